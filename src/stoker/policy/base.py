@@ -1,0 +1,122 @@
+"""What a cache policy is: named regions with an order, an admission rule and a pop rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.scores import Scores
+
+Order = Literal["key", "recency", "frequency", "insertion"]
+Admission = Literal["always", "beats_victims", "while_room"]
+Pop = Literal["evict", "random", "sieve", "second_chance", "promote"]
+
+MAX_VISITS = 3
+"""Where the visit counter of a sample saturates (two bits, as in S3-FIFO)."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A named share of the arena, and the rules by which samples enter and leave it.
+
+    A frozen value: safe to share between threads and to pickle. A combination of rules that
+    has no meaning raises :class:`~stoker.errors.ConfigError` at construction.
+    """
+
+    name: str
+    """Unique within the arena, not empty."""
+    share: float
+    """Budget as a share of the arena's payload bytes, 0 < share <= 1. A region that holds no
+    bytes counts the lengths of the samples it remembers against its budget."""
+    order: Order = "key"
+    """What the smallest key means: the caller's ``key``, the clock of the last access
+    (``recency``), the count of accesses and then the clock (``frequency``), or the clock of the
+    insertion (``insertion``)."""
+    admission: Admission = "always"
+    """``always`` evicts as needed; ``beats_victims`` admits a newcomer only if no victim has a
+    larger key; ``while_room`` never evicts."""
+    ties: bool = True
+    """With ``beats_victims``: a newcomer whose key equals its victim's is admitted."""
+    pop: Pop = "evict"
+    """What happens to the smallest key: it leaves (``evict``), a uniformly chosen one leaves
+    (``random``), visited ones get another round (``sieve``) or go to the back of the queue
+    (``second_chance``), or visited ones move to another region (``promote``)."""
+    visits: int = 0
+    """With ``promote``: hits since insertion from which a sample is promoted, 0 to 3."""
+    promote_to: str | None = None
+    """With ``promote``: the region that promoted samples move to."""
+    ghost: str | None = None
+    """With ``promote``: the region that remembers evicted ids without their bytes; a put of an
+    id found there goes to ``promote_to``."""
+    strict: bool = True
+    """A strict region never exceeds its budget by a put; one that is not strict may borrow, and
+    only the capacity of the arena makes it evict."""
+    holds_bytes: bool = True
+    """False for a ghost region, which remembers ids only."""
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        if not 0 < self.share <= 1:
+            raise self._refuse("share", self.share, "give a share of the arena, 0 < share <= 1")
+        if not isinstance(self.visits, int) or not 0 <= self.visits <= MAX_VISITS:
+            raise self._refuse("visits", self.visits, f"give an integer from 0 to {MAX_VISITS}")
+        if (self.promote_to is None) != (self.pop != "promote"):
+            raise self._refuse(
+                "promote_to", self.promote_to, "name the region exactly when pop='promote'"
+            )
+        if self.ghost is not None and self.pop != "promote":
+            raise self._refuse("ghost", self.ghost, "only pop='promote' remembers what it evicts")
+        if self.pop in ("sieve", "second_chance") and self.order != "insertion":
+            raise self._refuse("order", self.order, f"pop={self.pop!r} needs order='insertion'")
+        if self.admission == "beats_victims" and (self.pop != "evict" or not self.strict):
+            raise self._refuse(
+                "admission", self.admission, "comparing victims needs pop='evict' and strict=True"
+            )
+
+    def _check_words(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise self._refuse("name", self.name, "give a name that is not empty")
+        for field, allowed in (("order", Order), ("admission", Admission), ("pop", Pop)):
+            if getattr(self, field) not in get_args(allowed):
+                raise self._refuse(field, getattr(self, field), f"use one of {get_args(allowed)}")
+
+    def _refuse(self, field: str, value: object, way_out: str) -> ConfigError:
+        return ConfigError(f"region {self.name!r}: {field}={value!r} is refused: {way_out}")
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Says who stays in the cache; owns no clock, thread, file or socket.
+
+    The same object serves training and the simulator. Implementations keep no mutable state, so
+    they may be shared between threads and pickled to other processes.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name, as recipes spell it."""
+        ...
+
+    @property
+    def natural_keys(self) -> bool:
+        """True when the arena's own orders supply every key and ``keys`` returns None."""
+        ...
+
+    def regions(self) -> tuple[Region, ...]:
+        """Regions of the arena; the first one takes puts by default."""
+        ...
+
+    def keys(
+        self, ids: NDArray[np.uint32], scores: Scores | None, plan: Plan | None, position: int
+    ) -> NDArray[np.float64] | None:
+        """Return f64[n], one key per id of ``ids`` u32[n]; the smallest key leaves first.
+
+        ``position`` is the global position in ``plan`` of the access being served. None means
+        that the arena's own order supplies the keys.
+        """
+        ...

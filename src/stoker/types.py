@@ -1,0 +1,67 @@
+"""Small values that every part shares: the outcome of an access, and sizes in bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import IntEnum
+
+from stoker.errors import ConfigError
+
+
+class Outcome(IntEnum):
+    """How one access was served; every access ends as exactly one of these."""
+
+    HIT = 0
+    """Served from a copy kept for this use; no source read was caused."""
+    SUBSTITUTED = 1
+    """Another sample was served in its place."""
+    FETCHED = 2
+    """The source was read, by prefetch or by the worker."""
+    PACKAGED = 3
+    """Came with a package; neither a hit nor a fetch."""
+
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[_letter] = _UNITS[f"{_letter}ib"] = 1024**_power
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z%]*)\s*")
+
+
+def parse_bytes(value: int | float | str, *, of: int | None = None, name: str = "cache") -> int:
+    """Return a size in bytes from ``8 << 30``, ``"8GiB"``, ``"500 MB"`` or ``"20%"``.
+
+    ``of`` is what a percentage refers to, in bytes. ``KiB`` and ``K`` are binary, ``KB`` is
+    decimal. Raises :class:`ConfigError`, which names ``name`` and the value, for anything
+    negative, not finite, above 100 % or not a size.
+    """
+    hint = f'give {name} in bytes, like 8 << 30 or "8GiB", or as a share, like "20%"'
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ConfigError(f"{name}={value!r} is not a size: {hint}")
+    if not isinstance(value, str):
+        if not math.isfinite(value) or value < 0:
+            raise ConfigError(f"{name}={value!r} is not a size: {hint}")
+        return int(value)
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ConfigError(f"{name}={value!r} is not a size: {hint}")
+    number, unit = float(match[1]), match[2].lower()
+    if unit == "%":
+        if of is None:
+            raise ConfigError(f"{name}={value!r} is a share of nothing known: {hint}")
+        if number > 100:
+            raise ConfigError(f"{name}={value!r} is more than the whole data set: use at most 100%")
+        return int(of * number / 100)
+    if unit not in _UNITS:
+        raise ConfigError(f"{name}={value!r} has the unknown unit {match[2]!r}: {hint}")
+    return int(number * _UNITS[unit])
+
+
+def format_bytes(value: float) -> str:
+    """Return a size in bytes as people read it, like ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
