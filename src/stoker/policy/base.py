@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 from stoker.errors import ConfigError
-from stoker.plan import Plan
-from stoker.scores import Scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stoker.plan import Plan
+    from stoker.scores import Scores
 
 Order = Literal["key", "recency", "frequency", "insertion"]
 Admission = Literal["always", "beats_victims", "while_room"]

@@ -1,0 +1,1 @@
+"""Conformance classes, reference models and fakes; ships with the library."""
