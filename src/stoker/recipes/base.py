@@ -1,0 +1,52 @@
+"""What a recipe is: the choices that make a training cache behave like one known system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stoker.sampler.base import Sampler
+from stoker.sampler.uniform import UniformSampler
+
+from stoker.errors import ConfigError
+from stoker.policy.base import Policy
+
+
+class SamplerFactory(Protocol):
+    """Makes the sampler of one job once the loader knows the data set and the ranks."""
+
+    def __call__(
+        self, num_samples: int, *, seed: int, shuffle: bool, pad_to: int, drop_last: bool
+    ) -> Sampler:
+        """Return a sampler over ids ``0..num_samples-1``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A sampler and a cache policy under one name. Immutable; safe to share and to pickle."""
+
+    name: str
+    """What :func:`stoker.recipes.get` knows it by."""
+    description: str
+    """One line for tables and ``--help``."""
+    policy: Policy
+    """Who stays in the cache."""
+    sampler: SamplerFactory = UniformSampler
+    """Which samples are visited, and in which order."""
+    limit: Callable[[float], float] | None = None
+    """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
+
+    def predicted_hit_ratio(self, cache_fraction: float) -> float | None:
+        """Return the byte hit ratio to expect from the second epoch on, or None if unknown.
+
+        ``cache_fraction`` is cache bytes / data set bytes; above 1 counts as 1. Holds for
+        uniform epochs without repeats over many samples, each small against the cache. Raises
+        :class:`~stoker.errors.ConfigError` for a negative share.
+        """
+        if not cache_fraction >= 0:
+            raise ConfigError(f"cache_fraction={cache_fraction!r} is not a share: use 0 or more")
+        if self.limit is None:
+            return None
+        return self.limit(min(1.0, cache_fraction))

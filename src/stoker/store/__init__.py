@@ -1,0 +1,14 @@
+"""Where samples are kept: tiers over a source, and the store that serves batches from them.
+
+The one arrow: ``Store -> Tier -> arena``, and ``Store -> Source`` for what the tier misses. A
+tier never reads the source, and the source knows of no tier.
+"""
+
+from stoker.store.memory import MemoryTier
+from stoker.store.null import NullTier
+from stoker.store.packed import Packed
+from stoker.store.served import Served
+from stoker.store.store import Store
+from stoker.store.tier import Tier
+
+__all__ = ["MemoryTier", "NullTier", "Packed", "Served", "Store", "Tier"]

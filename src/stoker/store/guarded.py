@@ -1,0 +1,91 @@
+"""The tier that never fails: errors of the cache become misses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stoker.errors import StokerError
+from stoker.store.null import NullTier
+from stoker.store.packed import Packed
+from stoker.store.tier import Ids, Mask, Tier
+
+_T = TypeVar("_T")
+
+
+class GuardedTier:
+    """Wraps a tier so that its errors cost a read of the source instead of the training run.
+
+    When a method of the wrapped tier raises a :class:`~stoker.errors.StokerError` or an
+    :class:`OSError`, :class:`~stoker.store.null.NullTier` answers in its place: nothing is
+    found, nothing is kept, every claim is granted. The first such error of a process warns;
+    each is reported to ``on_error``. As safe for threads and processes as the wrapped tier.
+    """
+
+    def __init__(self, tier: Tier, on_error: Callable[[], None]) -> None:
+        self.tier = tier
+        self._null = NullTier()
+        self._on_error = on_error
+        self._warned = False
+
+    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+        """Return what is cached, or nothing when the cache fails."""
+        try:
+            return self.tier.get_many(ids, position)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.get_many(ids))
+
+    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+        """Offer samples; none is kept when the cache fails."""
+        try:
+            return self.tier.put_many(ids, samples, position)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.put_many(ids, samples))
+
+    def claim(self, ids: Ids) -> Mask:
+        """Claim missing samples; all are granted when the cache fails."""
+        try:
+            return self.tier.claim(ids)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.claim(ids))
+
+    def abandon(self, ids: Ids) -> None:
+        """Give back claims."""
+        try:
+            self.tier.abandon(ids)
+        except (StokerError, OSError) as error:
+            self._failed(error, None)
+
+    def wait(self, ids: Ids, timeout: float) -> Mask:
+        """Wait for other claimants; not at all when the cache fails."""
+        try:
+            return self.tier.wait(ids, timeout)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.wait(ids, timeout))
+
+    def discard(self, ids: Ids) -> None:
+        """Forget samples."""
+        try:
+            self.tier.discard(ids)
+        except (StokerError, OSError) as error:
+            self._failed(error, None)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the tier's counters, or zeros when it fails."""
+        try:
+            return self.tier.stats()
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.stats())
+
+    def close(self) -> None:
+        """Close the wrapped tier."""
+        self.tier.close()
+
+    def _failed(self, error: Exception, instead: _T) -> _T:
+        self._on_error()
+        if not self._warned:
+            self._warned = True
+            message = f"the cache failed and is bypassed, samples are read from the source: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        return instead

@@ -1,0 +1,48 @@
+"""The tier that keeps nothing: training without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stoker.store.packed import Packed
+from stoker.store.tier import Ids, Mask
+
+
+class NullTier:
+    """Keeps nothing, so that every access reads the source.
+
+    The twin of every other tier where a cache is switched off (``cache=0``) or cannot be had.
+    Holds no state; safe in any thread and process.
+    """
+
+    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+        """Find nothing."""
+        empty = Packed(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64))
+        return empty, np.zeros(len(ids), np.bool_)
+
+    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+        """Keep nothing."""
+        return np.zeros(len(ids), np.bool_)
+
+    def claim(self, ids: Ids) -> Mask:
+        """Grant everything: nobody shares what is not kept."""
+        return np.ones(len(ids), np.bool_)
+
+    def abandon(self, ids: Ids) -> None:
+        """Do nothing."""
+
+    def wait(self, ids: Ids, timeout: float) -> Mask:
+        """Return at once, with nothing cached."""
+        return np.zeros(len(ids), np.bool_)
+
+    def discard(self, ids: Ids) -> None:
+        """Do nothing."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return zeros."""
+        return {"capacity_bytes": 0, "payload_bytes": 0, "entries": 0}
+
+    def close(self) -> None:
+        """Do nothing."""

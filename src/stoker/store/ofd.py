@@ -1,0 +1,43 @@
+"""Locks that belong to an open file description.
+
+Unlike process-wide record locks, they tell two openings in one process apart, are not lost
+when some other descriptor of the same file is closed, and know no process ids, which lie
+across namespaces. Forked children share the description, and so the lock, until they close it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+_FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+
+
+def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) -> bool:
+    """Lock bytes of the file without waiting, and return whether that went well.
+
+    ``length`` 0 means up to the end. Raises :class:`OSError` for a bad descriptor.
+    """
+    try:
+        _set(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
+    except (BlockingIOError, PermissionError):  # EAGAIN, EACCES: somebody holds it
+        return False
+    return True
+
+
+def wait_lock(fd: int) -> None:
+    """Lock the whole file for this description alone, waiting as long as it takes.
+
+    The GIL is released. Raises :class:`OSError` for a bad descriptor.
+    """
+    _set(fd, fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0, 0)
+
+
+def unlock(fd: int) -> None:
+    """Give back every lock that this description holds on the file."""
+    _set(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
+
+
+def _set(fd: int, command: int, kind: int, start: int, length: int) -> None:
+    fcntl.fcntl(fd, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0))

@@ -1,0 +1,49 @@
+"""Samples packed back to back in one buffer, and how to pick from several such buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Packed(NamedTuple):
+    """``n`` samples in one buffer: sample ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+
+    data: NDArray[np.uint8]
+    """``u8[total]``, the samples one after the other."""
+    offsets: NDArray[np.int64]
+    """``i64[n + 1]``, bytes; never decreasing."""
+
+
+def pick(packed: Packed, index: NDArray[np.int64]) -> Packed:
+    """Return the samples ``index`` (``i64[m]``) of ``packed``, in that order."""
+    return gather([packed], np.zeros(len(index), np.int64), index)
+
+
+def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.int64]) -> Packed:
+    """Return ``m`` samples, the ``i``-th being sample ``index[i]`` of ``parts[part[i]]``.
+
+    ``part`` and ``index`` are ``i64[m]``. Neighbours that lie together already are copied
+    together, and when all of them do the result is a view and nothing is copied.
+    """
+    starts = np.zeros(len(part), np.int64)
+    ends = np.zeros(len(part), np.int64)
+    for number, (_, offsets) in enumerate(parts):
+        mine = part == number
+        starts[mine] = offsets[index[mine]]
+        ends[mine] = offsets[index[mine] + 1]
+    offsets = np.zeros(len(part) + 1, np.int64)
+    np.cumsum(ends - starts, out=offsets[1:])
+    apart = (part[1:] != part[:-1]) | (starts[1:] != ends[:-1])
+    firsts = [0, *(np.flatnonzero(apart) + 1).tolist()] if len(part) else []
+    lasts = [*(first - 1 for first in firsts[1:]), len(part) - 1]
+    if len(firsts) == 1:
+        return Packed(parts[part[0]].data[starts[0] : ends[-1]], offsets)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    for first, last in zip(firsts, lasts, strict=False):
+        chunk = parts[part[first]].data[starts[first] : ends[last]]
+        data[offsets[first] : offsets[last + 1]] = chunk
+    return Packed(data, offsets)

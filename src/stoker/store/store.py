@@ -1,0 +1,183 @@
+"""The store: serves batches from a tier, and what it misses from the source."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stoker.errors import ConfigError, SegmentError
+from stoker.store.counters import Counters
+from stoker.store.flight import Flight
+from stoker.store.guarded import GuardedTier
+from stoker.store.packed import Packed, gather
+from stoker.store.served import Served
+from stoker.store.tier import Ids, Tier
+from stoker.types import Outcome
+
+if TYPE_CHECKING:
+    from stoker.source.base import Source
+
+FIELDS = (
+    "accesses",
+    "hits",
+    "substituted",
+    "fetched",
+    "packaged",
+    "failed",
+    "bypassed",
+    "bytes_from_cache",
+    "bytes_from_source",
+    "source_seconds",
+    "wait_seconds",
+)
+"""What is counted, per process, and summed by :meth:`Store.stats`."""
+
+
+class Store:
+    """Serves samples by id: from ``tier`` when it has them, else from ``source``.
+
+    A sample that several processes miss at once is read by one of them; the others wait for
+    it, ``wait_seconds`` at most, and then read it themselves. A failing tier is bypassed: that
+    costs speed, never the run. Safe in any thread; forked children and processes that receive
+    the store by pickling share tier and counters. Also a context manager.
+
+    Raises :class:`~stoker.errors.ConfigError` for a source without samples.
+    """
+
+    def __init__(self, source: Source, tier: Tier, *, wait_seconds: float = 10.0) -> None:
+        if len(source) == 0:
+            raise ConfigError("the source has 0 samples: there is nothing to serve")
+        if not wait_seconds >= 0:
+            raise ConfigError(f"wait_seconds={wait_seconds!r} is not a time: use 0 or more seconds")
+        self.source = source
+        self.tier = tier
+        self.counters = Counters(FIELDS)
+        self._wait_seconds = wait_seconds
+        self._closed = False
+        self._guard()
+
+    def serve(self, ids: ArrayLike, position: int | None = None) -> Served:
+        """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are welcome.
+
+        ``position`` is the place of ``ids[0]`` in the plan, for policies that look ahead. A
+        sample that cannot be read is reported in ``errors`` of the result, not raised. The
+        first access to an id that is not cached is FETCHED; repeats of it in the same batch,
+        and samples that another process was fetching, are HIT.
+
+        Raises :class:`~stoker.errors.ConfigError` for ids out of range and
+        :class:`~stoker.errors.SegmentError` after :meth:`close`.
+        """
+        if self._closed:
+            raise SegmentError("the store is closed: make a new one to read samples")
+        batch = self._checked(ids)
+        cached, found = self._tier.get_many(batch, position)
+        if found.all():
+            self.counters.add(
+                accesses=len(batch), hits=len(batch), bytes_from_cache=len(cached.data)
+            )
+            outcomes = np.zeros(len(batch), np.int8)
+            return Served(batch, cached.data, cached.offsets, outcomes)
+        return self._serve_misses(batch, cached, found, position)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what all processes counted so far, and the tier's own counters.
+
+        ``accesses`` = ``hits`` + ``substituted`` + ``fetched`` + ``packaged``; ``failed`` reads
+        are none of these; ``bypassed`` counts failures of the tier; bytes in bytes, time in
+        seconds summed over processes. ``tier`` holds :meth:`Tier.stats`.
+        """
+        totals: dict[str, Any] = {
+            name: value if name.endswith("_seconds") else int(value)
+            for name, value in self.counters.totals().items()
+        }
+        return {**totals, "tier": {} if self._closed else self._tier.stats()}
+
+    def close(self) -> None:
+        """Close the tier; :meth:`stats` goes on working. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self.tier.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_tier"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._guard()
+
+    def _guard(self) -> None:
+        self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
+
+    def _checked(self, ids: ArrayLike) -> Ids:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ConfigError(f"ids of type {array.dtype}{list(array.shape)}: give integers [n]")
+        if array.size:
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high >= len(self.source):
+                wrong = low if low < 0 else high
+                raise ConfigError(f"id {wrong} is out of range: ids are 0..{len(self.source) - 1}")
+        return np.ascontiguousarray(array, np.uint32)
+
+    def _serve_misses(
+        self, batch: Ids, cached: Packed, found: NDArray[np.bool_], position: int | None
+    ) -> Served:
+        missing = np.flatnonzero(~found)
+        ids, first, inverse = np.unique(batch[missing], return_index=True, return_inverse=True)
+        flight = Flight(self.source, self._tier, ids, position, self._wait_seconds)
+        flight.run()
+        part = np.zeros(len(batch), np.int64)
+        index = np.arange(len(batch))
+        part[missing] = 1 + flight.part[inverse]
+        index[missing] = flight.index[inverse]
+        samples = gather([cached, *flight.parts], part, index)
+        outcomes = np.full(len(batch), Outcome.HIT, np.int8)
+        outcomes[missing[first]] = flight.outcomes
+        errors = {}
+        if flight.errors:
+            errors = {
+                int(place): flight.errors[int(slot)]
+                for place, slot in zip(missing, inverse, strict=True)
+                if int(slot) in flight.errors
+            }
+        self._count(samples.offsets, outcomes, errors, flight)
+        return Served(batch, samples.data, samples.offsets, outcomes, errors)
+
+    def _count(
+        self,
+        offsets: NDArray[np.int64],
+        outcomes: NDArray[np.int8],
+        errors: dict[int, Any],
+        flight: Flight,
+    ) -> None:
+        good = np.ones(len(outcomes), np.bool_)
+        good[list(errors)] = False
+        hit = good & (outcomes == Outcome.HIT)
+        lengths = np.diff(offsets)
+        from_cache = int(lengths[hit].sum())
+        self.counters.add(
+            accesses=int(good.sum()),
+            hits=int(hit.sum()),
+            fetched=int((good & ~hit).sum()),
+            failed=len(errors),
+            bytes_from_cache=from_cache,
+            bytes_from_source=int(offsets[-1]) - from_cache,
+            source_seconds=flight.source_seconds,
+            wait_seconds=flight.wait_seconds,
+        )

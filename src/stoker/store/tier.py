@@ -1,0 +1,68 @@
+"""The seam between the store and a place that keeps samples."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.store.packed import Packed
+
+Ids = NDArray[np.uint32]
+"""Sample ids, ``u32[n]``, contiguous, each below the number of samples."""
+
+Mask = NDArray[np.bool_]
+"""One truth value per id, ``bool[n]``."""
+
+
+class Tier(Protocol):
+    """A place that keeps copies of samples, shared by any number of threads and processes.
+
+    The caller guarantees ids in range. The implementer owes: no wrong bytes ever (a doubtful
+    copy is a miss), no wait without a bound, batches in the order asked for, and methods that
+    any thread may call at any time. An error raised by a method other than :meth:`close` is
+    a :class:`~stoker.errors.StokerError` or an :class:`OSError`, and costs only a cache miss.
+    """
+
+    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+        """Return the cached samples and which were found; one not found has zero length.
+
+        ``position`` is the place in the plan of the first of these accesses, if known.
+        """
+        ...
+
+    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+        """Offer samples, and return which are cached now. Ends the caller's claims on those."""
+        ...
+
+    def claim(self, ids: Ids) -> Mask:
+        """Claim the right to fetch missing samples, and return which the caller got.
+
+        At most one claimant per id at any time. A claim ends by a successful
+        :meth:`put_many`, by :meth:`abandon`, or with the claimant's process.
+        """
+        ...
+
+    def abandon(self, ids: Ids) -> None:
+        """Give back claims; ids that the caller has not claimed are left alone."""
+        ...
+
+    def wait(self, ids: Ids, timeout: float) -> Mask:
+        """Wait until no other claimant is at work on ``ids``, ``timeout`` seconds at most.
+
+        Returns which are cached now.
+        """
+        ...
+
+    def discard(self, ids: Ids) -> None:
+        """Forget samples, if cached."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters; at least ``capacity_bytes``, ``payload_bytes`` and ``entries``."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what this process holds. The tier is not used after that."""
+        ...
