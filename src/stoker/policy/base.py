@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stoker.plan import Plan
-    from stoker.scores import Scores
+from stoker.plan import Plan
+from stoker.scores import Scores
 
 Order = Literal["key", "recency", "frequency", "insertion"]
 Admission = Literal["always", "beats_victims", "while_room"]
@@ -114,11 +112,30 @@ class Policy(Protocol):
         ...
 
     def keys(
-        self, ids: NDArray[np.uint32], scores: Scores | None, plan: Plan | None, position: int
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: int | None,
     ) -> NDArray[np.float64] | None:
         """Return f64[n], one key per id of ``ids`` u32[n]; the smallest key leaves first.
 
-        ``position`` is the global position in ``plan`` of the access being served. None means
-        that the arena's own order supplies the keys.
+        ``position`` is the global position in the job of the access being served, where known.
+        None as result means that the arena's own order supplies the keys.
         """
         ...
+
+
+class NaturalOrder:
+    """Base of the policies whose keys the arena supplies by itself, from its clock."""
+
+    natural_keys: ClassVar[bool] = True
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: int | None,
+    ) -> None:
+        """Return None: recency, frequency or insertion is noted by the arena."""

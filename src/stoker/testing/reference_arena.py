@@ -162,20 +162,19 @@ class ReferenceArena:
         ids: ArrayLike,
         samples: Samples,
         keys: ArrayLike | None = None,
-        region: str | None = None,
+        region: str = "main",
     ) -> NDArray[np.bool_]:
         """Insert u32[n] ids one after the other; return bool[n], True where cached now.
 
         ``samples`` is a sequence of bytes-like objects or (u8[total], i64[n+1] offsets).
-        ``region`` None means the first one. An id that is cached already keeps its place; where
+        An id that is cached already keeps its place; where
         the order is the caller's key, a given key replaces the old one.
         """
         with self._open():
             wanted = self._ids(ids)
             payloads = _payloads(samples, len(wanted))
             given = _keys(keys, len(wanted))
-            name = next(iter(self._regions)) if region is None else region
-            target = self._region(name)
+            target = self._region(region)
             done = [
                 self._put(i, sample, key, target)
                 for i, sample, key in zip(wanted, payloads, given, strict=True)

@@ -1,0 +1,156 @@
+"""The coming accesses of the whole job, as one immutable value in shared memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.shared import SharedArray
+
+MAX_LENGTH = 2**32 - 1
+"""Most accesses in one plan: an id and a position are sorted as one 64-bit number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which sample is accessed at which position, for all ranks together.
+
+    Immutable, so it is safe in any thread and process. The arrays are copied into shared memory,
+    unless they come as a :class:`~stoker.shared.SharedArray`, which the plan then takes over;
+    given to a child process they are shared and not copied. Compare plans by :attr:`identity`.
+
+    Raises :class:`~stoker.errors.ConfigError` for a negative epoch or start, ids that are not
+    one-dimensional integers of 32 bits, or weights of another length, negative or not finite.
+    """
+
+    epoch: int
+    """Epoch this plan was made for, from 0."""
+    start: int
+    """Global position of its first access, over the whole job."""
+    ids: NDArray[np.uint32]
+    """u32[A], the sample of each access. Read-only."""
+    weights: NDArray[np.float32] | None = None
+    """f32[A], the weight of each access in the loss; None when all are one. Read-only."""
+    _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "start"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is refused: count from 0")
+        self._memory["ids"] = _in_memory(self.ids, np.dtype(np.uint32), "plan.ids")
+        if self.weights is not None:
+            weights = _in_memory(self.weights, np.dtype(np.float32), "plan.weights")
+            _check_weights(weights.array, len(self._memory["ids"].array))
+            self._memory["weights"] = weights
+        self._show()
+
+    def _show(self) -> None:
+        """Make the fields views of the shared memory that nobody can write through."""
+        for name in self._memory.keys() & {"ids", "weights"}:
+            # The class is frozen for its users; only construction and unpickling come here.
+            object.__setattr__(self, name, _read_only(self._memory[name]))
+
+    def __getstate__(self) -> tuple[int, int, dict[str, SharedArray]]:
+        return self.epoch, self.start, self._memory
+
+    def __setstate__(self, state: tuple[int, int, dict[str, SharedArray]]) -> None:
+        for name, value in zip(("epoch", "start", "_memory"), state, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "weights", None)
+        self._show()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def next_use(self) -> NDArray[np.int64]:
+        """i64[A], the position within the plan of the next access to the same id; A for none.
+
+        Computed at the first use, in shared memory; ask before starting children so that they
+        share it. Read-only.
+        """
+        if "next_use" not in self._memory:
+            self._memory["next_use"] = _next_use(self.ids)
+        return _read_only(self._memory["next_use"])
+
+    @cached_property
+    def identity(self) -> str:
+        """Short hash, hexadecimal, of the ids and the epoch; a saved state carries it."""
+        digest = hashlib.blake2b(self.epoch.to_bytes(8, "little"), digest_size=8)
+        digest.update(np.ascontiguousarray(self.ids, dtype="<u4").data)
+        return digest.hexdigest()
+
+    def rank_view(self, rank: int, world_size: int, *, equal: bool = False) -> NDArray[np.uint32]:
+        """Return u32[n], the accesses of one rank: every ``world_size``-th one from ``rank``.
+
+        A strided view, nothing is copied. ConfigError unless 0 <= rank < world_size, and with
+        ``equal`` unless every rank gets the same number, without which collectives would hang.
+        """
+        if world_size < 1:
+            raise ConfigError(f"world_size={world_size} is refused: give at least 1")
+        if not 0 <= rank < world_size:
+            raise ConfigError(
+                f"rank={rank} is out of range: give a rank from 0 to {world_size - 1}, "
+                f"as world_size={world_size}"
+            )
+        if equal and len(self) % world_size:
+            raise ConfigError(
+                f"a plan of {len(self)} accesses gives world_size={world_size} ranks unequal "
+                f"lengths: make it with pad_to={world_size}"
+            )
+        return self.ids[rank::world_size]
+
+
+def _read_only(memory: SharedArray) -> NDArray[Any]:
+    view = memory.array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
+    array = given.array if isinstance(given, SharedArray) else np.asarray(given)
+    if array.ndim != 1 or array.size > MAX_LENGTH:
+        raise ConfigError(
+            f"{name} of shape {array.shape} is refused: give one dimension, at most {MAX_LENGTH}"
+        )
+    if isinstance(given, SharedArray) and array.dtype == dtype:
+        return given
+    kinds = "iu" if dtype.kind == "u" else "iuf"
+    if array.size and array.dtype.kind not in kinds:
+        raise ConfigError(f"{name} of {array.dtype} is refused: give {dtype}")
+    if array.size and array.dtype.kind == "i" and kinds == "iu":
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high > np.iinfo(np.uint32).max:
+            raise ConfigError(f"{name} from {low} to {high} is refused: ids are 32 bits, from 0")
+    return SharedArray.copy_of(array.astype(dtype), name=name)
+
+
+def _check_weights(weights: NDArray[np.float32], length: int) -> None:
+    if len(weights) != length:
+        raise ConfigError(f"{len(weights)} weights for {length} ids: give one for each")
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        raise ConfigError(
+            f"weight {weights[wrong[0]]} at position {wrong[0]} is refused: "
+            "give finite numbers, not below 0"
+        )
+
+
+def _next_use(ids: NDArray[np.uint32]) -> SharedArray:
+    """Sort (id, position) pairs as single numbers: the neighbour with the same id is the next."""
+    length = len(ids)
+    pairs = ids.astype(np.uint64) << np.uint64(32)
+    pairs |= np.arange(length, dtype=np.uint64)
+    pairs.sort()
+    same = np.flatnonzero(pairs[1:] >> np.uint64(32) == pairs[:-1] >> np.uint64(32))
+    pairs &= np.uint64(0xFFFFFFFF)
+    memory = SharedArray.create(length, np.int64, name="plan.next_use")
+    memory.array.fill(length)
+    memory.array[pairs[same]] = pairs[same + 1]
+    return memory
