@@ -82,6 +82,15 @@ def test_create_gives_zeros_of_the_shape_and_dtype() -> None:
     assert SharedArray.create(np.int64(7)).array.shape == (7,)
 
 
+def test_read_only_view_refuses_writing_and_sees_what_is_written() -> None:
+    shared = SharedArray.create(3)
+    view = shared.read_only
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    shared.array[0] = 5
+    assert view[0] == 5
+
+
 @given(npst.arrays(npst.scalar_dtypes(), npst.array_shapes(min_dims=0, min_side=0)))
 def test_copy_of_keeps_every_array(array: np.ndarray) -> None:
     shared = SharedArray.copy_of(array)

@@ -87,6 +87,13 @@ class SharedArray:
         """The memory as a writable array; it stays valid as long as anything refers to it."""
         return self._array
 
+    @property
+    def read_only(self) -> npt.NDArray[Any]:
+        """The same memory as a view that refuses writing."""
+        view = self._array.view()
+        view.flags.writeable = False
+        return view
+
     def fileno(self) -> int:
         """Return the descriptor of the memory; it belongs to this object and is closed with it."""
         return self._fd

@@ -1,1 +1,24 @@
-"""Conformance classes, reference models and fakes; ships with the library."""
+"""Stand-ins and conformance classes for those who write their own parts of Stoker.
+
+Each name is loaded when it is first asked for, so that a stand-in does not need pytest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "SlowSource": "stoker.testing.slow_source",
+    "SourceConformance": "stoker.testing.source_conformance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_WHERE)

@@ -1,0 +1,63 @@
+"""Makes a full source out of an object that has only the four methods a source needs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy.typing as npt
+
+from stoker.errors import ConfigError
+from stoker.source.base import BaseSource, Source
+from stoker.source.packed import Offsets
+
+_REQUIRED = ("__len__", "sizes", "fingerprint", "read")
+_OPTIONAL = ("name", "read_each", "read_packed", "close")
+
+
+def as_source(candidate: Any) -> Source:
+    """Return ``candidate`` as a full source, supplying the optional methods that it lacks.
+
+    Raises :class:`ConfigError`, naming what is missing, when it has not even ``__len__``,
+    ``sizes``, ``fingerprint`` and ``read``.
+    """
+    missing = [part for part in _REQUIRED if not _has(candidate, part)]
+    if missing:
+        raise ConfigError(
+            f"{type(candidate).__name__} is not a source: it lacks {', '.join(missing)}; "
+            "see stoker.source.Source"
+        )
+    if all(_has(candidate, part) for part in _OPTIONAL):
+        return cast(Source, candidate)
+    return _Completed(candidate)
+
+
+def _has(candidate: Any, part: str) -> bool:
+    return hasattr(type(candidate), part) or hasattr(candidate, part)
+
+
+class _Completed(BaseSource):
+    """An object with only the four required methods, completed by the defaults."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def sizes(self) -> Offsets:
+        return cast(Offsets, self._source.sizes)
+
+    @property
+    def fingerprint(self) -> str:
+        return cast(str, self._source.fingerprint)
+
+    def name(self, sample_id: int) -> str:
+        name = getattr(self._source, "name", super().name)
+        return cast(str, name(sample_id))
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        return cast(list[bytes], self._source.read(ids))
+
+    def close(self) -> None:
+        getattr(self._source, "close", super().close)()

@@ -1,0 +1,174 @@
+"""What a source is, and the parts that every source has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError, SourceError, SourceUnavailable
+from stoker.source.packed import Bytes, Offsets, pack
+
+Errors = dict[int, SourceError]
+Packed = tuple[Bytes, Offsets, Errors]
+
+
+class Source(Protocol):
+    """Where the encoded samples of a data set live; sample ids are ``0 .. len(source) - 1``.
+
+    A source is immutable: a sample's bytes never change while ``fingerprint`` stays the same.
+    All methods may be called from several threads and, after a fork or after pickling to a child,
+    from several processes at once. A class of one's own needs only ``__len__``, ``sizes``,
+    ``fingerprint`` and ``read``: deriving from :class:`BaseSource` supplies the others, and
+    ``as_source`` supplies them to an object that does not derive from it.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each sample, as a read-only int64 array with one element per sample."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that is the same exactly for the same samples in the same order."""
+        ...
+
+    def name(self, sample_id: int) -> str:
+        """Return what people call the sample (a path, a key), for messages."""
+        ...
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        """Return the samples of ``ids``, in that order; all of them or none.
+
+        Raises :class:`SampleNotFound`, :class:`SampleCorrupt` or :class:`SourceUnavailable`,
+        whose attribute ``ids`` lists the samples that failed, and :class:`ConfigError` for an id
+        that is out of range or a source that is closed.
+        """
+        ...
+
+    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
+        """Return the samples of ``ids`` and what went wrong, by position in ``ids``.
+
+        A sample that failed is None in the list and has its error in the dictionary, so that one
+        bad sample does not cost the batch. Raises :class:`ConfigError` as :meth:`read` does.
+        """
+        ...
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        """Return ``(data u8[total], offsets i64[n + 1], errors)`` with no object per sample.
+
+        Sample ``i`` is ``data[offsets[i]:offsets[i + 1]]``; one that failed has no bytes there
+        and its error in the dictionary. Raises :class:`ConfigError` as :meth:`read` does.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held (threads, descriptors); reading afterwards is an error."""
+        ...
+
+
+class BaseSource:
+    """Supplies what a source has in common; ``__len__``, ``sizes``, ``fingerprint``, ``read`` lack.
+
+    ``read_each`` and ``read_packed`` here are built on ``read``: correct for any source, but a
+    failing batch is read again without the samples that failed. A source that can do better
+    overrides them.
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} has to define __len__")
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        """Return the samples of ``ids``, in that order; all of them or none."""
+        raise NotImplementedError(f"{type(self).__name__} has to define read")
+
+    def name(self, sample_id: int) -> str:
+        """Return what people call the sample."""
+        return f"sample {sample_id}"
+
+    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
+        """Return the samples, None for each that failed, and the errors by position."""
+        wanted = check_ids(ids, len(self))
+        samples: list[bytes | None] = [None] * len(wanted)
+        errors: Errors = {}
+        left = np.arange(len(wanted))
+        while len(left):
+            try:
+                found = self.read(wanted[left])
+            except SourceError as error:
+                failed = self._blame(error, wanted[left])
+                errors.update(dict.fromkeys(left[failed].tolist(), error))
+                left = left[~failed]
+            else:
+                for index, sample in zip(left.tolist(), found, strict=True):
+                    samples[index] = sample
+                break
+        return samples, errors
+
+    def _blame(self, error: SourceError, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Return which of ``ids`` the error is about."""
+        failed = np.isin(ids, failed_ids(error))
+        if failed.any():
+            return failed
+        # It does not say which. A storage that is down fails whole, not sample by sample.
+        if len(ids) == 1 or isinstance(error, SourceUnavailable):
+            return np.ones(len(ids), bool)
+        return self._try_one_by_one(ids)
+
+    def _try_one_by_one(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Return which of ``ids`` cannot be read alone."""
+        failed = np.zeros(len(ids), bool)
+        for index in range(len(ids)):
+            try:
+                self.read(ids[index : index + 1])
+            except SourceError:
+                failed[index] = True
+        return failed
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        """Return the samples in one array; see :meth:`Source.read_packed`."""
+        samples, errors = self.read_each(ids)
+        return *pack([sample or b"" for sample in samples]), errors
+
+    def close(self) -> None:
+        """Let go of what is held; nothing, unless a source says otherwise."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:
+    """Return ``ids`` as u32[n]; raises ConfigError unless all are in ``0 .. num_samples - 1``."""
+    wanted = np.asarray(ids)
+    if wanted.size == 0:
+        return np.empty(0, np.uint32)
+    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+        raise ConfigError(
+            f"ids have shape {wanted.shape} and dtype {wanted.dtype}: give a flat array of integers"
+        )
+    wrong = (wanted < 0) | (wanted >= num_samples)
+    if wrong.any():
+        raise ConfigError(
+            f"id {wanted[wrong][0]} is out of range: this source has ids 0 to {num_samples - 1}"
+        )
+    return np.ascontiguousarray(wanted, np.uint32)
+
+
+def about(error: SourceError, ids: Sequence[int]) -> SourceError:
+    """Return the error with its attribute ``ids`` set: the samples that failed."""
+    vars(error)["ids"] = list(ids)
+    return error
+
+
+def failed_ids(error: SourceError) -> list[int]:
+    """Return the samples that the error is about; empty when it does not say."""
+    return list(getattr(error, "ids", ()))
