@@ -1,0 +1,68 @@
+// stoker._core.Reader: whole files in batches, with the GIL released.
+#include "stoker/reader.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<T> span_of(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+stoker::PathTable table_of(const nb::bytes& root, const Array<const std::uint8_t>& paths,
+                           const Array<const std::int64_t>& path_offsets) {
+  return {{root.c_str(), root.size()}, std::as_bytes(span_of(paths)), span_of(path_offsets)};
+}
+
+void read(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
+          const Array<const std::int64_t>& path_offsets, const Array<const std::uint32_t>& ids,
+          const Array<std::uint8_t>& data, const Array<const std::int64_t>& offsets,
+          const Array<std::int32_t>& status, bool drop_page_cache) {
+  const auto table = table_of(root, paths, path_offsets);
+  const auto room = std::as_writable_bytes(span_of(data));
+  nb::gil_scoped_release release;
+  self.read(table, span_of(ids), room, span_of(offsets), span_of(status), drop_page_cache);
+}
+
+void stat(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
+          const Array<const std::int64_t>& path_offsets, const Array<std::int64_t>& sizes,
+          const Array<std::int64_t>& mtimes_ns, const Array<std::int32_t>& status) {
+  const auto table = table_of(root, paths, path_offsets);
+  nb::gil_scoped_release release;
+  self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(status));
+}
+
+}  // namespace
+
+void bind_reader(nb::module_& m) {
+  nb::class_<stoker::Reader>(m, "Reader",
+                             "Reads and stats many files at once through a bounded pool of "
+                             "threads; safe in any thread and after a fork.")
+      .def(nb::init<unsigned>(), "threads"_a)
+      .def_prop_ro("threads", &stoker::Reader::threads, "Files read at once by the pool.")
+      .def("read", &read, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
+           "ids"_a.noconvert(), "data"_a.noconvert(), "offsets"_a.noconvert(),
+           "status"_a.noconvert(), "drop_page_cache"_a = false,
+           "Read file ids[i] (u32) into data[offsets[i]:offsets[i + 1]] and write 0, an errno, "
+           "SHRANK, GREW or NOT_A_FILE to status[i] (i32). Path k is root + "
+           "paths[path_offsets[k]:path_offsets[k + 1]].")
+      .def("stat", &stat, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
+           "sizes"_a.noconvert(), "mtimes_ns"_a.noconvert(), "status"_a.noconvert(),
+           "Write size, modification time in ns and status (0 or errno) of every path.")
+      .def_prop_ro_static("SHRANK", [](nb::handle) { return int{stoker::kShrank}; })
+      .def_prop_ro_static("GREW", [](nb::handle) { return int{stoker::kGrew}; })
+      .def_prop_ro_static("NOT_A_FILE", [](nb::handle) { return int{stoker::kNotAFile}; });
+}
