@@ -1,0 +1,11 @@
+// stoker._core: the table of contents of the native part.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_reader(nb::module_& m);
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native part of Stoker; use it through the stoker package.";
+  bind_reader(m);
+}
