@@ -1,0 +1,89 @@
+"""What every sampler must do, as tests to inherit."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.sampler.base import Sampler
+from stoker.scores import Scores
+
+
+class SamplerConformance:
+    """Subclass it as ``class TestMine(SamplerConformance)`` and return yours from ``make_sampler``.
+
+    ``num_samples`` is the number of ids, ``world_size`` the number of ranks that must get plans
+    of equal length; set both to what ``make_sampler`` was given.
+    """
+
+    num_samples = 103
+    world_size = 1
+
+    def make_sampler(self) -> Sampler:
+        """Return a new sampler over ``num_samples`` ids."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def sampler(self) -> Sampler:
+        """A new sampler for each test."""
+        return self.make_sampler()
+
+    @pytest.fixture
+    def scores(self) -> Scores:
+        """A snapshot in which half of the samples have been seen."""
+        scores = Scores(self.num_samples)
+        ids = np.arange(0, self.num_samples, 2)
+        scores.update(ids, np.random.default_rng(1).random(len(ids)), step=3)
+        return scores.snapshot()
+
+    def test_is_a_sampler(self, sampler: Sampler) -> None:
+        """It has every member of the protocol."""
+        assert isinstance(sampler, Sampler)
+
+    def test_length_is_known_and_kept(self, sampler: Sampler, scores: Scores) -> None:
+        """Every plan has the length that was promised, with valid ids."""
+        for epoch in range(4):
+            plan = sampler.plan(scores, epoch)
+            assert len(plan) == sampler.length > 0
+            assert plan.epoch == epoch
+            assert plan.ids.dtype == np.uint32 and int(plan.ids.max()) < self.num_samples
+
+    def test_plans_follow_each_other(self, sampler: Sampler, scores: Scores) -> None:
+        """Global positions have neither gap nor overlap."""
+        plans = [sampler.plan(scores, epoch) for epoch in range(3)]
+        assert [plan.start for plan in plans] == [epoch * sampler.length for epoch in range(3)]
+
+    def test_is_pure(self, sampler: Sampler, scores: Scores) -> None:
+        """Same arguments, same plan: in any order of calls, in a copy, in another object."""
+        first = sampler.plan(scores, 2)
+        sampler.plan(scores, 0)
+        for other in (sampler, pickle.loads(pickle.dumps(sampler)), self.make_sampler()):
+            again = other.plan(scores, 2)
+            assert again.identity == first.identity
+            assert (again.weights is None) == (first.weights is None)
+            if first.weights is not None and again.weights is not None:
+                np.testing.assert_array_equal(again.weights, first.weights)
+
+    def test_leaves_the_world_alone(self, sampler: Sampler, scores: Scores) -> None:
+        """Neither the scores nor NumPy's global generator change."""
+        np.random.seed(5)  # noqa: NPY002 - the global generator is what is being watched
+        expected = np.random.random()  # noqa: NPY002
+        np.random.seed(5)  # noqa: NPY002
+        before = scores.values.copy()
+        sampler.plan(scores, 0)
+        assert np.random.random() == expected  # noqa: NPY002
+        np.testing.assert_array_equal(scores.values, before)
+
+    def test_ranks_get_equal_lengths(self, sampler: Sampler, scores: Scores) -> None:
+        """Together the ranks have the plan, each the same number of accesses."""
+        plan = sampler.plan(scores, 1)
+        views = [plan.rank_view(r, self.world_size, equal=True) for r in range(self.world_size)]
+        np.testing.assert_array_equal(np.stack(views, axis=1).ravel(), plan.ids)
+
+    def test_refuses_a_negative_epoch(self, sampler: Sampler, scores: Scores) -> None:
+        """Epochs count from 0."""
+        with pytest.raises(ConfigError, match="-1"):
+            sampler.plan(scores, -1)

@@ -1,0 +1,41 @@
+"""The arenas that every policy is run through."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from stoker.policy import Policy
+from stoker.testing.reference_arena import ReferenceArena
+
+NewArena = Callable[..., Any]
+
+
+def reference(num_ids: int, capacity: int, seed: int) -> Any:
+    return ReferenceArena(num_ids, capacity, seed=seed)
+
+
+def native(num_ids: int, capacity: int, seed: int) -> Any:
+    from stoker.store.arena import Arena
+
+    # exact: recency and frequency at each access; production refreshes them lazily.
+    return Arena(num_ids, capacity, mean_size=20, exact=True, seed=seed)
+
+
+@pytest.fixture(params=[reference, native], ids=lambda kind: kind.__name__)
+def new_arena(request: pytest.FixtureRequest) -> Iterator[NewArena]:
+    """Return a function (policy, num_ids, capacity, seed=0) -> arena with the policy's regions."""
+    if request.param is native and not (
+        find_spec("stoker._core") and find_spec("stoker.store.arena")
+    ):
+        pytest.skip("the native arena is not built")
+    with ExitStack() as arenas:
+
+        def make(policy: Policy, num_ids: int, capacity: int, seed: int = 0) -> Any:
+            arena = arenas.enter_context(request.param(num_ids, capacity, seed))
+            arena.configure(policy.regions())
+            return arena
+
+        yield make
