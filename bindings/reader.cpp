@@ -27,19 +27,20 @@ stoker::PathTable table_of(const nb::bytes& root, const Array<const std::uint8_t
   return {{root.c_str(), root.size()}, std::as_bytes(span_of(paths)), span_of(path_offsets)};
 }
 
-void read(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
-          const Array<const std::int64_t>& path_offsets, const Array<const std::uint32_t>& ids,
-          const Array<std::uint8_t>& data, const Array<const std::int64_t>& offsets,
-          const Array<std::int32_t>& status, bool drop_page_cache) {
+void read_files(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
+                const Array<const std::int64_t>& path_offsets,
+                const Array<const std::uint32_t>& ids, const Array<std::uint8_t>& data,
+                const Array<const std::int64_t>& offsets, const Array<std::int32_t>& status,
+                bool drop_page_cache) {
   const auto table = table_of(root, paths, path_offsets);
   const auto room = std::as_writable_bytes(span_of(data));
   nb::gil_scoped_release release;
   self.read(table, span_of(ids), room, span_of(offsets), span_of(status), drop_page_cache);
 }
 
-void stat(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
-          const Array<const std::int64_t>& path_offsets, const Array<std::int64_t>& sizes,
-          const Array<std::int64_t>& mtimes_ns, const Array<std::int32_t>& status) {
+void stat_files(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
+                const Array<const std::int64_t>& path_offsets, const Array<std::int64_t>& sizes,
+                const Array<std::int64_t>& mtimes_ns, const Array<std::int32_t>& status) {
   const auto table = table_of(root, paths, path_offsets);
   nb::gil_scoped_release release;
   self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(status));
@@ -53,13 +54,13 @@ void bind_reader(nb::module_& m) {
                              "threads; safe in any thread and after a fork.")
       .def(nb::init<unsigned>(), "threads"_a)
       .def_prop_ro("threads", &stoker::Reader::threads, "Files read at once by the pool.")
-      .def("read", &read, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
+      .def("read", &read_files, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
            "ids"_a.noconvert(), "data"_a.noconvert(), "offsets"_a.noconvert(),
            "status"_a.noconvert(), "drop_page_cache"_a = false,
            "Read file ids[i] (u32) into data[offsets[i]:offsets[i + 1]] and write 0, an errno, "
            "SHRANK, GREW or NOT_A_FILE to status[i] (i32). Path k is root + "
            "paths[path_offsets[k]:path_offsets[k + 1]].")
-      .def("stat", &stat, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
+      .def("stat", &stat_files, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
            "sizes"_a.noconvert(), "mtimes_ns"_a.noconvert(), "status"_a.noconvert(),
            "Write size, modification time in ns and status (0 or errno) of every path.")
       .def_prop_ro_static("SHRANK", [](nb::handle) { return int{stoker::kShrank}; })
