@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
@@ -56,11 +57,11 @@ class Counters:
 
     def _start(self) -> None:
         self._mutex = threading.Lock()
-        self._row: memoryview | None = None
+        self._row: NDArray[np.float64] | None = None
         self._lock: weakref.finalize[[int], Counters] | None = None
 
-    def _take_row(self) -> memoryview:
-        self._row = memoryview(self._private)
+    def _take_row(self) -> NDArray[np.float64]:
+        self._row = self._private
         try:
             # Opened anew: a duplicate would share its locks with every other process.
             fd = os.open(f"/proc/self/fd/{self._table.fileno()}", os.O_RDWR | os.O_CLOEXEC)
@@ -69,10 +70,10 @@ class Counters:
             return self._row
         self._lock = weakref.finalize(self, os.close, fd)
         table = self._table.array
-        for number in range(len(table)):
+        for number, row in enumerate(table):
             if try_lock(fd, start=number, length=1):
-                self._row = memoryview(table[number])
-                return self._row
+                self._row = row
+                return row
         self._warn(f"all {len(table)} rows are taken")
         return self._row
 

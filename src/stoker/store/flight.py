@@ -95,9 +95,9 @@ class Flight:
         read = Packed(data, offsets)
         self._arrived(slots, read, np.arange(len(slots)))
         good = np.ones(len(slots), np.bool_)
-        for index, error in errors.items():
+        for index, why in errors.items():
             good[index] = False
-            self.errors[int(slots[index])] = error
+            self.errors[int(slots[index])] = why
         return read, good
 
     def _wait(self, slots: Slots) -> Slots:

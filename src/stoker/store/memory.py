@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Mask
 
 if TYPE_CHECKING:
-    from stoker.store.arena import Arena
-
     from stoker.plan import Plan
     from stoker.policy.base import Policy
     from stoker.scores import Scores
+    from stoker.store.arena import Arena
 
 
 class MemoryTier:
@@ -20,15 +20,24 @@ class MemoryTier:
 
     ``arena`` must have been given the regions of ``policy``; new samples enter the first one.
     ``scores`` and :attr:`plan` are what the policy may look at. The tier owns the arena and
-    closes it. Safe in any thread; pickled to another process it attaches to the same memory.
+    closes it, by ``release`` if given (:meth:`SharedArena.close`, for one that was opened
+    shared). Safe in any thread; pickled to another process it attaches to the same memory.
     """
 
-    def __init__(self, arena: Arena, policy: Policy, scores: Scores | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        policy: Policy,
+        scores: Scores | None = None,
+        *,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         self.arena = arena
         self.policy = policy
         self.scores = scores
         self.plan: Plan | None = None
         """The accesses to come, for policies that look ahead; set anew for each epoch."""
+        self._release = release
         self._entrance = policy.regions()[0].name
 
     def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
@@ -70,11 +79,12 @@ class MemoryTier:
 
     def close(self) -> None:
         """Let go of the arena."""
-        self.arena.close()
+        (self._release or self.arena.close)()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         # Only the handle travels: it passes the arena's descriptors to the child.
+        state["_release"] = None
         state["arena"] = type(self.arena), self.arena.handle
         return state
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SegmentError
+from stoker.source.adapt import as_source
+from stoker.source.base import Source, check_ids
 from stoker.store.counters import Counters
 from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
@@ -16,9 +18,6 @@ from stoker.store.packed import Packed, gather
 from stoker.store.served import Served
 from stoker.store.tier import Ids, Tier
 from stoker.types import Outcome
-
-if TYPE_CHECKING:
-    from stoker.source.base import Source
 
 FIELDS = (
     "accesses",
@@ -48,11 +47,11 @@ class Store:
     """
 
     def __init__(self, source: Source, tier: Tier, *, wait_seconds: float = 10.0) -> None:
-        if len(source) == 0:
+        self.source = as_source(source)
+        if len(self.source) == 0:
             raise ConfigError("the source has 0 samples: there is nothing to serve")
         if not wait_seconds >= 0:
             raise ConfigError(f"wait_seconds={wait_seconds!r} is not a time: use 0 or more seconds")
-        self.source = source
         self.tier = tier
         self.counters = Counters(FIELDS)
         self._wait_seconds = wait_seconds
@@ -72,7 +71,7 @@ class Store:
         """
         if self._closed:
             raise SegmentError("the store is closed: make a new one to read samples")
-        batch = self._checked(ids)
+        batch = check_ids(ids, len(self.source))
         cached, found = self._tier.get_many(batch, position)
         if found.all():
             self.counters.add(
@@ -123,17 +122,6 @@ class Store:
 
     def _guard(self) -> None:
         self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
-
-    def _checked(self, ids: ArrayLike) -> Ids:
-        array = np.asarray(ids)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ConfigError(f"ids of type {array.dtype}{list(array.shape)}: give integers [n]")
-        if array.size:
-            low, high = int(array.min()), int(array.max())
-            if low < 0 or high >= len(self.source):
-                wrong = low if low < 0 else high
-                raise ConfigError(f"id {wrong} is out of range: ids are 0..{len(self.source) - 1}")
-        return np.ascontiguousarray(array, np.uint32)
 
     def _serve_misses(
         self, batch: Ids, cached: Packed, found: NDArray[np.bool_], position: int | None

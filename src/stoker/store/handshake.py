@@ -1,0 +1,181 @@
+"""How a process that holds an arena passes it on: one message over a Unix socket.
+
+Whoever connects gets one line of JSON with the arena's descriptors attached, and the connection
+is closed. The server reads nothing, so nobody can make it wait or feed it anything. Both sides
+ask the kernel for the other's user and turn strangers away.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.store import unforked
+from stoker.store.unforked import Descriptor
+
+_VERSION = 1
+_MAX_BYTES = 1 << 16
+_MAX_FDS = 16
+_LONGEST_ADDRESS = 107  # bytes in sockaddr_un, less the closing zero
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What the holder of an arena says about it; all values can be written as JSON."""
+
+    key: str
+    """Data set, cache stage and ABI, as given to ``open_arena``."""
+    token: str
+    """Random; tells this arena from earlier and later ones of the same key."""
+    description: str
+    """For people: the data set's root, say."""
+    capacity_bytes: int
+    """What its creator asked for."""
+    regions: list[dict[str, Any]]
+    """The creator's cache regions, as dictionaries."""
+    meta: dict[str, Any]
+    """The arena handle's own values."""
+    stats: dict[str, Any]
+    """The arena's counters at the time of the message."""
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket bound to ``path`` in place of what was there. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with unforked.no_fork:
+        listener = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    try:
+        listener.setblocking(False)
+        with _Address(path) as address:
+            listener.bind(address)
+        listener.listen(256)
+    except BaseException:
+        unforked.drop(listener)
+        raise
+    return listener
+
+
+def answer(listener: socket.socket, said: Announcement, fds: Sequence[int]) -> None:
+    """Pass the arena to one process that connected, if it is ours and still there."""
+    with unforked.no_fork:
+        try:
+            connection = unforked.keep(listener.accept()[0])
+        except OSError:
+            return
+    try:
+        if _peer(connection)[1] == os.geteuid():
+            line = json.dumps({"stoker": _VERSION, **asdict(said)}, default=_plain) + "\n"
+            connection.setblocking(False)
+            socket.send_fds(connection, [line.encode()], list(fds))
+    except OSError:
+        pass  # it has gone away, and may come again
+    finally:
+        unforked.drop(connection)
+
+
+def inquire(path: Path, timeout: float = 1.0) -> tuple[Announcement, list[Descriptor], int]:
+    """Ask who listens at ``path``; return the arena's announcement, descriptors and holder.
+
+    The descriptors are kept unforked, and the caller's to drop. The holder is a process id, 0
+    when it lives in another process namespace. Raises :class:`OSError` if nobody answers within
+    ``timeout`` seconds, or not as a Stoker of this user and version would.
+    """
+    deadline = time.monotonic() + timeout
+    with unforked.no_fork:
+        connection = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    received: list[Descriptor] = []
+    try:
+        connection.settimeout(timeout)
+        with _Address(path) as address:
+            connection.connect(address)
+        pid, uid = _peer(connection)
+        if uid != os.geteuid():
+            raise PermissionError(f"{path} is served by user {uid}")
+        return _parse(_receive_line(connection, received, deadline)), received, pid
+    except BaseException:
+        for descriptor in received:
+            unforked.drop(descriptor)
+        raise
+    finally:
+        unforked.drop(connection)
+
+
+def _receive_line(connection: socket.socket, received: list[Descriptor], deadline: float) -> bytes:
+    """Return one line, and append the descriptors that came with it to ``received``."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if len(line) > _MAX_BYTES:
+            raise ConnectionError(f"an answer of more than {_MAX_BYTES} bytes")
+        connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        # Wait outside the section: in it, every fork of this process would have to wait too.
+        connection.recv(1, socket.MSG_PEEK)
+        with unforked.no_fork:
+            flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            part, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS, flags)
+            received += [unforked.keep(Descriptor(fd)) for fd in fds]
+        if not part:
+            raise ConnectionError("the answer was cut short")
+        line += part
+    return line
+
+
+def _parse(line: bytes) -> Announcement:
+    try:
+        values = json.loads(line)
+        if values.pop("stoker") != _VERSION:
+            raise ConnectionError("another version of Stoker answers there")
+        said = Announcement(**values)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConnectionError(f"the answer is not Stoker's: {error}") from error
+    kinds = {"str": str, "int": int, "list[dict[str, Any]]": list, "dict[str, Any]": dict}
+    for field in fields(Announcement):
+        if not isinstance(getattr(said, field.name), kinds[str(field.type)]):
+            raise ConnectionError(f"the answer is not Stoker's: {field.name} is not {field.type}")
+    return said
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end, as the kernel knows them."""
+    size = struct.calcsize("iII")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, _ = struct.unpack("iII", credentials)
+    return pid, uid
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)
+
+
+class _Address:
+    """A socket's path in a form that fits an address, however long the path is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder: Descriptor | None = None
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self._path)) <= _LONGEST_ADDRESS:
+            return str(self._path)
+        with unforked.no_fork:
+            folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder = unforked.keep(Descriptor(folder))
+        short = f"/proc/self/fd/{folder}/{self._path.name}"
+        if len(short) > _LONGEST_ADDRESS:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(self._path))
+        return short
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            unforked.drop(self._folder)
