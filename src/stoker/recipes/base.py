@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.sampler.base import Sampler
-from stoker.sampler.uniform import UniformSampler
-
 from stoker.errors import ConfigError
 from stoker.policy.base import Policy
+from stoker.sampler.base import Sampler
+from stoker.sampler.uniform import UniformSampler
 
 
 class SamplerFactory(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stoker.policy.fifo import FIFO
-
 from stoker.recipes.base import Recipe
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stoker.policy.minio import MinIO
-
 from stoker.recipes.base import Recipe
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from stoker.policy.random import Random
-
 from stoker.recipes.base import Recipe
 
 

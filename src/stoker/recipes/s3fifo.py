@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stoker.policy.s3fifo import S3FIFO
-
 from stoker.recipes.base import Recipe
 
 
