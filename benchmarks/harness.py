@@ -162,7 +162,7 @@ def machine() -> str:
     return f"{model}, {cores} cores, Python {platform.python_version()}"
 
 
-def private_bytes(pid: int | str = "self") -> int:
+def private_bytes(pid: int | None) -> int:
     """Return the bytes of memory that belong to one process alone (Private_* of smaps_rollup)."""
     total = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
