@@ -6,12 +6,13 @@ from stoker.policy.s3fifo import S3FIFO
 from stoker.recipes.base import Recipe
 
 
-def s3fifo(small: float = 0.1) -> Recipe:
-    """Return uniform sampling over an S3-FIFO cache; ``small`` is the probation queue's share.
+def s3fifo(small: float = 0.1, ghost: float = 0.9, visits: int = 2) -> Recipe:
+    """Return uniform sampling over an S3-FIFO cache; parameters as in :class:`S3FIFO`.
 
     Samples visited while on probation, or remembered from a recent eviction, enter the main
     queue; one-hit wonders leave quickly. Of use when the sampler favours some samples.
     Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
-    Raises :class:`~stoker.errors.ConfigError` unless ``small`` lies between 0 and 1.
+    Raises :class:`~stoker.errors.ConfigError` for shares or visits out of range.
     """
-    return Recipe("s3fifo", "uniform; a small queue before the main one", S3FIFO(small))
+    policy = S3FIFO(small=small, ghost=ghost, visits=visits)
+    return Recipe("s3fifo", "uniform; a small queue before the main one", policy)

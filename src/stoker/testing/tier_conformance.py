@@ -1,0 +1,190 @@
+"""The tests that every tier has to pass."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stoker.store.packed import Packed
+from stoker.store.tier import Tier
+
+_NUM_IDS = 200
+_CAPACITY = 20_000
+
+
+def sample_of(sample_id: int) -> bytes:
+    """Return the sample of an id: 1 to 400 bytes, different for each id."""
+    return sample_id.to_bytes(2, "little") * (1 + sample_id * 37 % 200)
+
+
+def pack_ids(ids: Sequence[int]) -> Packed:
+    """Return the samples of ids, packed."""
+    samples = [sample_of(i) for i in ids]
+    offsets = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+    return Packed(np.frombuffer(b"".join(samples), np.uint8), offsets)
+
+
+def as_ids(ids: Sequence[int] | range) -> NDArray[np.uint32]:
+    """Return ids as tiers take them."""
+    return np.array(ids, np.uint32)
+
+
+class TierConformance:
+    """Subclass it, define :meth:`make`, and pytest runs every test of the protocol.
+
+    ::
+
+        class TestMyTier(TierConformance):
+            def make(self, num_ids, capacity_bytes):
+                return MyTier(num_ids, capacity_bytes)
+
+    The tier must admit newcomers while there is room.
+    """
+
+    def make(self, num_ids: int, capacity_bytes: int) -> Tier:
+        """Return an empty tier for ids below ``num_ids``, of ``capacity_bytes`` of payload."""
+        raise NotImplementedError("a subclass of TierConformance has to define make")
+
+    @pytest.fixture
+    def tier(self) -> Iterator[Tier]:
+        """The tier under test; half of all samples fit."""
+        tier = self.make(_NUM_IDS, _CAPACITY)
+        yield tier
+        tier.close()
+
+    def test_an_empty_tier_finds_nothing(self, tier: Tier) -> None:
+        """Nothing is found, and the offsets say so."""
+        packed, found = tier.get_many(as_ids([3, 1, 3]))
+        assert not found.any()
+        assert packed.offsets.tolist() == [0, 0, 0, 0]
+
+    def test_what_was_put_comes_back_in_the_order_asked_for(self, tier: Tier) -> None:
+        """Found and missing ones mixed, with repeats; types as promised."""
+        assert tier.put_many(as_ids([5, 9, 7]), pack_ids([5, 9, 7])).tolist() == [True] * 3
+        packed, found = tier.get_many(as_ids([7, 8, 5, 7]), 11)
+        assert found.tolist() == [True, False, True, True]
+        assert (packed.data.dtype, packed.offsets.dtype) == (np.uint8, np.int64)
+        expected = pack_ids([7, 5, 7])
+        assert packed.data.tobytes() == expected.data.tobytes()
+        assert np.diff(packed.offsets).tolist() == [
+            len(sample_of(7)),
+            0,
+            *np.diff(expected.offsets[1:]),
+        ]
+
+    def test_empty_batches_are_fine(self, tier: Tier) -> None:
+        """Every method takes no ids at all."""
+        none = as_ids([])
+        assert tier.put_many(none, pack_ids([])).shape == (0,)
+        packed, found = tier.get_many(none)
+        assert (packed.offsets.tolist(), found.shape) == ([0], (0,))
+        assert tier.claim(none).shape == tier.wait(none, 0.0).shape == (0,)
+        tier.abandon(none)
+        tier.discard(none)
+
+    def test_an_empty_sample_is_a_sample(self, tier: Tier) -> None:
+        """Zero bytes can be cached, and are found."""
+        empty = Packed(np.empty(0, np.uint8), np.zeros(2, np.int64))
+        assert tier.put_many(as_ids([4]), empty).all()
+        assert tier.get_many(as_ids([4]))[1].all()
+
+    def test_put_again_is_harmless(self, tier: Tier) -> None:
+        """A cached sample stays what it is and is reported as cached."""
+        for _ in range(2):
+            assert tier.put_many(as_ids([5]), pack_ids([5])).all()
+        assert tier.stats()["entries"] == 1
+
+    def test_a_sample_larger_than_the_tier_is_refused(self, tier: Tier) -> None:
+        """It is not kept, and nothing waits or fails."""
+        large = Packed(np.zeros(_CAPACITY + 1, np.uint8), np.array([0, _CAPACITY + 1]))
+        assert not tier.put_many(as_ids([1]), large).any()
+        assert not tier.get_many(as_ids([1]))[1].any()
+
+    def test_the_capacity_is_never_exceeded(self, tier: Tier) -> None:
+        """Whatever is put; and what the tier says it keeps, it keeps."""
+        for first in range(0, _NUM_IDS, 20):
+            ids = range(first, first + 20)
+            kept = tier.put_many(as_ids(ids), pack_ids(ids))
+            stats = tier.stats()
+            assert stats["payload_bytes"] <= stats["capacity_bytes"] == _CAPACITY
+            assert tier.get_many(as_ids(ids))[1].sum() <= kept.sum()
+        everything = as_ids(range(_NUM_IDS))
+        packed, found = tier.get_many(everything)
+        assert found.sum() == tier.stats()["entries"] > 0
+        assert packed.data.tobytes() == b"".join(sample_of(int(i)) for i in everything[found])
+
+    def test_discarded_samples_are_gone(self, tier: Tier) -> None:
+        """Those and no others; absent ones are passed over."""
+        tier.put_many(as_ids([1, 2]), pack_ids([1, 2]))
+        tier.discard(as_ids([2, 3]))
+        assert tier.get_many(as_ids([1, 2]))[1].tolist() == [True, False]
+
+    def test_one_claimant_each(self, tier: Tier) -> None:
+        """Of many threads that claim at once, one gets each id; cached ids nobody gets."""
+        tier.put_many(as_ids([0]), pack_ids([0]))
+        start = threading.Barrier(8)
+
+        def claim(_: int) -> NDArray[np.bool_]:
+            start.wait()
+            return tier.claim(as_ids(range(20)))
+
+        with ThreadPoolExecutor(8) as pool:
+            granted = np.sum(list(pool.map(claim, range(8))), axis=0)
+        assert granted.tolist() == [0] + [1] * 19
+
+    def test_claims_end_by_putting_or_abandoning(self, tier: Tier) -> None:
+        """After that a missing id can be claimed again."""
+        assert tier.claim(as_ids([1, 2])).all()
+        assert not tier.claim(as_ids([1, 2])).any()
+        tier.abandon(as_ids([1, 5]))
+        tier.put_many(as_ids([2]), pack_ids([2]))
+        tier.discard(as_ids([2]))
+        assert tier.claim(as_ids([1, 2])).all()
+
+    def test_waiting_is_bounded(self, tier: Tier) -> None:
+        """It ends at the timeout, and at once where nobody is at work."""
+        begin = time.monotonic()
+        assert not tier.wait(as_ids([1]), 30.0).any()
+        tier.claim(as_ids([2]))
+        assert not tier.wait(as_ids([2]), 0.05).any()
+        assert time.monotonic() - begin < 10
+
+    def test_waiting_ends_when_the_claimant_is_done(self, tier: Tier) -> None:
+        """Published samples are there, abandoned ones are not."""
+        tier.claim(as_ids([1, 2]))
+        with ThreadPoolExecutor(1) as pool:
+            begin = time.monotonic()
+            waiting = pool.submit(tier.wait, as_ids([1, 2]), 30.0)
+            time.sleep(0.05)
+            tier.put_many(as_ids([1]), pack_ids([1]))
+            tier.abandon(as_ids([2]))
+            assert waiting.result().tolist() == [True, False]
+        assert time.monotonic() - begin < 10
+
+    def test_threads_never_see_wrong_bytes(self, tier: Tier) -> None:
+        """Readers and writers at once, with evictions."""
+        stop = time.monotonic() + 0.5
+
+        def work(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            while time.monotonic() < stop:
+                ids = random.integers(0, _NUM_IDS, 16)
+                tier.put_many(as_ids(ids), pack_ids(ids.tolist()))
+                packed, found = tier.get_many(as_ids(ids[::-1].copy()))
+                expected = [sample_of(int(i)) for i in ids[::-1][found]]
+                assert packed.data.tobytes() == b"".join(expected)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, seed) for seed in range(4)]:
+                done.result()
+
+    def test_closing_again_is_harmless(self, tier: Tier) -> None:
+        """The second time does nothing."""
+        tier.close()
+        tier.close()

@@ -1,0 +1,53 @@
+"""Recipes by name, and what every one of them promises."""
+
+import pickle
+
+import pytest
+
+from stoker import recipes
+from stoker.errors import ConfigError
+from stoker.recipes import Recipe
+
+
+def test_names_are_sorted_and_complete():
+    assert recipes.names() == ["fifo", "lfu", "lru", "minio", "random", "s3fifo", "sieve"]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_each_recipe_is_a_picklable_value_under_its_own_name(name):
+    recipe = recipes.get(name)
+    assert (recipe.name, recipe.policy.name) == (name, name)
+    assert recipe == getattr(recipes, name)() == pickle.loads(pickle.dumps(recipe))
+    assert recipe.description
+    assert getattr(recipes, name).__doc__.count("ource") == 1, "a page says where it comes from"
+    sampler = recipe.sampler(10, seed=1, shuffle=True, pad_to=4, drop_last=True)
+    assert sampler.length == 8
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'lruu' is not known: use one of fifo, lfu, lru"):
+        recipes.get("lruu")
+
+
+def test_unknown_parameters_list_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'s3fifo' has no parameter smal: use small, ghost"):
+        recipes.get("s3fifo", smal=0.2)
+    with pytest.raises(ConfigError, match=r"'lru' has no parameter x: it takes none"):
+        recipes.get("lru", x=1)
+
+
+def test_parameters_reach_the_policy():
+    assert recipes.get("s3fifo", small=0.25).policy.regions()[0].share == 0.25
+    with pytest.raises(ConfigError, match="small=2 is refused"):
+        recipes.get("s3fifo", small=2)
+
+
+def test_a_share_above_one_is_the_whole_and_a_negative_one_is_refused():
+    assert recipes.lru().predicted_hit_ratio(3.0) == 1.0
+    for bad in (-0.1, float("nan")):
+        with pytest.raises(ConfigError, match="is not a share"):
+            recipes.lru().predicted_hit_ratio(bad)
+
+
+def test_no_closed_form_means_no_prediction():
+    assert Recipe("mine", "", recipes.lru().policy).predicted_hit_ratio(0.5) is None
