@@ -62,7 +62,8 @@ void bind_reader(nb::module_& m) {
            "paths[path_offsets[k]:path_offsets[k + 1]].")
       .def("stat", &stat_files, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
            "sizes"_a.noconvert(), "mtimes_ns"_a.noconvert(), "status"_a.noconvert(),
-           "Write size, modification time in ns and status (0 or errno) of every path.")
+           "Write size, modification time in ns and status (0, errno or NOT_A_FILE) of "
+           "every path.")
       .def_prop_ro_static("SHRANK", [](nb::handle) { return int{stoker::kShrank}; })
       .def_prop_ro_static("GREW", [](nb::handle) { return int{stoker::kGrew}; })
       .def_prop_ro_static("NOT_A_FILE", [](nb::handle) { return int{stoker::kNotAFile}; });

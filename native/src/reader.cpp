@@ -117,7 +117,8 @@ void Reader::stat(const PathTable& paths, std::span<std::int64_t> sizes,
   for (std::size_t i = 0; i < count; ++i) check_table(paths, i);
   pool_.run(count, [&](std::size_t i) {
     struct stat now{};
-    status[i] = retried([&] { return ::stat(path_of(paths, i), &now); }) < 0 ? errno : 0;
+    const bool found = retried([&] { return ::stat(path_of(paths, i), &now); }) == 0;
+    status[i] = !found ? errno : S_ISREG(now.st_mode) ? kRead : kNotAFile;
     sizes[i] = now.st_size;
     mtimes_ns[i] = std::int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec;
   });

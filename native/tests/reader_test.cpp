@@ -147,12 +147,13 @@ void stats_every_path() {
   folder.add("a", "123");
   folder.list("missing", 0);
   folder.add("b", "");
-  std::vector<std::int64_t> sizes(3, -1), mtimes(3, -1);
-  std::vector<std::int32_t> status(3, -1);
+  folder.list("", 0);
+  std::vector<std::int64_t> sizes(4, -1), mtimes(4, -1);
+  std::vector<std::int32_t> status(4, -1);
   stoker::Reader reader(4);
   reader.stat(folder.table(), sizes, mtimes, status);
-  CHECK((status == std::vector<std::int32_t>{0, ENOENT, 0}));
-  CHECK((sizes == std::vector<std::int64_t>{3, 0, 0}));
+  CHECK((status == std::vector<std::int32_t>{0, ENOENT, 0, stoker::kNotAFile}));
+  CHECK(sizes[0] == 3 && sizes[1] == 0 && sizes[2] == 0);
   struct stat now;
   ::stat(folder.path("a").c_str(), &now);
   CHECK(mtimes[0] == std::int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec);

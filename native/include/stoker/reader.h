@@ -46,8 +46,8 @@ class Reader {
             std::span<const std::int64_t> offsets, std::span<std::int32_t> status,
             bool drop_page_cache);
 
-  /// Writes size in bytes, modification time in nanoseconds since 1970 and status (0 or errno) of
-  /// every path in the table, following links. Throws std::invalid_argument as above.
+  /// Writes size in bytes, modification time in nanoseconds since 1970 and status (0, errno or
+  /// kNotAFile) of every path in the table, following links. Throws std::invalid_argument as above.
   void stat(const PathTable& paths, std::span<std::int64_t> sizes,
             std::span<std::int64_t> mtimes_ns, std::span<std::int32_t> status);
 

@@ -2,6 +2,15 @@
 
 from stoker.source.adapt import as_source
 from stoker.source.base import BaseSource, Source
+from stoker.source.files import FileSource
+from stoker.source.image_folder import ImageFolderSource
 from stoker.source.memory import MemorySource
 
-__all__ = ["BaseSource", "MemorySource", "Source", "as_source"]
+__all__ = [
+    "BaseSource",
+    "FileSource",
+    "ImageFolderSource",
+    "MemorySource",
+    "Source",
+    "as_source",
+]

@@ -1,0 +1,159 @@
+"""What a folder of class folders contains, in the order that torchvision gives it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.errors import ConfigError, SourceUnavailable
+from stoker.source.listing import Listing, list_names
+from stoker.source.packed import Offsets
+
+IMAGE_EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"
+)  # fmt: skip
+"""The endings that torchvision's ImageFolder accepts, in any case."""
+
+
+@dataclass(frozen=True, eq=False)
+class FolderListing:
+    """The samples of an image folder, its classes, and what its directories looked like."""
+
+    files: Listing
+    classes: tuple[str, ...]
+    """Class names, sorted; the place in it is the target."""
+    class_sizes: Offsets
+    """Samples of each class, i64[C]; samples of one class are consecutive."""
+    directories: tuple[bytes, ...]
+    """Every directory that was read, below the root; the root itself is the empty name."""
+    mtimes_ns: Offsets
+    """Modification time of each directory before it was read, i64[D]."""
+    listed_ns: int
+    """When the listing was begun, in nanoseconds since 1970."""
+
+
+@dataclass
+class _ClassFolder:
+    """The part of a listing that is in one class folder."""
+
+    names: list[bytes]
+    directories: list[tuple[bytes, int]]
+
+
+def list_folder(
+    root: bytes, extensions: tuple[str, ...], threads: int, allow_empty: bool
+) -> FolderListing:
+    """Read ``root/class/**/file`` and return what is there; ``root`` ends in a slash.
+
+    Classes and files come in the order of ``torchvision.datasets.ImageFolder``: classes sorted,
+    in a class its directories sorted by path, in a directory its files sorted, links followed
+    (but not round a loop). ``threads`` directories are read, and files asked, at once.
+
+    Raises :class:`ConfigError` when there is no such directory, no class folder, or a class has
+    no sample (unless ``allow_empty``), :class:`SourceUnavailable` for a directory that cannot be
+    read, and as :func:`list_names` for files.
+    """
+    listed_ns = time.time_ns()
+    endings = tuple(os.fsencode(extension.lower()) for extension in extensions)
+    root_mtime, class_names = _class_folders(root)
+    with ThreadPoolExecutor(threads, "stoker-list") as pool:
+        folders = list(pool.map(lambda name: _read_class(root, name, endings), class_names))
+    classes = tuple(map(os.fsdecode, class_names))
+    class_sizes = np.array([len(folder.names) for folder in folders], np.int64)
+    _refuse_empty(root, classes, class_sizes, extensions, allow_empty)
+    names = [name for folder in folders for name in folder.names]
+    directories = [
+        (b"", root_mtime),
+        *(found for folder in folders for found in folder.directories),
+    ]
+    return FolderListing(
+        files=list_names(root, names, threads),
+        classes=classes,
+        class_sizes=class_sizes,
+        directories=tuple(name for name, _ in directories),
+        mtimes_ns=np.array([mtime for _, mtime in directories], np.int64),
+        listed_ns=listed_ns,
+    )
+
+
+def _class_folders(root: bytes) -> tuple[int, list[bytes]]:
+    """Return the root's modification time and the sorted names of the directories in it."""
+    try:
+        mtime = os.stat(root).st_mtime_ns  # noqa: PTH116
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"root={os.fsdecode(root)!r} is not a directory: give one with a folder per class"
+        ) from error
+    except OSError as error:
+        raise _unreadable(root, error) from error
+    if not names:
+        raise ConfigError(
+            f"root={os.fsdecode(root)!r} has no class folders: "
+            "samples are expected in root/class/file"
+        )
+    return mtime, names
+
+
+def _read_class(root: bytes, name: bytes, endings: tuple[bytes, ...]) -> _ClassFolder:
+    """Return the samples of one class folder, in order."""
+    found = sorted(_walk(root, name, endings, frozenset()))
+    return _ClassFolder(
+        names=[directory + b"/" + file for directory, _, files in found for file in sorted(files)],
+        directories=[(directory, mtime) for directory, mtime, _ in found],
+    )
+
+
+def _walk(
+    root: bytes, directory: bytes, endings: tuple[bytes, ...], above: frozenset[tuple[int, int]]
+) -> Iterator[tuple[bytes, int, list[bytes]]]:
+    """Yield every directory from here down: its name, modification time and sample files."""
+    files, below = [], []
+    try:
+        # Asked before reading: what changes meanwhile makes the listing stale, not wrong.
+        status = os.stat(root + directory)  # noqa: PTH116
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return
+        with os.scandir(root + directory) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    below.append(directory + b"/" + entry.name)
+                elif entry.name.lower().endswith(endings):
+                    files.append(entry.name)
+    except OSError as error:
+        raise _unreadable(root + directory, error) from error
+    yield directory, status.st_mtime_ns, files
+    for name in below:
+        yield from _walk(root, name, endings, above | {identity})
+
+
+def _unreadable(path: bytes, error: OSError) -> SourceUnavailable:
+    return SourceUnavailable(
+        f"cannot list {os.fsdecode(path)}: {error.strerror}: "
+        f"let this user (id {os.geteuid()}) read and enter it"
+    )
+
+
+def _refuse_empty(
+    root: bytes,
+    classes: tuple[str, ...],
+    class_sizes: Offsets,
+    extensions: tuple[str, ...],
+    allow_empty: bool,
+) -> None:
+    """Raise ConfigError when there are no samples, or a class without any that is not allowed."""
+    empty = [name for name, size in zip(classes, class_sizes, strict=True) if size == 0]
+    if len(empty) == len(classes) or (empty and not allow_empty):
+        raise ConfigError(
+            f"root={os.fsdecode(root)!r} has no samples in {', '.join(map(repr, empty[:5]))}"
+            f"{' and others' if len(empty) > 5 else ''}: put files ending in "
+            f"{', '.join(extensions)} there, or remove the empty folders (allow_empty=True keeps "
+            "them as classes without samples)"
+        )
