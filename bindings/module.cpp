@@ -3,9 +3,13 @@
 
 namespace nb = nanobind;
 
+void bind_errors(nb::module_& m);
+void bind_arena(nb::module_& m);
 void bind_reader(nb::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "The native part of Stoker; use it through the stoker package.";
+  bind_errors(m);
+  bind_arena(m);
   bind_reader(m);
 }

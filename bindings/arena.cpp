@@ -1,0 +1,369 @@
+// stoker._core.Arena: translates arrays to spans, releases the GIL, decides nothing.
+#include "stoker/arena.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stoker/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using KeyArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OffsetArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <typename T>
+T* allocate(std::size_t count) {
+  auto* memory = static_cast<T*>(std::malloc(count == 0 ? 1 : count * sizeof(T)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+// Hands malloc'ed memory over to a numpy array.
+template <typename T>
+Array1<T> own(T* memory, std::size_t count) {
+  nb::capsule owner(memory, [](void* block) noexcept { std::free(block); });
+  return Array1<T>(memory, {count}, owner);
+}
+
+template <typename T>
+struct Buffer {
+  explicit Buffer(std::size_t count) : memory(allocate<T>(count), &std::free), size(count) {}
+  Array1<T> array() { return own(memory.release(), size); }
+  T* get() { return memory.get(); }
+  std::unique_ptr<T, decltype(&std::free)> memory;
+  std::size_t size;
+};
+
+stoker::Arena::Ids span(const IdArray& ids) { return {ids.data(), ids.size()}; }
+
+// Bytes-like objects held while the GIL is released.
+class Views {
+ public:
+  explicit Views(nb::sequence samples) {
+    const std::size_t count = nb::len(samples);
+    views_.reserve(count);
+    samples_.reserve(count);
+    for (nb::handle sample : samples) {
+      Py_buffer view;
+      if (PyObject_GetBuffer(sample.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+      views_.push_back(view);
+      samples_.push_back({view.buf, static_cast<std::uint64_t>(view.len)});
+    }
+  }
+  ~Views() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+  const std::vector<stoker::Sample>& samples() const { return samples_; }
+
+ private:
+  std::vector<Py_buffer> views_;
+  std::vector<stoker::Sample> samples_;
+};
+
+// Keeps the arena alive for threads that are inside a call while another one closes it. The GIL
+// guards the pointer, so that a fork finds it whole.
+class PyArena {
+ public:
+  explicit PyArena(std::shared_ptr<stoker::Arena> arena) : arena_(std::move(arena)) {}
+
+  std::shared_ptr<stoker::Arena> open() const {
+    std::shared_ptr<stoker::Arena> arena = arena_;
+    if (!arena) throw stoker::SegmentError("the arena is closed: create or attach another one");
+    return arena;
+  }
+  void close() {
+    std::shared_ptr<stoker::Arena> arena;
+    arena.swap(arena_);
+    const nb::gil_scoped_release released;
+    arena.reset();
+  }
+  bool closed() const { return !arena_; }
+
+ private:
+  std::shared_ptr<stoker::Arena> arena_;
+};
+
+// Runs a call on the open arena without the GIL.
+template <typename Call>
+auto unlocked(const PyArena& self, Call call) {
+  const auto arena = self.open();
+  const nb::gil_scoped_release released;
+  return call(*arena);
+}
+
+// Runs a call that fills one bool an id, without the GIL.
+template <typename Call>
+Array1<bool> flags(const IdArray& ids, Call call) {
+  Buffer<bool> out(ids.size());
+  {
+    const nb::gil_scoped_release released;
+    call(out.get());
+  }
+  return out.array();
+}
+
+Array1<bool> put(const PyArena& self, const IdArray& ids, const std::vector<stoker::Sample>& samples,
+                 const std::optional<KeyArray>& keys, const std::string& region) {
+  const auto arena = self.open();
+  if (samples.size() != ids.size() || (keys && keys->size() != ids.size())) {
+    throw stoker::ConfigError(std::to_string(ids.size()) + " ids with " +
+                              std::to_string(samples.size()) +
+                              " samples: give one sample, and one key if any, for each id");
+  }
+  const std::uint32_t index = arena->region(region);
+  const double* values = keys ? keys->data() : nullptr;
+  return flags(ids, [&](bool* admitted) {
+    arena->put(span(ids), samples.data(), values, index, admitted);
+  });
+}
+
+Array1<bool> put_packed(const PyArena& self, const IdArray& ids, const ByteArray& data,
+                        const OffsetArray& offsets, const std::optional<KeyArray>& keys,
+                        const std::string& region) {
+  if (offsets.size() != ids.size() + 1) {
+    throw stoker::ConfigError(std::to_string(offsets.size()) + " offsets for " +
+                              std::to_string(ids.size()) + " ids: give one more than ids");
+  }
+  std::vector<stoker::Sample> samples(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int64_t from = offsets.data()[i];
+    const std::int64_t to = offsets.data()[i + 1];
+    if (from < 0 || to < from || static_cast<std::uint64_t>(to) > data.size()) {
+      throw stoker::ConfigError("offsets " + std::to_string(from) + " to " + std::to_string(to) +
+                                " do not lie in the " + std::to_string(data.size()) +
+                                " bytes of data");
+    }
+    samples[i] = {data.data() + from, static_cast<std::uint64_t>(to - from)};
+  }
+  return put(self, ids, samples, keys, region);
+}
+
+nb::tuple get(const PyArena& self, const IdArray& ids) {
+  const auto arena = self.open();
+  Buffer<std::int64_t> offsets(ids.size() + 1);
+  Buffer<bool> found(ids.size());
+  std::optional<Buffer<std::uint8_t>> data;
+  {
+    const nb::gil_scoped_release released;
+    std::vector<stoker::Arena::Snapshot> snapshots(ids.size());
+    data.emplace(arena->measure(span(ids), snapshots.data()));
+    data->size = arena->get(span(ids), snapshots.data(), data->get(), offsets.get(), found.get());
+  }
+  return nb::make_tuple(data->array(), offsets.array(), found.array());
+}
+
+stoker::RegionSpec region_spec(const nb::dict& rules) {
+  stoker::RegionSpec spec;
+  spec.name = nb::cast<std::string>(rules["name"]);
+  spec.budget = nb::cast<std::uint64_t>(rules["budget"]);
+  spec.order = static_cast<stoker::Order>(nb::cast<int>(rules["order"]));
+  spec.admission = static_cast<stoker::Admission>(nb::cast<int>(rules["admission"]));
+  spec.pop = static_cast<stoker::Pop>(nb::cast<int>(rules["pop"]));
+  spec.visits = nb::cast<std::uint8_t>(rules["visits"]);
+  spec.ties = nb::cast<bool>(rules["ties"]);
+  spec.strict = nb::cast<bool>(rules["strict"]);
+  spec.holds_bytes = nb::cast<bool>(rules["holds_bytes"]);
+  spec.promote_to = nb::cast<std::string>(rules["promote_to"]);
+  spec.ghost = nb::cast<std::string>(rules["ghost"]);
+  return spec;
+}
+
+nb::dict stats(const PyArena& self) {
+  const auto arena = self.open();
+  stoker::Counters counters;
+  std::vector<stoker::Region> regions;
+  {
+    const nb::gil_scoped_release released;
+    counters = arena->counters();
+    regions = arena->regions();
+  }
+  const stoker::Header& header = arena->header();
+  nb::dict out;
+  out["capacity_bytes"] = header.capacity;
+  out["payload_bytes"] = counters.payload;
+  out["overhead_bytes"] = header.total_bytes - std::min(header.total_bytes, header.capacity);
+  out["entries"] = counters.entries;
+  out["hits"] = counters.hits;
+  out["misses"] = counters.misses;
+  out["inserts"] = counters.inserts;
+  out["evictions"] = counters.evictions;
+  out["rejected"] = counters.rejected;
+  out["bypassed"] = counters.bypassed;
+  out["torn_reads"] = counters.torn;
+  out["repairs"] = counters.repairs;
+  out["reclaimed"] = counters.reclaimed;
+  out["corrupt"] = counters.corrupt;
+  out["block_size"] = header.block_size;
+  out["free_blocks"] = counters.free_blocks;
+  nb::dict by_name;
+  for (const stoker::Region& region : regions) {
+    nb::dict one;
+    one["bytes"] = region.bytes;
+    one["budget"] = region.budget;
+    one["entries"] = region.size;
+    by_name[region.name] = one;
+  }
+  out["regions"] = by_name;
+  return out;
+}
+
+}  // namespace
+
+void bind_arena(nb::module_& m) {
+  using stoker::Arena;
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  m.attr("ABI") = stoker::kAbi;
+  m.def(
+      "segment_bytes",
+      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size, bool on_disk) {
+        stoker::Header header{};
+        stoker::Segment::plan({num_ids, capacity, mean_size, on_disk, false, 0}, header);
+        return header.total_bytes;
+      },
+      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a,
+      "Bytes of memory that such an arena takes, payload included.");
+  nb::class_<PyArena>(m, "Arena")
+      .def_static(
+          "create",
+          [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,
+             const std::string& path, bool exact, std::uint64_t seed) {
+            const stoker::Geometry geometry{num_ids, capacity, mean_size, !path.empty(), exact, seed};
+            return PyArena(std::make_shared<Arena>(geometry, path));
+          },
+          "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "path"_a, "exact"_a, "seed"_a, release)
+      .def_static(
+          "attach",
+          [](int memory, int file) { return PyArena(std::make_shared<Arena>(memory, file)); },
+          "memory"_a, "file"_a, release)
+      .def("close", &PyArena::close)
+      .def_prop_ro("closed", &PyArena::closed)
+      .def_prop_ro("descriptors",
+                   [](const PyArena& self) {
+                     const auto arena = self.open();
+                     return nb::make_tuple(arena->memory_descriptor(), arena->file_descriptor());
+                   })
+      .def_prop_ro("num_ids", [](const PyArena& self) { return self.open()->header().num_ids; })
+      .def_prop_ro("capacity_bytes",
+                   [](const PyArena& self) { return self.open()->header().capacity; })
+      .def_prop_ro("mean_size", [](const PyArena& self) { return self.open()->header().mean_size; })
+      .def_prop_ro("total_bytes",
+                   [](const PyArena& self) { return self.open()->header().total_bytes; })
+      .def(
+          "put",
+          [](const PyArena& self, const IdArray& ids, nb::sequence samples,
+             std::optional<KeyArray> keys, const std::string& region) {
+            const Views views(samples);
+            return put(self, ids, views.samples(), keys, region);
+          },
+          "ids"_a, "samples"_a, "keys"_a.none(), "region"_a)
+      .def("put_packed", &put_packed, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
+      .def("get", &get, "ids"_a)
+      .def(
+          "contains",
+          [](const PyArena& self, const IdArray& ids) {
+            const auto arena = self.open();
+            return flags(ids, [&](bool* found) { arena->contains(span(ids), found); });
+          },
+          "ids"_a)
+      .def(
+          "claim",
+          [](const PyArena& self, const IdArray& ids) {
+            const auto arena = self.open();
+            return flags(ids, [&](bool* claimed) { arena->claim(span(ids), claimed); });
+          },
+          "ids"_a)
+      .def(
+          "wait",
+          [](const PyArena& self, const IdArray& ids, double timeout) {
+            const auto arena = self.open();
+            const auto bound = static_cast<std::int64_t>(timeout * 1e9);
+            return flags(ids, [&](bool* found) { arena->wait(span(ids), bound, found); });
+          },
+          "ids"_a, "timeout"_a)
+      .def(
+          "keys",
+          [](const PyArena& self, const IdArray& ids) {
+            const auto arena = self.open();
+            Buffer<double> keys(ids.size());
+            arena->keys(span(ids), keys.get());
+            return keys.array();
+          },
+          "ids"_a)
+      .def(
+          "set_keys",
+          [](const PyArena& self, const IdArray& ids, const KeyArray& keys) {
+            if (keys.size() != ids.size()) {
+              throw stoker::ConfigError(std::to_string(keys.size()) + " keys for " +
+                                        std::to_string(ids.size()) + " ids: give one for each");
+            }
+            unlocked(self, [&](Arena& arena) { arena.set_keys(span(ids), keys.data()); });
+          },
+          "ids"_a, "keys"_a)
+      .def(
+          "abandon",
+          [](const PyArena& self, const IdArray& ids) {
+            unlocked(self, [&](Arena& arena) { arena.abandon(span(ids)); });
+          },
+          "ids"_a)
+      .def(
+          "discard",
+          [](const PyArena& self, const IdArray& ids) {
+            unlocked(self, [&](Arena& arena) { arena.discard(span(ids)); });
+          },
+          "ids"_a)
+      .def(
+          "lease",
+          [](const PyArena& self, const IdArray& ids, std::int64_t position) {
+            return unlocked(self, [&](Arena& arena) { return arena.lease(span(ids), position); });
+          },
+          "ids"_a, "position"_a)
+      .def(
+          "release",
+          [](const PyArena& self, std::int64_t position) {
+            unlocked(self, [&](Arena& arena) { arena.release(position); });
+          },
+          "position"_a)
+      .def(
+          "configure",
+          [](const PyArena& self, nb::sequence regions) {
+            std::vector<stoker::RegionSpec> specs;
+            for (nb::handle rules : regions) specs.push_back(region_spec(nb::cast<nb::dict>(rules)));
+            unlocked(self, [&](Arena& arena) { arena.configure(specs); });
+          },
+          "regions"_a)
+      .def(
+          "add_region",
+          [](const PyArena& self, const nb::dict& rules) {
+            const stoker::RegionSpec spec = region_spec(rules);
+            unlocked(self, [&](Arena& arena) { arena.add_region(spec); });
+          },
+          "rules"_a)
+      .def(
+          "resize_region",
+          [](const PyArena& self, const std::string& name, std::uint64_t bytes) {
+            unlocked(self, [&](Arena& arena) { arena.resize_region(name, bytes); });
+          },
+          "name"_a, "bytes"_a)
+      .def("reclaim",
+           [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.reclaim(); }); })
+      .def("verify",
+           [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.verify(); }); })
+      .def("stats", &stats);
+}

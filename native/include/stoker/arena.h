@@ -1,0 +1,220 @@
+// A cache of samples that processes share: dense ids in, bytes out.
+//
+// Readers take no lock: they copy a sample out and then check that its version has not changed.
+// Writers reserve blocks under one timed lock, copy outside it and publish. The lock's owner may
+// die at any instruction: entries and ranks are the truth, the rest is rebuilt from them.
+//
+// Every method may be called from any thread of any process. Ids are checked (ConfigError).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stoker/block_store.h"
+#include "stoker/blocks.h"
+#include "stoker/heap.h"
+#include "stoker/layout.h"
+#include "stoker/segment.h"
+#include "stoker/slot_lock.h"
+#include "stoker/slots.h"
+
+namespace stoker {
+
+struct Sample {
+  const void* data;
+  std::uint64_t size;
+};
+
+struct RegionSpec {
+  std::string name;
+  std::uint64_t budget = 0;
+  Order order = Order::kKey;
+  Admission admission = Admission::kAlways;
+  bool ties = true;
+  Pop pop = Pop::kEvict;
+  std::uint8_t visits = 0;
+  std::string promote_to;  // empty: nowhere
+  std::string ghost;       // empty: none
+  bool strict = true;
+  bool holds_bytes = true;
+};
+
+struct Counters {
+  std::uint64_t hits, misses, torn, corrupt, bypassed, inserts, evictions, rejected, repairs,
+      reclaimed, payload, entries, free_blocks;
+};
+
+class Arena {
+ public:
+  // An empty path makes a segment in memory, any other a file; what the file holds is recovered.
+  Arena(const Geometry& geometry, const std::string& path);
+  // Joins a segment by its descriptors (file < 0: a segment in memory). Takes both over.
+  Arena(int memory, int file);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  using Ids = std::span<const std::uint32_t>;
+
+  // --- reading ---
+  struct Snapshot {
+    std::uint64_t word;
+    std::uint32_t length;
+  };
+  // Looks at each id and returns the bytes that get() needs at most.
+  std::uint64_t measure(Ids ids, Snapshot* snapshots);
+  // Copies samples out one after another; offsets has one more element than ids. A sample that is
+  // not there has no bytes. Returns the bytes written.
+  std::uint64_t get(Ids ids, const Snapshot* snapshots, unsigned char* out, std::int64_t* offsets,
+                    bool* found);
+  void contains(Ids ids, bool* found) const;
+
+  // --- writing ---
+  // keys may be null. A refused sample's claim is given back.
+  void put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
+           bool* admitted);
+  void discard(Ids ids);
+  void set_keys(Ids ids, const double* keys);
+  void keys(Ids ids, double* keys) const;
+
+  // --- single flight ---
+  void claim(Ids ids, bool* claimed);
+  void abandon(Ids ids);
+  // True where the sample is there now; false where its claimant gave up, died or took too long.
+  void wait(Ids ids, std::int64_t timeout_ns, bool* found);
+
+  // --- leases: a leased sample is not evicted ---
+  // False when the pool of leases is used up or the lock was not to be had.
+  bool lease(Ids ids, std::int64_t position);
+  // Drops this process's leases taken for positions up to this one.
+  void release(std::int64_t position);
+
+  // --- regions ---
+  // Replaces all regions of an empty arena.
+  void configure(const std::vector<RegionSpec>& specs);
+  // Carves a region out of "main".
+  void add_region(const RegionSpec& spec);
+  // Evicts what is over the new budget. "main" gives or takes the difference where there is one.
+  void resize_region(const std::string& name, std::uint64_t budget);
+  std::uint32_t region(const std::string& name) const;
+  std::vector<Region> regions();
+
+  // --- care ---
+  Counters counters();
+  // Checks every invariant; throws SegmentError with the first that does not hold.
+  void verify();
+  // Takes back what dead processes held.
+  void reclaim();
+
+  const Header& header() const { return *header_; }
+  int memory_descriptor() const { return segment_.descriptor(); }
+  int file_descriptor() const { return blocks_store_->descriptor(); }
+
+ private:
+  enum class Reserved { kTaken, kPresent, kRefused };
+  class Guard;
+  struct Victim {
+    std::uint32_t id;
+    double key;
+  };
+
+  std::uint32_t slot() { return slots_.mine(); }
+  void check(Ids ids) const;
+  double tick() { return static_cast<double>(header_->clock.fetch_add(1) + 1); }
+  Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, ranks_}; }
+  std::uint32_t blocks_of(std::uint64_t length) const;
+
+  // reading (arena_read.cpp)
+  bool copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const;
+  bool load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const;
+  void touch(std::uint32_t id, std::uint64_t now);
+
+  // writing (arena_write.cpp)
+  Reserved reserve(std::uint32_t id, std::uint64_t length, const double* key,
+                   std::uint32_t region);
+  bool allocate(Entry& entry, std::uint32_t count);
+  bool write(std::uint32_t id, const Sample& sample);
+  void publish(std::uint32_t id);
+  void put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
+                bool* admitted);
+  void undo(std::uint32_t id);
+  void finish_undo();
+  void set_word(Entry& entry, State state, std::uint32_t owner);
+  bool give_back(std::uint32_t id);
+  double first_key(const Region& region, const double* key);
+
+  // eviction (eviction.cpp)
+  bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
+  bool fits(const Region& region, std::uint64_t length, std::uint64_t freed,
+            std::uint64_t freed_blocks) const;
+  std::uint32_t victims_region(std::uint32_t region) const;
+  bool outranks_victims(std::uint32_t region, std::uint64_t length, double key);
+  bool next_victim(std::uint32_t region, Victim& victim);
+  bool random_victim(std::uint32_t region, Victim& victim);
+  bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
+  void promote(std::uint32_t region, std::uint32_t id);
+  void evict(std::uint32_t region, std::uint32_t id);
+  bool evict_one(std::uint32_t region);
+  void remember(std::uint32_t ghost, std::uint32_t id);
+  void forget(std::uint32_t id);
+  bool evictable(std::uint32_t id) const;
+  void free_blocks(const Entry& entry);
+  void drop(std::uint32_t id);
+
+  // care (recovery.cpp)
+  void adopt(std::uint32_t slot);
+  void repair();
+  void reset_derived();
+  void readmit(std::uint32_t id);
+  bool mark_all(const std::vector<Extent>& extents);
+  void reclaim_slots(const std::vector<bool>& dead);
+  void reclaim_dead();
+  void recover_file();
+  bool recover(const Record& record);
+  void drop_leases(std::uint32_t slot);
+  void rebuild_leases();
+
+  Segment segment_;
+  Header* header_;
+  Slot* slot_table_;
+  Entry* entries_;
+  Rank* ranks_;
+  std::uint32_t* chunks_;
+  Node* nodes_;
+  Lease* leases_;
+  Blocks blocks_;
+  std::unique_ptr<BlockStore> blocks_store_;
+  Slots slots_;
+  SlotLock lock_;
+  std::vector<Extent> extents_;  // scratch, under the lock
+  std::atomic<std::int64_t> stalled_until_{0};
+  std::mutex undone_mutex_;
+  std::vector<std::uint32_t> undone_;  // reservations to give back at the next lock
+  std::atomic<bool> any_undone_{false};
+};
+
+// Holds the arena's lock, repaired and swept if need be; false when it was not to be had in time.
+class Arena::Guard {
+ public:
+  static constexpr std::int64_t kWait = 50'000'000;
+  enum class Insist { kYes };
+  explicit Guard(Arena& arena) : Guard(arena, kWait) {}
+  // For operations that cannot be skipped: waits longer, then throws SegmentError.
+  Guard(Arena& arena, Insist);
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  explicit operator bool() const { return held_; }
+
+ private:
+  Guard(Arena& arena, std::int64_t timeout_ns);
+
+  Arena& arena_;
+  bool held_;
+};
+
+}  // namespace stoker

@@ -1,0 +1,74 @@
+// Where the blocks are: in the segment's memory, or in a file read and written by pread and pwrite.
+//
+// A file holds nothing but blocks and one self-checksummed record per id. Nothing volatile is in
+// it, and it is never mapped: an I/O error or a full disk is an error code, not a SIGBUS.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "stoker/layout.h"
+
+namespace stoker {
+
+// What a file remembers of a published sample.
+struct Record {
+  std::uint64_t generation;
+  std::uint32_t id;
+  std::uint32_t length;
+  std::uint32_t crc;       // of the payload
+  std::uint32_t list_crc;  // of the spilled extent list, else 0
+  std::uint32_t extents[4];
+  std::uint32_t self_crc;  // of all the above
+  std::uint32_t unused[5];
+};
+static_assert(sizeof(Record) == 64);
+
+class BlockStore {
+ public:
+  virtual ~BlockStore() = default;
+  // Both copy `bytes` at the start of `extent`; false on an I/O error.
+  virtual bool read(Extent extent, void* to, std::uint64_t bytes) const = 0;
+  virtual bool write(Extent extent, const void* from, std::uint64_t bytes) = 0;
+  virtual void prefetch(Extent) const {}
+  virtual bool checksummed() const = 0;
+  virtual bool put_record(const Record&) { return true; }
+  // Reads up to records.size() records from id `first` on; false on an I/O error.
+  virtual bool get_records(std::uint32_t, std::span<Record>) const { return false; }
+  virtual int descriptor() const { return -1; }
+
+  static std::uint32_t self_crc(const Record& record);
+};
+
+std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* data);
+
+class FileBlocks : public BlockStore {
+ public:
+  // Opens or creates the file for this geometry and holds it under a shared lock, so that nobody
+  // rebuilds it meanwhile. `rebuild` is true for the process that found nobody else there.
+  // Throws SegmentError (other geometry, in use) and CapacityError (no room on the disk).
+  FileBlocks(const Header* header, const std::string& path);
+  // The file of a segment that was attached. Takes over the descriptor.
+  FileBlocks(const Header* header, int descriptor);
+  ~FileBlocks() override;
+
+  bool read(Extent extent, void* to, std::uint64_t bytes) const override;
+  bool write(Extent extent, const void* from, std::uint64_t bytes) override;
+  bool checksummed() const override { return true; }
+  bool put_record(const Record& record) override;
+  bool get_records(std::uint32_t first, std::span<Record> records) const override;
+  int descriptor() const override { return descriptor_; }
+  // Others may open the file from now on (through the segment).
+  void share();
+
+ private:
+  void create(const std::string& path);
+  void check(const std::string& path) const;
+
+  const Header* header_;
+  int descriptor_ = -1;
+};
+
+}  // namespace stoker

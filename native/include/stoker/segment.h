@@ -1,0 +1,49 @@
+// The memory that processes share: a sealed memfd, and for a segment on disk the file beside it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "stoker/layout.h"
+
+namespace stoker {
+
+struct Geometry {
+  std::uint32_t num_ids;
+  std::uint64_t capacity;  // payload bytes
+  std::uint64_t mean_size;
+  bool on_disk;
+  bool exact;
+  std::uint64_t seed;
+};
+
+class Segment {
+ public:
+  // Creates the memory, zeroed, its pages reserved. Throws CapacityError with the numbers.
+  static Segment create(const Geometry& geometry);
+  // Maps a segment that another process passed. Takes over the descriptor. Throws SegmentError.
+  static Segment attach(int descriptor);
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&&) = delete;
+  ~Segment();
+
+  // Writes the sizes and offsets of such a segment into a zeroed header.
+  static void plan(const Geometry& geometry, Header& header);
+
+  int descriptor() const { return descriptor_; }
+  Header* header() const { return reinterpret_cast<Header*>(base_); }
+  template <typename T>
+  T* at(std::uint64_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+ private:
+  Segment(int descriptor, unsigned char* base, std::uint64_t bytes)
+      : descriptor_(descriptor), base_(base), bytes_(bytes) {}
+
+  int descriptor_;
+  unsigned char* base_;
+  std::uint64_t bytes_;
+};
+
+}  // namespace stoker

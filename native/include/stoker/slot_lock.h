@@ -1,0 +1,29 @@
+// A lock shared by processes whose owner is a slot: its wait is bounded, and it is taken over when
+// the owner is dead. (A pthread robust mutex names its owner by thread id, which two pid namespaces
+// may share.)
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "stoker/slots.h"
+
+namespace stoker {
+
+class SlotLock {
+ public:
+  enum class Result { kTaken, kTakenFromDead, kTimedOut };
+
+  SlotLock(std::atomic<std::uint32_t>* word, const Slots& slots) : word_(word), slots_(slots) {}
+  Result acquire(std::uint32_t slot, std::int64_t timeout_ns);
+  void release();
+  // Takes the lock when a former owner of this very slot died with it.
+  bool inherit(std::uint32_t slot);
+
+ private:
+  static constexpr std::uint32_t kContended = 0x80000000;
+  std::atomic<std::uint32_t>* word_;
+  const Slots& slots_;
+};
+
+}  // namespace stoker

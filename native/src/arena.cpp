@@ -1,0 +1,326 @@
+// The arena as a whole: creation, the lock, regions, leases, counters.
+#include "stoker/arena.h"
+
+#include <cstring>
+
+#include "stoker/error.h"
+#include "stoker/futex.h"
+
+namespace stoker {
+namespace {
+
+constexpr std::int64_t kInsist = 5'000'000'000;
+constexpr std::int64_t kStalled = 1'000'000'000;  // after a time-out, how long nobody waits
+constexpr std::int64_t kReclaimEvery = 1'000'000'000;
+
+Segment create(const Geometry& geometry) {
+  if (geometry.num_ids == 0) throw ConfigError("num_ids must be at least 1");
+  if (geometry.mean_size == 0) throw ConfigError("mean_size must be at least 1 byte");
+  return Segment::create(geometry);
+}
+
+}  // namespace
+
+// --- the lock ---
+
+Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held_(false) {
+  const std::uint32_t me = arena.slot();
+  // One stopped process must not cost everybody 50 ms at every step.
+  const bool stalled = timeout_ns == kWait && monotonic_ns() < arena.stalled_until_.load();
+  const auto result = arena.lock_.acquire(me, stalled ? 0 : timeout_ns);
+  held_ = result != SlotLock::Result::kTimedOut;
+  if (!held_) {
+    if (!stalled) arena.stalled_until_.store(monotonic_ns() + kStalled);
+    return;
+  }
+  if (result == SlotLock::Result::kTakenFromDead) {
+    arena.repair();
+    arena.reclaim_dead();
+  }
+  if (arena.any_undone_.load()) arena.finish_undo();
+  const std::int64_t now = monotonic_ns();
+  if (now - arena.header_->reclaimed_at.load() > kReclaimEvery) arena.reclaim_dead();
+}
+
+Arena::Guard::~Guard() {
+  if (held_) arena_.lock_.release();
+}
+
+Arena::Guard::Guard(Arena& arena, Insist) : Guard(arena, kInsist) {
+  if (!held_) {
+    throw SegmentError(
+        "the cache's lock was not to be had within 5 s: a process that holds it is stopped; "
+        "continue or end it");
+  }
+}
+
+// --- the whole ---
+
+Arena::Arena(const Geometry& geometry, const std::string& path)
+    : segment_(create(geometry)),
+      header_(segment_.header()),
+      slot_table_(segment_.at<Slot>(header_->slots_at)),
+      entries_(segment_.at<Entry>(header_->entries_at)),
+      ranks_(segment_.at<Rank>(header_->ranks_at)),
+      chunks_(segment_.at<std::uint32_t>(header_->chunks_at)),
+      nodes_(segment_.at<Node>(header_->nodes_at)),
+      leases_(segment_.at<Lease>(header_->leases_at)),
+      blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
+      slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
+      lock_(&header_->lock, slots_) {
+  header_->num_regions = 1;
+  Region& main = header_->regions[0];
+  std::strncpy(main.name, "main", kNameBytes - 1);
+  main.budget = header_->capacity;
+  main.promote_to = main.ghost = kNone;
+  main.ties = main.strict = main.holds_bytes = true;
+  reset_derived();
+  rebuild_leases();
+  if (path.empty()) {
+    blocks_store_ = memory_blocks(header_, segment_.at<unsigned char>(header_->data_at));
+    return;
+  }
+  auto file = std::make_unique<FileBlocks>(header_, path);
+  FileBlocks& opened = *file;
+  blocks_store_ = std::move(file);
+  recover_file();
+  opened.share();
+}
+
+Arena::Arena(int memory, int file)
+    : segment_(Segment::attach(memory)),
+      header_(segment_.header()),
+      slot_table_(segment_.at<Slot>(header_->slots_at)),
+      entries_(segment_.at<Entry>(header_->entries_at)),
+      ranks_(segment_.at<Rank>(header_->ranks_at)),
+      chunks_(segment_.at<std::uint32_t>(header_->chunks_at)),
+      nodes_(segment_.at<Node>(header_->nodes_at)),
+      leases_(segment_.at<Lease>(header_->leases_at)),
+      blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
+      slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
+      lock_(&header_->lock, slots_) {
+  if ((header_->on_disk != 0) != (file >= 0)) {
+    throw SegmentError("the segment needs its file's descriptor too, or must not have one");
+  }
+  if (file >= 0) {
+    blocks_store_ = std::make_unique<FileBlocks>(header_, file);
+  } else {
+    blocks_store_ = memory_blocks(header_, segment_.at<unsigned char>(header_->data_at));
+  }
+}
+
+Arena::~Arena() {
+  if (!slots_.taken()) return;
+  try {
+    release(INT64_MAX);
+  } catch (const SegmentError&) {
+    // No slot was to be had: then there are no leases either.
+  }
+}
+
+void Arena::check(Ids ids) const {
+  for (const std::uint32_t id : ids) {
+    if (id >= header_->num_ids) {
+      throw ConfigError("id " + std::to_string(id) + " is out of range: give ids from 0 to " +
+                        std::to_string(header_->num_ids - 1));
+    }
+  }
+}
+
+// --- regions ---
+
+namespace {
+
+void fill(Region& region, const RegionSpec& spec) {
+  std::memset(&region, 0, sizeof(region));
+  std::strncpy(region.name, spec.name.c_str(), kNameBytes - 1);
+  region.budget = spec.budget;
+  region.order = spec.order;
+  region.admission = spec.admission;
+  region.pop = spec.pop;
+  region.visits = spec.visits;
+  region.ties = spec.ties;
+  region.strict = spec.strict;
+  region.holds_bytes = spec.holds_bytes;
+  region.promote_to = region.ghost = kNone;
+}
+
+void check_name(const RegionSpec& spec) {
+  if (spec.name.empty() || spec.name.size() >= kNameBytes) {
+    throw ConfigError("region \"" + spec.name + "\": give a name of 1 to " +
+                      std::to_string(kNameBytes - 1) + " bytes");
+  }
+}
+
+}  // namespace
+
+std::uint32_t Arena::region(const std::string& name) const {
+  std::string known;
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (name == header_->regions[r].name) return r;
+    known += (r == 0 ? "" : ", ") + std::string(header_->regions[r].name);
+  }
+  throw ConfigError("there is no region \"" + name + "\": the regions are " + known);
+}
+
+void Arena::configure(const std::vector<RegionSpec>& specs) {
+  if (specs.empty() || specs.size() > kMaxRegions) {
+    throw ConfigError(std::to_string(specs.size()) + " regions: give 1 to " +
+                      std::to_string(kMaxRegions));
+  }
+  std::uint64_t strict = 0;
+  for (const RegionSpec& spec : specs) {
+    check_name(spec);
+    if (spec.strict && spec.holds_bytes) strict += spec.budget;
+  }
+  if (strict > header_->capacity) {
+    throw ConfigError("the regions' budgets add up to " + std::to_string(strict) +
+                      " bytes, more than the capacity of " + std::to_string(header_->capacity));
+  }
+  const Guard guard(*this, Guard::Insist::kYes);
+  if (header_->payload != 0) throw ConfigError("the arena is not empty: configure it before use");
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    while (heap(r).size() > 0) heap(r).remove(heap(r).size() - 1);
+  }
+  header_->num_regions = static_cast<std::uint32_t>(specs.size());
+  for (std::uint32_t r = 0; r < specs.size(); ++r) fill(header_->regions[r], specs[r]);
+  for (std::uint32_t r = 0; r < specs.size(); ++r) {
+    if (!specs[r].promote_to.empty()) header_->regions[r].promote_to = region(specs[r].promote_to);
+    if (!specs[r].ghost.empty()) header_->regions[r].ghost = region(specs[r].ghost);
+  }
+}
+
+void Arena::add_region(const RegionSpec& spec) {
+  check_name(spec);
+  const Guard guard(*this, Guard::Insist::kYes);
+  if (header_->num_regions == kMaxRegions) {
+    throw ConfigError("an arena has at most " + std::to_string(kMaxRegions) + " regions");
+  }
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (spec.name == header_->regions[r].name) {
+      throw ConfigError("region \"" + spec.name + "\" exists already: give another name");
+    }
+  }
+  const std::uint32_t promote_to = spec.promote_to.empty() ? kNone : region(spec.promote_to);
+  const std::uint32_t ghost = spec.ghost.empty() ? kNone : region(spec.ghost);
+  if (spec.holds_bytes && spec.strict) {
+    Region& main = header_->regions[region("main")];
+    if (main.budget < spec.budget || main.bytes > main.budget - spec.budget) {
+      throw ConfigError("region \"" + spec.name + "\": " + std::to_string(spec.budget) +
+                        " bytes are more than the " + std::to_string(main.budget - main.bytes) +
+                        " free in \"main\": add regions before samples, or give less");
+    }
+    main.budget -= spec.budget;
+  }
+  Region& added = header_->regions[header_->num_regions];
+  fill(added, spec);
+  added.promote_to = promote_to;
+  added.ghost = ghost;
+  ++header_->num_regions;
+}
+
+void Arena::resize_region(const std::string& name, std::uint64_t budget) {
+  const std::uint32_t r = region(name);
+  std::uint64_t others = 0;
+  std::uint32_t main = kNone;
+  {
+    const Guard guard(*this, Guard::Insist::kYes);
+    for (std::uint32_t i = 0; i < header_->num_regions; ++i) {
+      const Region& other = header_->regions[i];
+      if (i == r || !other.strict || !other.holds_bytes) continue;
+      if (std::string(other.name) == "main") {
+        main = i;
+      } else {
+        others += other.budget;
+      }
+    }
+    const Region& resized = header_->regions[r];
+    if (resized.strict && resized.holds_bytes && others + budget > header_->capacity) {
+      throw ConfigError("region \"" + name + "\": " + std::to_string(budget) +
+                        " bytes and the other regions' " + std::to_string(others) +
+                        " are more than the capacity of " + std::to_string(header_->capacity) +
+                        ": shrink another region first");
+    }
+    header_->regions[r].budget = budget;
+    if (main != kNone) header_->regions[main].budget = header_->capacity - others - budget;
+  }
+  // In short steps, so that nobody waits long for the lock.
+  for (const std::uint32_t shrunk : {r, main}) {
+    for (bool over = shrunk != kNone; over;) {
+      const Guard guard(*this, Guard::Insist::kYes);
+      const Region& region = header_->regions[shrunk];
+      for (int step = 0; step < 64 && over; ++step) {
+        over = region.bytes > region.budget;
+        if (over && !region.holds_bytes) forget(heap(shrunk).at(0).id);
+        if (over && region.holds_bytes) over = evict_one(shrunk);
+      }
+    }
+  }
+}
+
+std::vector<Region> Arena::regions() {
+  const Guard guard(*this, Guard::Insist::kYes);
+  return {header_->regions, header_->regions + header_->num_regions};
+}
+
+// --- leases ---
+
+bool Arena::lease(Ids ids, std::int64_t position) {
+  check(ids);
+  const Guard guard(*this);
+  if (!guard) return false;
+  Slot& mine = slot_table_[slot()];
+  for (const std::uint32_t id : ids) {
+    const std::uint32_t taken = header_->free_lease;
+    if (taken == 0 || ranks_[id].leases.load() == UINT16_MAX) return false;
+    Lease& added = leases_[taken - 1];
+    header_->free_lease = added.next;
+    added = {position, id, 0};
+    (mine.lease_head == 0 ? mine.lease_head : leases_[mine.lease_tail - 1].next) = taken;
+    mine.lease_tail = taken;
+    ranks_[id].leases.fetch_add(1, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+void Arena::release(std::int64_t position) {
+  Slot& mine = slot_table_[slot()];
+  if (mine.lease_head == 0) return;  // only this process adds to its list
+  const Guard guard(*this, Guard::Insist::kYes);
+  while (mine.lease_head != 0 && leases_[mine.lease_head - 1].position <= position) {
+    const std::uint32_t ended = mine.lease_head;
+    Lease& lease = leases_[ended - 1];
+    mine.lease_head = lease.next;
+    ranks_[lease.id].leases.fetch_sub(1, std::memory_order_relaxed);
+    lease.next = header_->free_lease;
+    header_->free_lease = ended;
+  }
+}
+
+// --- counters ---
+
+Counters Arena::counters() {
+  Counters sum{};
+  for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
+    const Slot& slot = slot_table_[s];
+    sum.hits += slot.hits.load(std::memory_order_relaxed);
+    sum.misses += slot.misses.load(std::memory_order_relaxed);
+    sum.torn += slot.torn.load(std::memory_order_relaxed);
+    sum.corrupt += slot.corrupt.load(std::memory_order_relaxed);
+    sum.bypassed += slot.bypassed.load(std::memory_order_relaxed);
+  }
+  const Guard guard(*this, Guard::Insist::kYes);
+  sum.inserts = header_->inserts;
+  sum.evictions = header_->evictions;
+  sum.rejected = header_->rejected;
+  sum.repairs = header_->repairs;
+  sum.reclaimed = header_->reclaimed;
+  sum.payload = header_->payload;
+  sum.free_blocks = header_->free_blocks;
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (header_->regions[r].holds_bytes) sum.entries += header_->regions[r].size;
+  }
+  return sum;
+}
+
+}  // namespace stoker

@@ -1,0 +1,169 @@
+// The arena's lock-free side: look, copy out, check the version, touch.
+#include <algorithm>
+#include <limits>
+
+#include "stoker/arena.h"
+#include "stoker/crc32c.h"
+#include "stoker/keys.h"
+#include "stoker/racy_copy.h"
+
+namespace stoker {
+namespace {
+
+constexpr std::size_t kAhead = 16;     // entries looked up before they are needed
+constexpr std::size_t kDataAhead = 2;  // samples
+
+}  // namespace
+
+std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) {
+  check(ids);
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&entries_[ids[i + kAhead]]);
+    const Entry& entry = entries_[ids[i]];
+    const std::uint64_t word = entry.word.load(std::memory_order_acquire);
+    const bool ready = state_of(word) == State::kReady;
+    const std::uint32_t length = ready ? entry.length.load(std::memory_order_relaxed) : 0;
+    snapshots[i] = {ready ? word : 0, length};
+    total += length;
+  }
+  return total;
+}
+
+std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
+                         std::int64_t* offsets, bool* found) {
+  Slot& mine = slot_table_[slot()];
+  const std::uint64_t now = header_->clock.fetch_add(ids.size(), std::memory_order_relaxed) + 1;
+  std::uint64_t at = 0;
+  std::uint64_t hits = 0;
+  offsets[0] = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kDataAhead < ids.size()) {
+      const Entry& later = entries_[ids[i + kDataAhead]];
+      const Extent extent{later.extents[0].load(std::memory_order_relaxed), 0};
+      if (snapshots[i + kDataAhead].word != 0 && extent.first < header_->num_blocks) {
+        blocks_store_->prefetch(extent);
+      }
+      __builtin_prefetch(&ranks_[ids[i + kDataAhead]], 1);
+    }
+    const Entry& entry = entries_[ids[i]];
+    const auto [word, length] = snapshots[i];
+    found[i] = false;
+    if (word != 0) {
+      const std::uint32_t crc = entry.crc.load(std::memory_order_relaxed);
+      const bool copied = copy_out(entry, length, out + at);
+      read_fence();
+      if (entry.word.load(std::memory_order_relaxed) != word) {
+        mine.torn.fetch_add(1, std::memory_order_relaxed);
+      } else if (!copied ||
+                 (blocks_store_->checksummed() && crc32c(0, out + at, length) != crc)) {
+        mine.corrupt.fetch_add(1, std::memory_order_relaxed);
+        discard({&ids[i], 1});
+      } else {
+        found[i] = true;
+        ++hits;
+        at += length;
+        touch(ids[i], now + i);
+      }
+    }
+    offsets[i + 1] = static_cast<std::int64_t>(at);
+  }
+  mine.hits.fetch_add(hits, std::memory_order_relaxed);
+  mine.misses.fetch_add(ids.size() - hits, std::memory_order_relaxed);
+  return at;
+}
+
+// False when what the entry says cannot be: it changed meanwhile, or a disk failed.
+bool Arena::copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const {
+  std::uint64_t left = length;
+  const auto copy = [&](Extent extent) {
+    const std::uint64_t bytes =
+        std::min<std::uint64_t>(left, std::uint64_t{extent.count} * header_->block_size);
+    if (extent.first > header_->num_blocks || extent.count > header_->num_blocks - extent.first ||
+        !blocks_store_->read(extent, out, bytes)) {
+      return false;
+    }
+    out += bytes;
+    left -= bytes;
+    return true;
+  };
+  const auto part = [&](int i) { return entry.extents[i].load(std::memory_order_relaxed); };
+  if ((part(1) & kSpilled) == 0) {
+    const Extent first{part(0), part(1)};
+    const Extent second{part(2), part(3)};
+    return copy(first) && (left == 0 || copy(second)) && left == 0;
+  }
+  std::vector<Extent> extents;
+  Extent list{};
+  if (!load_extents(entry, extents, &list)) return false;
+  for (const Extent extent : extents) {
+    if (!copy(extent)) return false;
+  }
+  return left == 0;
+}
+
+// All extents of an entry, and the block that lists them (count 0 when they are inline).
+bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const {
+  std::uint32_t parts[4];
+  for (int i = 0; i < 4; ++i) parts[i] = entry.extents[i].load(std::memory_order_relaxed);
+  extents.clear();
+  *list = {0, 0};
+  if ((parts[1] & kSpilled) == 0) {
+    for (int i = 0; i < 4; i += 2) {
+      if (parts[i + 1] != 0) extents.push_back({parts[i], parts[i + 1]});
+    }
+    return true;
+  }
+  const std::uint32_t count = parts[1] & ~kSpilled;
+  if (parts[0] >= header_->num_blocks || count > header_->block_size / sizeof(Extent)) {
+    return false;
+  }
+  *list = {parts[0], 1};
+  extents.resize(count);
+  return blocks_store_->read(*list, extents.data(), count * sizeof(Extent));
+}
+
+// Readers only store keys that grow; eviction looks at them lazily.
+void Arena::touch(std::uint32_t id, std::uint64_t now) {
+  Rank& rank = ranks_[id];
+  const std::uint8_t tag = rank.region.load(std::memory_order_relaxed);
+  if (tag == 0 || tag > kMaxRegions) return;
+  const Region& region = header_->regions[tag - 1];
+  if (region.order == Order::kRecency) {
+    rank.key.store(static_cast<double>(now), std::memory_order_relaxed);
+  } else if (region.order == Order::kFrequency) {
+    const std::uint64_t count = count_of(rank.key.load(std::memory_order_relaxed));
+    rank.key.store(pair_key(count + 1, now), std::memory_order_relaxed);
+  } else if (region.pop >= Pop::kSieve) {
+    const std::uint8_t most = region.pop == Pop::kSieve ? 1 : 3;
+    const std::uint8_t visits = rank.visits.load(std::memory_order_relaxed);
+    if (visits < most) rank.visits.store(visits + 1, std::memory_order_relaxed);
+  }
+}
+
+void Arena::contains(Ids ids, bool* found) const {
+  check(ids);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    found[i] = state_of(entries_[ids[i]].word.load(std::memory_order_acquire)) == State::kReady;
+  }
+}
+
+void Arena::keys(Ids ids, double* keys) const {
+  check(ids);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::uint8_t tag = ranks_[ids[i]].region.load(std::memory_order_relaxed);
+    const double key = ranks_[ids[i]].key.load(std::memory_order_relaxed);
+    const State state = state_of(entries_[ids[i]].word.load(std::memory_order_acquire));
+    if (state != State::kReady || tag == 0) {
+      keys[i] = std::numeric_limits<double>::quiet_NaN();
+    } else if (header_->regions[tag - 1].order == Order::kFrequency) {
+      keys[i] = static_cast<double>(count_of(key));
+    } else if (header_->regions[tag - 1].pop == Pop::kSieve) {
+      keys[i] = static_cast<double>(clock_of(key));
+    } else {
+      keys[i] = key;
+    }
+  }
+}
+
+}  // namespace stoker

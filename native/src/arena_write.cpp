@@ -1,0 +1,328 @@
+// The arena's writing side: reserve under the lock, copy outside it, publish; and single flight.
+#include <algorithm>
+#include <climits>
+
+#include "stoker/arena.h"
+#include "stoker/crc32c.h"
+#include "stoker/error.h"
+#include "stoker/futex.h"
+#include "stoker/keys.h"
+#include "stoker/racy_copy.h"
+
+namespace stoker {
+namespace {
+
+constexpr std::size_t kBatch = 64;                 // samples reserved under one lock
+constexpr std::uint64_t kBatchBytes = 4ull << 20;  // and at most about so many bytes
+constexpr std::int64_t kSlice = 20'000'000;        // between two looks at whether a claimant lives
+
+const std::atomic<std::uint32_t>* futex_of(const Entry& entry) {
+  return reinterpret_cast<const std::atomic<std::uint32_t>*>(&entry.word);
+}
+
+}  // namespace
+
+std::uint32_t Arena::blocks_of(std::uint64_t length) const {
+  return static_cast<std::uint32_t>((length + header_->block_size - 1) / header_->block_size);
+}
+
+// Moves an entry to its next state and wakes those who wait for that.
+void Arena::set_word(Entry& entry, State state, std::uint32_t owner) {
+  std::uint64_t word = entry.word.load(std::memory_order_relaxed);
+  while (!entry.word.compare_exchange_weak(word, next_word(word, state, owner),
+                                           std::memory_order_acq_rel)) {
+  }
+  if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
+}
+
+double Arena::first_key(const Region& region, const double* key) {
+  const double now = tick();
+  if (region.order == Order::kFrequency) return pair_key(1, static_cast<std::uint64_t>(now));
+  if (region.pop == Pop::kSieve) return pair_key(region.round, static_cast<std::uint64_t>(now));
+  return region.order == Order::kKey && key != nullptr ? *key : now;
+}
+
+void Arena::put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
+                bool* admitted) {
+  check(ids);
+  if (region >= header_->num_regions || !header_->regions[region].holds_bytes) {
+    throw ConfigError("this region holds no samples");
+  }
+  for (std::size_t done = 0; done < ids.size();) {
+    std::size_t count = 0;
+    std::uint64_t bytes = 0;
+    while (done + count < ids.size() && count < kBatch && bytes < kBatchBytes) {
+      bytes += samples[done + count++].size;
+    }
+    put_some(ids.subspan(done, count), samples + done, keys == nullptr ? nullptr : keys + done,
+             region, admitted + done);
+    done += count;
+  }
+}
+
+void Arena::put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
+                     bool* admitted) {
+  Reserved reserved[kBatch];
+  Slot& mine = slot_table_[slot()];
+  mine.pending.fetch_add(static_cast<std::uint32_t>(ids.size()));
+  {
+    const Guard guard(*this);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      reserved[i] = guard ? reserve(ids[i], samples[i].size, keys == nullptr ? nullptr : keys + i,
+                                    region)
+                          : Reserved::kRefused;
+    }
+    if (!guard) mine.bypassed.fetch_add(ids.size(), std::memory_order_relaxed);
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    admitted[i] = reserved[i] != Reserved::kRefused;
+    if (reserved[i] == Reserved::kTaken) {
+      admitted[i] = write(ids[i], samples[i]);
+      admitted[i] ? publish(ids[i]) : undo(ids[i]);
+    } else if (reserved[i] == Reserved::kRefused) {
+      give_back(ids[i]);
+    }
+  }
+  mine.pending.fetch_sub(static_cast<std::uint32_t>(ids.size()));
+}
+
+Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const double* key,
+                               std::uint32_t region) {
+  Entry& entry = entries_[id];
+  const std::uint32_t me = slot();
+  std::uint64_t word = entry.word.load(std::memory_order_acquire);
+  if (state_of(word) == State::kReady) {
+    const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+    if (key != nullptr && tag != 0 && header_->regions[tag - 1].order == Order::kKey) {
+      heap(tag - 1u).update(ranks_[id].heap_pos.load(std::memory_order_relaxed), *key);
+    }
+    return Reserved::kPresent;
+  }
+  const bool claimed = state_of(word) == State::kClaimed;
+  if (state_of(word) == State::kReserved || (claimed && owner_of(word) != me)) {
+    return Reserved::kRefused;  // somebody else's: two copies would be one too many
+  }
+  const Region& asked = header_->regions[region];
+  const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+  bool fitting = length <= header_->capacity && length <= asked.budget && length < UINT32_MAX;
+  if (fitting && asked.ghost != kNone && tag == asked.ghost + 1) region = asked.promote_to;
+  if (fitting) forget(id);
+  Region& target = header_->regions[region];
+  fitting = fitting && (!target.strict || length <= target.budget);
+  while (fitting && (fitting = make_room(region, length, key)) &&
+         !allocate(entry, blocks_of(length))) {
+    // There is room, but in too many pieces.
+    fitting = target.admission != Admission::kWhileRoom &&
+              evict_one(victims_region(region));
+  }
+  if (!fitting) {
+    ++header_->rejected;
+    return Reserved::kRefused;
+  }
+  entry.length.store(static_cast<std::uint32_t>(length), std::memory_order_relaxed);
+  ranks_[id].visits.store(0, std::memory_order_relaxed);
+  for (;;) {
+    // Claims come without the lock; one that came in between keeps the sample to itself.
+    const bool free = state_of(word) == State::kEmpty ||
+                      (state_of(word) == State::kClaimed && owner_of(word) == me);
+    if (!free) {
+      free_blocks(entry);
+      return Reserved::kRefused;
+    }
+    const std::uint64_t waiters = word & kWaiters;
+    if (entry.word.compare_exchange_weak(word, next_word(word, State::kReserved, me) | waiters,
+                                         std::memory_order_acq_rel)) {
+      if (state_of(word) == State::kClaimed) slot_table_[me].pending.fetch_sub(1);
+      break;
+    }
+  }
+  header_->payload += length;
+  if (!heap(region).push(id, first_key(target, key))) {
+    drop(id);  // out of nodes, and so out of reach of eviction
+    return Reserved::kRefused;
+  }
+  target.bytes += length;
+  ++header_->inserts;
+  return Reserved::kTaken;
+}
+
+// Fills in the entry's extents.
+bool Arena::allocate(Entry& entry, std::uint32_t count) {
+  const auto most = static_cast<std::uint32_t>(header_->block_size / sizeof(Extent));
+  if (!blocks_.allocate(count, most, extents_)) return false;
+  std::uint32_t parts[4] = {0, 0, 0, 0};
+  if (extents_.size() <= 2) {
+    for (std::size_t i = 0; i < extents_.size(); ++i) {
+      parts[2 * i] = extents_[i].first;
+      parts[2 * i + 1] = extents_[i].count;
+    }
+  } else {
+    std::vector<Extent> list;
+    const std::uint64_t bytes = extents_.size() * sizeof(Extent);
+    const bool listed = blocks_.allocate(1, 1, list);
+    if (!listed || !blocks_store_->write(list[0], extents_.data(), bytes)) {
+      for (const Extent extent : extents_) blocks_.release(extent);
+      if (listed) blocks_.release(list[0]);
+      return false;
+    }
+    parts[0] = list[0].first;
+    parts[1] = static_cast<std::uint32_t>(extents_.size()) | kSpilled;
+  }
+  for (int i = 0; i < 4; ++i) entry.extents[i].store(parts[i], std::memory_order_relaxed);
+  return true;
+}
+
+// Copies a reserved sample into its blocks. No lock is held.
+bool Arena::write(std::uint32_t id, const Sample& sample) {
+  Entry& entry = entries_[id];
+  write_fence();  // readers of what was in these blocks must see that their version has gone
+  std::vector<Extent> extents;
+  Extent list{};
+  if (!load_extents(entry, extents, &list)) return false;
+  const auto* from = static_cast<const unsigned char*>(sample.data);
+  std::uint64_t left = sample.size;
+  for (const Extent extent : extents) {
+    const std::uint64_t bytes =
+        std::min<std::uint64_t>(left, std::uint64_t{extent.count} * header_->block_size);
+    if (!blocks_store_->write(extent, from, bytes)) return false;
+    from += bytes;
+    left -= bytes;
+  }
+  if (!blocks_store_->checksummed()) return true;
+  Record record{};
+  record.generation = header_->clock.fetch_add(1) + 1;
+  record.id = id;
+  record.length = static_cast<std::uint32_t>(sample.size);
+  record.crc = crc32c(0, sample.data, sample.size);
+  for (int i = 0; i < 4; ++i) record.extents[i] = entry.extents[i].load(std::memory_order_relaxed);
+  if (list.count != 0) record.list_crc = crc32c(0, extents.data(), extents.size() * sizeof(Extent));
+  record.self_crc = BlockStore::self_crc(record);
+  entry.crc.store(record.crc, std::memory_order_relaxed);
+  return blocks_store_->put_record(record);
+}
+
+void Arena::publish(std::uint32_t id) { set_word(entries_[id], State::kReady, 0); }
+
+// Frees a reservation whose bytes could not be written.
+void Arena::undo(std::uint32_t id) {
+  {
+    const Guard guard(*this);
+    if (guard) {
+      drop(id);
+      return;
+    }
+  }
+  const std::lock_guard waiting(undone_mutex_);
+  slot_table_[slot()].pending.fetch_add(1);
+  undone_.push_back(id);
+  any_undone_.store(true);
+}
+
+// Under the lock. After a fork the list may hold what is the parent's to undo.
+void Arena::finish_undo() {
+  const std::lock_guard waiting(undone_mutex_);
+  const std::uint32_t me = slot();
+  for (const std::uint32_t id : undone_) {
+    const std::uint64_t word = entries_[id].word.load(std::memory_order_acquire);
+    if (state_of(word) != State::kReserved || owner_of(word) != me) continue;
+    drop(id);
+    slot_table_[me].pending.fetch_sub(1);
+  }
+  undone_.clear();
+  any_undone_.store(false);
+}
+
+void Arena::discard(Ids ids) {
+  check(ids);
+  const Guard guard(*this);
+  for (const std::uint32_t id : ids) {
+    const std::uint64_t word = entries_[id].word.load(std::memory_order_acquire);
+    if (guard && state_of(word) == State::kReady) drop(id);
+  }
+}
+
+void Arena::set_keys(Ids ids, const double* keys) {
+  check(ids);
+  constexpr std::size_t kAtOnce = 1024;
+  for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
+    const Guard guard(*this);
+    if (!guard) return;
+    for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
+      const Rank& rank = ranks_[ids[i]];
+      const std::uint8_t tag = rank.region.load(std::memory_order_relaxed);
+      if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
+      heap(tag - 1u).update(rank.heap_pos.load(std::memory_order_relaxed), keys[i]);
+    }
+  }
+}
+
+// --- single flight ---
+
+void Arena::claim(Ids ids, bool* claimed) {
+  check(ids);
+  const std::uint32_t me = slot();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    Entry& entry = entries_[ids[i]];
+    slot_table_[me].pending.fetch_add(1);
+    std::uint64_t word = entry.word.load(std::memory_order_acquire);
+    claimed[i] = false;
+    while (!claimed[i]) {
+      const bool orphan = state_of(word) == State::kClaimed && owner_of(word) != me &&
+                          !slots_.alive(owner_of(word));
+      if (state_of(word) != State::kEmpty && !orphan) break;
+      claimed[i] = entry.word.compare_exchange_weak(
+          word, next_word(word, State::kClaimed, me) | (word & kWaiters),
+          std::memory_order_acq_rel);
+    }
+    if (!claimed[i]) slot_table_[me].pending.fetch_sub(1);
+  }
+}
+
+// Ends a claim of this process without a sample; false when there was none.
+bool Arena::give_back(std::uint32_t id) {
+  const std::uint32_t me = slot();
+  Entry& entry = entries_[id];
+  std::uint64_t word = entry.word.load(std::memory_order_acquire);
+  while (state_of(word) == State::kClaimed && owner_of(word) == me) {
+    if (entry.word.compare_exchange_weak(word, next_word(word, State::kEmpty, 0),
+                                         std::memory_order_acq_rel)) {
+      if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
+      slot_table_[me].pending.fetch_sub(1);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Arena::abandon(Ids ids) {
+  check(ids);
+  for (const std::uint32_t id : ids) give_back(id);
+}
+
+void Arena::wait(Ids ids, std::int64_t timeout_ns, bool* found) {
+  check(ids);
+  const std::int64_t deadline = monotonic_ns() + timeout_ns;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    Entry& entry = entries_[ids[i]];
+    for (;;) {
+      std::uint64_t word = entry.word.load(std::memory_order_acquire);
+      const State state = state_of(word);
+      found[i] = state == State::kReady;
+      const std::int64_t left = deadline - monotonic_ns();
+      if (found[i] || state == State::kEmpty || left <= 0) break;
+      if (!slots_.alive(owner_of(word))) {
+        reclaim();
+        if (entry.word.load(std::memory_order_acquire) == word) break;
+        continue;
+      }
+      if ((word & kWaiters) == 0 &&
+          !entry.word.compare_exchange_strong(word, word | kWaiters)) {
+        continue;
+      }
+      futex_wait(futex_of(entry), static_cast<std::uint32_t>(word | kWaiters),
+                 std::min(left, kSlice));
+    }
+  }
+}
+
+}  // namespace stoker

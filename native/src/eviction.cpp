@@ -1,0 +1,237 @@
+// Who leaves: admission rules, pop rules, ghosts. Only used under the lock.
+#include <algorithm>
+#include <limits>
+
+#include "stoker/arena.h"
+#include "stoker/keys.h"
+
+namespace stoker {
+namespace {
+
+// Outside the exact mode one eviction looks at no more nodes than this, so that the lock is short.
+constexpr int kMostSteps = 64;
+constexpr std::size_t kMostAside = 1024;
+constexpr std::uint32_t kRandomTries = 64;
+
+std::uint64_t xorshift(std::uint64_t& state) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return state;
+}
+
+}  // namespace
+
+bool Arena::evictable(std::uint32_t id) const {
+  return ranks_[id].leases.load(std::memory_order_relaxed) == 0 &&
+         state_of(entries_[id].word.load(std::memory_order_relaxed)) == State::kReady;
+}
+
+bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed,
+                 std::uint64_t freed_blocks) const {
+  return (!region.strict || region.bytes + length <= region.budget + freed) &&
+         header_->payload + length <= header_->capacity + freed &&
+         blocks_of(length) <= header_->free_blocks + freed_blocks;
+}
+
+bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key) {
+  const Region& wanted = header_->regions[region];
+  if (fits(wanted, length, 0, 0)) return true;
+  if (wanted.admission == Admission::kWhileRoom) return false;
+  if (wanted.admission == Admission::kBeatsVictims) {
+    return outranks_victims(region, length, first_key(wanted, key));
+  }
+  while (!fits(wanted, length, 0, 0)) {
+    if (!evict_one(victims_region(region))) return false;
+  }
+  return true;
+}
+
+// Where the next victim is sought: in the region itself when it is strict; else in the last
+// borrowing region over its budget, or the first one that has something to give.
+std::uint32_t Arena::victims_region(std::uint32_t region) const {
+  const Region* regions = header_->regions;
+  if (regions[region].strict) return region;
+  std::uint32_t chosen = region;
+  for (std::uint32_t r = header_->num_regions; r-- > 0;) {
+    if (regions[r].strict || !regions[r].holds_bytes || regions[r].size == 0) continue;
+    if (regions[r].bytes > regions[r].budget) return r;
+    chosen = r;
+  }
+  return chosen;
+}
+
+// Collects victims in key order; evicts them only if the newcomer outranks every one.
+bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double key) {
+  const Region& wanted = header_->regions[region];
+  std::vector<Victim> victims;
+  std::uint64_t freed = 0;
+  std::uint64_t freed_blocks = 0;
+  bool outranks = true;
+  while (outranks && !fits(wanted, length, freed, freed_blocks)) {
+    Victim victim{};
+    if (!next_victim(region, victim)) {
+      outranks = false;
+      break;
+    }
+    victims.push_back(victim);
+    outranks = victim.key < key || (victim.key == key && wanted.ties);
+    const std::uint32_t size = entries_[victim.id].length.load(std::memory_order_relaxed);
+    freed += size;
+    freed_blocks += blocks_of(size);
+  }
+  for (const Victim& victim : victims) {
+    if (outranks) {
+      evict(region, victim.id);
+    } else {
+      heap(region).insert(victim.id, victim.key);
+    }
+  }
+  return outranks;
+}
+
+bool Arena::evict_one(std::uint32_t region) {
+  Victim victim{};
+  if (!next_victim(region, victim)) return false;
+  evict(region, victim.id);
+  return true;
+}
+
+// Takes the next victim out of the region's heap. Those that may not leave keep their place.
+bool Arena::next_victim(std::uint32_t region, Victim& victim) {
+  if (header_->regions[region].pop == Pop::kRandom) return random_victim(region, victim);
+  Heap members = heap(region);
+  std::vector<Victim> aside;
+  bool found = false;
+  int steps = header_->exact ? std::numeric_limits<int>::max() : kMostSteps;
+  while (!found && members.size() > 0 && (header_->exact || aside.size() < kMostAside)) {
+    const Node top = members.at(0);
+    if (!evictable(top.id)) {
+      aside.push_back({top.id, top.key});
+      members.remove(0);
+    } else if (settled(region, members, steps <= 0, steps)) {
+      victim = {top.id, top.key};
+      members.remove(0);
+      found = true;
+    }
+  }
+  for (const Victim& kept : aside) members.insert(kept.id, kept.key);
+  return found;
+}
+
+// Looks at the smallest node: true when it is to leave; else it was moved to where it belongs.
+bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& steps) {
+  const Region& rules = header_->regions[region];
+  const Node top = members.at(0);
+  Rank& rank = ranks_[top.id];
+  if (at_once) return true;
+  --steps;
+  const double key = rank.key.load(std::memory_order_relaxed);
+  if (rules.order == Order::kRecency || rules.order == Order::kFrequency) {
+    if (key <= top.key) return true;
+    members.update(0, key);
+    return false;
+  }
+  const std::uint8_t visits = rank.visits.load(std::memory_order_relaxed);
+  if (rules.pop == Pop::kPromote && visits >= rules.visits) {
+    promote(region, top.id);
+    return false;
+  }
+  if (rules.pop == Pop::kSecondChance && visits > 0) {
+    rank.visits.store(visits - 1, std::memory_order_relaxed);
+    members.update(0, tick());
+    return false;
+  }
+  if (rules.pop == Pop::kSieve && visits > 0) {
+    rank.visits.store(0, std::memory_order_relaxed);
+    members.update(0, pair_key(count_of(top.key) + 1, clock_of(top.key)));
+    return false;
+  }
+  return true;
+}
+
+bool Arena::random_victim(std::uint32_t region, Victim& victim) {
+  Heap members = heap(region);
+  const std::uint32_t size = members.size();
+  if (size == 0) return false;
+  std::uint32_t pos = static_cast<std::uint32_t>(xorshift(header_->random) % size);
+  // After some tries it is a search, so that one free sample among leased ones is found.
+  for (std::uint32_t tries = 0; tries < kRandomTries + size; ++tries) {
+    const Node node = members.at(pos);
+    if (evictable(node.id)) {
+      victim = {node.id, node.key};
+      members.remove(pos);
+      return true;
+    }
+    pos = tries < kRandomTries ? static_cast<std::uint32_t>(xorshift(header_->random) % size)
+                               : (pos + 1) % size;
+  }
+  return false;
+}
+
+void Arena::promote(std::uint32_t region, std::uint32_t id) {
+  Region& from = header_->regions[region];
+  Region& to = header_->regions[from.promote_to];
+  const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  heap(region).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+  from.bytes -= length;
+  ranks_[id].visits.store(0, std::memory_order_relaxed);
+  heap(from.promote_to).push(id, first_key(to, nullptr));
+  to.bytes += length;
+}
+
+// The victim is out of the heap already.
+void Arena::evict(std::uint32_t region, std::uint32_t id) {
+  Region& from = header_->regions[region];
+  const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  set_word(entries_[id], State::kEmpty, 0);
+  free_blocks(entries_[id]);
+  from.bytes -= length;
+  header_->payload -= length;
+  ++header_->evictions;
+  if (from.pop == Pop::kSieve && from.size > 0) {
+    // The hand's pass: the one of the sample it looks at next.
+    from.round = count_of(heap(region).at(0).key);
+  }
+  if (from.ghost != kNone) remember(from.ghost, id);
+}
+
+// A ghost's members are ids whose entries are empty; their lengths stay for its budget.
+void Arena::remember(std::uint32_t ghost, std::uint32_t id) {
+  Region& memory = header_->regions[ghost];
+  const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  if (length > memory.budget) return;
+  while (memory.bytes + length > memory.budget) forget(heap(ghost).at(0).id);
+  if (heap(ghost).push(id, tick())) memory.bytes += length;
+}
+
+void Arena::forget(std::uint32_t id) {
+  const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+  if (tag == 0 || header_->regions[tag - 1].holds_bytes) return;
+  header_->regions[tag - 1].bytes -= entries_[id].length.load(std::memory_order_relaxed);
+  heap(tag - 1u).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+}
+
+void Arena::free_blocks(const Entry& entry) {
+  Extent list{};
+  std::vector<Extent>& extents = extents_;
+  if (load_extents(entry, extents, &list)) {
+    for (const Extent extent : extents) blocks_.release(extent);
+  }
+  if (list.count != 0) blocks_.release(list);
+}
+
+// Takes a sample out of its region and frees it: for discard, and for reservations undone.
+void Arena::drop(std::uint32_t id) {
+  const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+  const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  if (tag != 0) {
+    heap(tag - 1u).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+    header_->regions[tag - 1].bytes -= length;
+  }
+  set_word(entries_[id], State::kEmpty, 0);
+  free_blocks(entries_[id]);
+  header_->payload -= length;
+}
+
+}  // namespace stoker

@@ -1,0 +1,135 @@
+#include "stoker/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "stoker/blocks.h"
+#include "stoker/error.h"
+#include "stoker/heap.h"
+
+namespace stoker {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kFileRecord = 64;  // see block_store.cpp
+
+std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+unsigned char* map(int descriptor, std::uint64_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (base == MAP_FAILED) throw CapacityError(describe_errno("map the segment", errno));
+  return static_cast<unsigned char*>(base);
+}
+
+}  // namespace
+
+void Segment::plan(const Geometry& geometry, Header& h) {
+  h.abi = kAbi;
+  h.num_ids = geometry.num_ids;
+  h.capacity = geometry.capacity;
+  h.mean_size = geometry.mean_size;
+  h.on_disk = geometry.on_disk;
+  h.exact = geometry.exact;
+  h.random = geometry.seed * 2 + 1;
+  // Small blocks waste little, large ones keep extents short: a sixteenth of a sample does both.
+  std::uint64_t block = std::bit_floor(std::max<std::uint64_t>(geometry.mean_size / 16, 1));
+  block = std::clamp<std::uint64_t>(block, 64, kPage);
+  if (geometry.on_disk) block = std::max<std::uint64_t>(block, 512);
+  const std::uint64_t samples =
+      std::min<std::uint64_t>(geometry.capacity / geometry.mean_size + 1, geometry.num_ids);
+  std::uint64_t blocks = 0;
+  for (;; block *= 2) {
+    // Payload, half a block lost per sample, and 5 % kept free so that runs are found.
+    blocks = geometry.capacity / block + samples * 5 / 8 + geometry.capacity / 20 / block + 64;
+    if (blocks < kSpilled) break;
+  }
+  h.block_size = static_cast<std::uint32_t>(block);
+  h.num_blocks = static_cast<std::uint32_t>(blocks);
+  const std::uint64_t nodes = std::min<std::uint64_t>(geometry.num_ids, 2 * blocks);
+  h.num_chunks = static_cast<std::uint32_t>(nodes / kChunkNodes + kMaxRegions + 1);
+  h.num_leases = static_cast<std::uint32_t>(std::min<std::uint64_t>(nodes / 8 + 4096, 1u << 24));
+  std::uint64_t at = pages(sizeof(Header));
+  const auto take = [&at](std::uint64_t bytes) {
+    const std::uint64_t here = at;
+    at += pages(bytes);
+    return here;
+  };
+  h.slots_at = take(sizeof(Slot) * kMaxSlots);
+  h.entries_at = take(sizeof(Entry) * geometry.num_ids);
+  h.ranks_at = take(sizeof(Rank) * geometry.num_ids);
+  h.bitmap_at = take(Blocks::words(h.num_blocks) * sizeof(std::uint64_t));
+  h.chunks_at = take(Heap::chunk_words(h.num_chunks) * sizeof(std::uint32_t));
+  h.nodes_at = take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(Node));
+  h.leases_at = take(h.num_leases * sizeof(Lease));
+  h.data_at = at;
+  if (geometry.on_disk) {
+    h.file_data_at = kPage + pages(kFileRecord * geometry.num_ids);
+  } else {
+    at += pages(blocks * block);
+  }
+  h.total_bytes = at;
+  h.magic = kMagic;
+}
+
+Segment Segment::create(const Geometry& geometry) {
+  Header header{};
+  plan(geometry, header);
+  const int descriptor = memfd_create("stoker", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) throw CapacityError(describe_errno("memfd_create", errno));
+  const auto bytes = static_cast<off_t>(header.total_bytes);
+  // Reserved now, since a page that cannot be had later would be a SIGBUS in somebody's memcpy.
+  if (ftruncate(descriptor, bytes) != 0 || fallocate(descriptor, 0, 0, bytes) != 0) {
+    const int code = errno;
+    close(descriptor);
+    throw CapacityError(describe_errno(
+        "reserve " + std::to_string(bytes) + " bytes of memory for a cache of " +
+            std::to_string(header.capacity) + " payload bytes; ask for a smaller cache",
+        code));
+  }
+  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  Segment segment(descriptor, map(descriptor, header.total_bytes), header.total_bytes);
+  madvise(segment.base_ + header.data_at, header.total_bytes - header.data_at, MADV_HUGEPAGE);
+  plan(geometry, *new (segment.base_) Header());
+  return segment;
+}
+
+Segment Segment::attach(int descriptor) {
+  struct stat status {};
+  if (fstat(descriptor, &status) != 0 ||
+      status.st_size < static_cast<off_t>(pages(sizeof(Header)))) {
+    close(descriptor);
+    throw SegmentError("the descriptor is not a Stoker segment");
+  }
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  Segment segment(descriptor, map(descriptor, bytes), bytes);
+  const Header* header = segment.header();
+  if (header->magic != kMagic) throw SegmentError("the descriptor is not a Stoker segment");
+  if (header->abi != kAbi) {
+    throw SegmentError("the segment has layout version " + std::to_string(header->abi) +
+                       ", this Stoker reads version " + std::to_string(kAbi) +
+                       ": use the same Stoker in all jobs that share a cache");
+  }
+  if (header->total_bytes != bytes) throw SegmentError("the segment is cut short");
+  return segment;
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      base_(std::exchange(other.base_, nullptr)),
+      bytes_(other.bytes_) {}
+
+Segment::~Segment() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+}  // namespace stoker

@@ -1,0 +1,351 @@
+"""The cache segment that processes share: batches of samples in and out by dense ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import context, reduction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stoker import _core
+from stoker.errors import CapacityError, ConfigError
+from stoker.policy.base import Admission, Order, Pop, Region
+from stoker.store.memory_limits import read_memory
+from stoker.types import format_bytes
+
+Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Bytes-like objects, or ``(data u8[total], offsets i64[n+1])``."""
+
+_MAX_IDS = 2**32 - 2
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What another process needs to join an arena.
+
+    Pickled while a child process is being spawned it passes the descriptors on; pickled at any
+    other time it raises TypeError, since a descriptor's number means nothing elsewhere.
+    """
+
+    fds: tuple[int, ...]
+    """Descriptor of the memory, then that of the file if the segment is on disk. They belong to
+    the arena the handle came from."""
+    meta: Mapping[str, Any]
+    """JSON-able facts: ``abi``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if context.get_spawning_popen() is None:
+            raise TypeError(
+                "an arena's handle can be pickled only for a child process that is being spawned: "
+                "pass it as an argument of multiprocessing's Process"
+            )
+        return _received, (tuple(reduction.DupFd(fd) for fd in self.fds), dict(self.meta))
+
+
+class _Received(Handle):
+    """A handle whose descriptors are this process's own copies, closed when it goes."""
+
+    def __del__(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def _received(fds: tuple[Any, ...], meta: dict[str, Any]) -> Handle:
+    return _Received(tuple(fd.detach() for fd in fds), meta)
+
+
+class Arena:
+    """A cache of samples in shared memory, or in a file, with named regions and byte budgets.
+
+    ``num_ids``: ids are 0 to ``num_ids - 1``. ``capacity_bytes`` counts payload; what comes on
+    top is :attr:`overhead_bytes`. ``mean_size``: expected bytes of a sample, from which the block
+    size follows. ``path``: a file to keep the samples in (it is created, or what it holds is
+    recovered); None: memory, whose pages are all reserved now. ``exact``: eviction follows its
+    order to the letter at any cost, for tests; otherwise one eviction looks at a bounded number
+    of samples. ``seed``: for random eviction.
+
+    A new arena has one region, ``"main"``, with all the capacity, ordered by the caller's keys:
+    the smallest leaves first. An arena never reads a source and never waits for room.
+
+    Every method is safe in any thread of any process that holds the arena, and works after a
+    fork. Arrays are checked: ids out of range and lengths that differ raise
+    :class:`~stoker.errors.ConfigError`. After :meth:`close` everything raises
+    :class:`~stoker.errors.SegmentError`. Construction raises
+    :class:`~stoker.errors.CapacityError` when the memory or the disk is not there, and
+    :class:`~stoker.errors.SegmentError` for a file that is not this arena's.
+    """
+
+    def __init__(
+        self,
+        num_ids: int,
+        capacity_bytes: int,
+        mean_size: float = 1.0,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        exact: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if not 1 <= num_ids <= _MAX_IDS:
+            raise ConfigError(f"num_ids={num_ids} is refused: give 1 to {_MAX_IDS}")
+        if capacity_bytes < 0:
+            raise ConfigError(f"capacity_bytes={capacity_bytes} is refused: give at least 0")
+        if not mean_size > 0:
+            raise ConfigError(f"mean_size={mean_size} is refused: give bytes above 0")
+        mean = max(1, round(mean_size))
+        needed = _core.segment_bytes(num_ids, capacity_bytes, mean, path is not None)
+        available = read_memory().available
+        if needed > available:
+            raise CapacityError(
+                f"a cache of {format_bytes(capacity_bytes)} for {num_ids} samples takes "
+                f"{format_bytes(needed)} of memory, and {format_bytes(available)} are free here "
+                "(machine and cgroup limits together): ask for a smaller cache"
+            )
+        self._core = _core.Arena.create(
+            num_ids, capacity_bytes, mean, "" if path is None else str(Path(path)), exact, seed
+        )
+
+    @classmethod
+    def attach(cls, handle: Handle) -> Self:
+        """Join the arena that ``handle`` came from; the handle's descriptors are copied.
+
+        Raises :class:`~stoker.errors.SegmentError` for a segment of another version.
+        """
+        fds = [os.dup(fd) for fd in handle.fds]
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self = cls.__new__(cls)
+        self._core = _core.Arena.attach(fds[0], fds[1] if len(fds) > 1 else -1)
+        return self
+
+    @property
+    def handle(self) -> Handle:
+        """What another process needs to join; valid while this arena is open."""
+        return Handle(tuple(fd for fd in self._core.descriptors if fd >= 0), {"abi": _core.ABI})
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids."""
+        return self._core.num_ids
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Payload bytes that fit."""
+        return self._core.capacity_bytes
+
+    @property
+    def mean_size(self) -> int:
+        """Expected bytes of a sample, as given at creation."""
+        return self._core.mean_size
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of memory taken beyond the payload: entries, heaps, and room to place extents."""
+        return max(0, self._core.total_bytes - self._core.capacity_bytes)
+
+    def close(self) -> None:
+        """Let go of the arena; calls in other threads end first. The last holder frees it."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Batches
+
+    def put_many(
+        self,
+        ids: ArrayLike,
+        samples: Samples,
+        keys: ArrayLike | None = None,
+        region: str = "main",
+    ) -> NDArray[np.bool_]:
+        """Offer samples for ids u32[n]; return bool[n], True where one is in the cache now.
+
+        ``keys`` f64[n] order regions of order ``"key"`` (None: the time of insertion). An id that
+        is cached already keeps its bytes and takes the new key. A sample that is refused (it
+        does not fit, or its victims outrank it) gives its claim back. When the lock is not to be
+        had within 50 ms nothing is inserted, and ``bypassed`` counts it.
+        """
+        wanted, values = self._ids(ids), _keys(keys)
+        if isinstance(samples, tuple) and len(samples) == 2 and isinstance(samples[1], np.ndarray):
+            data, offsets = samples
+            return self._core.put_packed(
+                wanted,
+                np.ascontiguousarray(data, np.uint8),
+                np.ascontiguousarray(offsets, np.int64),
+                values,
+                region,
+            )
+        return self._core.put(wanted, samples, values, region)
+
+    def get_many(
+        self, ids: ArrayLike
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return data u8[total], offsets i64[n+1] and found bool[n].
+
+        Sample i is ``data[offsets[i]:offsets[i + 1]]``, empty where it was not found. No lock is
+        taken; a sample that changed while it was copied counts as not found.
+        """
+        return self._core.get(self._ids(ids))
+
+    def put(self, id: int, sample: Any, key: float | None = None) -> bool:
+        """Offer one sample; see :meth:`put_many`."""
+        return bool(self.put_many([id], [sample], None if key is None else [key])[0])
+
+    def get(self, id: int) -> bytes | None:
+        """Return one sample's bytes, or None."""
+        data, _, found = self.get_many([id])
+        return data.tobytes() if found[0] else None
+
+    def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
+        """Return bool[n]: is each id cached now? Touches nothing."""
+        return self._core.contains(self._ids(ids))
+
+    def discard(self, ids: ArrayLike) -> None:
+        """Drop cached samples, leased ones as well; ids that are not cached are passed over."""
+        self._core.discard(self._ids(ids))
+
+    def set_keys(self, ids: ArrayLike, keys: ArrayLike) -> None:
+        """Set the keys f64[n] of those ids that are in regions of order ``"key"``."""
+        values = _keys(keys)
+        assert values is not None
+        self._core.set_keys(self._ids(ids), values)
+
+    def keys(self, ids: ArrayLike) -> NDArray[np.float64]:
+        """Return f64[n]: the key, clock or count that orders each sample; NaN if not cached."""
+        return self._core.keys(self._ids(ids))
+
+    # Single flight
+
+    def claim(self, ids: ArrayLike) -> NDArray[np.bool_]:
+        """Return bool[n]: True where the caller is now the one process to fetch a missing id.
+
+        A claim ends with :meth:`put_many`, with :meth:`abandon`, or with the process.
+        """
+        return self._core.claim(self._ids(ids))
+
+    def abandon(self, ids: ArrayLike) -> None:
+        """Give this process's claims back; those who wait for them are told."""
+        self._core.abandon(self._ids(ids))
+
+    def wait(self, ids: ArrayLike, timeout: float) -> NDArray[np.bool_]:
+        """Wait for others' claims, ``timeout`` seconds in all; bool[n], True where cached now.
+
+        False: the claimant gave up, died or is too slow, so the caller reads the source itself.
+        """
+        return self._core.wait(self._ids(ids), timeout)
+
+    # Leases
+
+    def lease(self, ids: ArrayLike, position: int) -> bool:
+        """Keep ids from being evicted until :meth:`release` reaches ``position`` of the plan.
+
+        Positions must not fall from call to call. The leases end with the process at the latest.
+        False when not all could be leased: those may be evicted, which is slower, never wrong.
+        """
+        return self._core.lease(self._ids(ids), position)
+
+    def release(self, position: int) -> None:
+        """Drop this process's leases for positions up to ``position``."""
+        self._core.release(position)
+
+    # Regions
+
+    def configure(self, regions: Sequence[Region]) -> None:
+        """Replace the regions of an empty arena by a policy's; shares become bytes."""
+        self._core.configure([_rules(r, int(r.share * self.capacity_bytes)) for r in regions])
+
+    def add_region(
+        self,
+        name: str,
+        bytes: int,
+        order: Order = "key",
+        *,
+        admission: Admission = "always",
+        ties: bool = True,
+        pop: Pop = "evict",
+        visits: int = 0,
+        promote_to: str | None = None,
+        ghost: str | None = None,
+        strict: bool = True,
+        holds_bytes: bool = True,
+    ) -> None:
+        """Carve a region of ``bytes`` out of ``"main"``; the rules are those of ``Region``."""
+        if bytes < 0:
+            raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
+        region = Region(
+            name, 1.0, order, admission, ties, pop, visits, promote_to, ghost, strict, holds_bytes
+        )
+        self._core.add_region(_rules(region, bytes))
+
+    def resize_region(self, name: str, bytes: int) -> None:
+        """Change a region's budget now; what is over it is evicted.
+
+        ``"main"``, where there is one, gives or takes the difference.
+        """
+        if bytes < 0:
+            raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
+        self._core.resize_region(name, bytes)
+
+    # Care
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of all processes together, and per region bytes and budget."""
+        return self._core.stats()
+
+    def verify(self) -> None:
+        """Check every invariant of the segment; raises SegmentError with the first broken one."""
+        self._core.verify()
+
+    def reclaim(self) -> None:
+        """Take back now what dead processes held; it happens by itself about once a second."""
+        self._core.reclaim()
+
+    def _ids(self, ids: ArrayLike) -> NDArray[np.uint32]:
+        if isinstance(ids, np.ndarray) and ids.dtype == np.uint32 and ids.ndim == 1:
+            return np.ascontiguousarray(ids)
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ConfigError(f"ids of shape {array.shape}, {array.dtype} are refused: give u32[n]")
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) < self.num_ids:
+            wrong = array[(array < 0) | (array >= self.num_ids)][0]
+            raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {self.num_ids - 1}")
+        return array.astype(np.uint32)
+
+
+def _keys(keys: ArrayLike | None) -> NDArray[np.float64] | None:
+    if keys is None:
+        return None
+    array = np.ascontiguousarray(keys, np.float64)
+    if array.ndim != 1 or np.isnan(array).any():
+        raise ConfigError(f"keys of shape {array.shape} are refused: give f64[n] without NaN")
+    return array
+
+
+def _rules(region: Region, budget: int) -> dict[str, Any]:
+    rules = asdict(region)
+    del rules["share"]
+    return rules | {
+        "budget": budget,
+        "order": get_args(Order).index(region.order),
+        "admission": get_args(Admission).index(region.admission),
+        "pop": get_args(Pop).index(region.pop),
+        "promote_to": region.promote_to or "",
+        "ghost": region.ghost or "",
+    }
+
+
+__all__ = ["Arena", "Handle"]
