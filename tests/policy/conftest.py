@@ -20,8 +20,9 @@ def reference(num_ids: int, capacity: int, seed: int) -> Any:
 def native(num_ids: int, capacity: int, seed: int) -> Any:
     from stoker.store.arena import Arena
 
-    # exact: recency and frequency at each access; production refreshes them lazily.
-    return Arena(num_ids, capacity, mean_size=20, exact=True, seed=seed)
+    # exact: recency and frequency at each access; production refreshes them lazily. A mean size
+    # of 1 gives a block to every id, so that payload bytes alone decide, as in the references.
+    return Arena(num_ids, capacity, mean_size=1, exact=True, seed=seed)
 
 
 @pytest.fixture(params=[reference, native], ids=lambda kind: kind.__name__)

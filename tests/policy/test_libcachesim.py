@@ -30,18 +30,13 @@ def replay(name: str, capacity: int, accesses: list[Access]) -> list[bool]:
     return hits
 
 
-def sized(seed: int, unequal: bool) -> list[Access]:
-    # libcachesim takes a size of 0 for 1.
-    return [Access(i, max(size, 1)) for i, size in trace(seed, 1500, unequal=unequal)]
-
-
 @pytest.mark.parametrize("unequal", [False, True], ids=["equal", "unequal"])
 @pytest.mark.parametrize("capacity", [410, 600, 1000])
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_access_agrees(new_arena: NewArena, name: str, capacity: int, unequal: bool) -> None:
     policy = POLICIES[name]
     for seed in range(3):
-        accesses = sized(seed, unequal)
+        accesses = trace(seed, 1500, unequal=unequal)
         arena = new_arena(policy, NUM_IDS, capacity)
         assert list(play(arena, policy, accesses)) == replay(name, capacity, accesses)
 
@@ -57,7 +52,7 @@ def test_s3fifo_agrees_once_both_queues_are_filled_alike(
     until something is evicted.
     """
     for seed in range(3):
-        accesses = sized(seed, unequal)
+        accesses = trace(seed, 1500, unequal=unequal)
         arena = new_arena(S3FIFO(), NUM_IDS, capacity)
         hits = [serve_as_libcachesim(arena, access) for access in accesses]
         assert hits == replay("S3FIFO", capacity, accesses)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from random import Random
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy.base import Admission, Order, Pop, Region
-from stoker.testing.reference_region import Key, Member, ReferenceGhost, ReferenceRegion
+from stoker.testing.reference_region import ReferenceGhost, ReferenceRegion
+from stoker.testing.reference_rules import ReferenceRules
 
 # bytes-like objects, or (u8[total], i64[n+1] offsets)
 Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -51,18 +50,12 @@ class ReferenceArena:
         self.num_ids = num_ids
         self.capacity_bytes = capacity_bytes
         self.overhead_bytes = 0
-        self._random = Random(seed)
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
-        self._clock = 0
-        self._home: dict[int, ReferenceRegion] = {}
+        self._rules = ReferenceRules(capacity_bytes, seed)
+        self._rules.add(Region("main", 1.0), capacity_bytes)
         self._claims: set[int] = set()
-        self._leases: Counter[int] = Counter()
-        self._lease_positions: list[tuple[int, int]] = []
-        self._counts: Counter[str] = Counter()
-        self._regions: dict[str, ReferenceRegion] = {}
-        self._ghosts: dict[str, ReferenceGhost] = {}
-        self.add_region("main", capacity_bytes)
+        self._leases: list[tuple[int, int]] = []
 
     # Life cycle
 
@@ -107,53 +100,25 @@ class ReferenceArena:
         strict: bool = True,
         holds_bytes: bool = True,
     ) -> None:
-        """Add a region with a budget of ``bytes``; the rules are those of ``policy.Region``."""
+        """Add a region with a budget of ``bytes``; the rules are those of ``policy.Region``.
+
+        A strict region that holds samples takes its budget from what is free in ``main``.
+        """
         rules = Region(
             name, 1.0, order, admission, ties, pop, visits, promote_to, ghost, strict, holds_bytes
         )
         with self._open():
-            if name in self._regions or name in self._ghosts:
-                raise ConfigError(f"region {name!r} exists already: give another name")
-            if bytes < 0:
-                raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
-            if holds_bytes:
-                self._regions[name] = ReferenceRegion(rules, bytes, self._random)
-            else:
-                self._ghosts[name] = ReferenceGhost(rules, bytes)
+            self._rules.carve(rules, bytes)
 
     def configure(self, regions: Sequence[Region]) -> None:
         """Replace the regions of an empty arena by a policy's; shares become bytes."""
         with self._open():
-            if self._home:
-                raise ConfigError(f"{len(self._home)} samples are cached: configure before the put")
-            self._regions, self._ghosts = {}, {}
-            for rules in regions:
-                fields = {k: v for k, v in vars(rules).items() if k != "share"}
-                self.add_region(bytes=int(rules.share * self.capacity_bytes), **fields)
-            for region in self._regions.values():
-                self._resolve(region.rules)
+            self._rules.configure(regions)
 
     def resize_region(self, name: str, bytes: int) -> None:
-        """Change a budget; nothing is evicted before the next put."""
+        """Change a budget and evict what is over it; a strict ``main`` gives the difference."""
         with self._open():
-            if bytes < 0:
-                raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
-            self._any_region(name).budget = bytes
-
-    def _resolve(self, rules: Region) -> None:
-        if rules.promote_to is not None:
-            self._region(rules.promote_to)
-        if rules.ghost is not None and rules.ghost not in self._ghosts:
-            raise ConfigError(f"region {rules.name!r}: ghost={rules.ghost!r} is not such a region")
-
-    def _region(self, name: str) -> ReferenceRegion:
-        if name not in self._regions:
-            known = ", ".join(self._regions)
-            raise ConfigError(f"region {name!r} holds no samples here: use one of {known}")
-        return self._regions[name]
-
-    def _any_region(self, name: str) -> ReferenceRegion | ReferenceGhost:
-        return self._ghosts[name] if name in self._ghosts else self._region(name)
+            self._rules.resize(name, bytes)
 
     # Batches
 
@@ -166,21 +131,33 @@ class ReferenceArena:
     ) -> NDArray[np.bool_]:
         """Insert u32[n] ids one after the other; return bool[n], True where cached now.
 
-        ``samples`` is a sequence of bytes-like objects or (u8[total], i64[n+1] offsets).
-        An id that is cached already keeps its place; where
-        the order is the caller's key, a given key replaces the old one.
+        ``samples`` is a sequence of bytes-like objects or (u8[total], i64[n+1] offsets). An id
+        that is cached already keeps its place; where the order is the caller's key, a given key
+        replaces the old one. Samples put together are in flight together: none evicts another.
+        A refused sample's claim is given back.
         """
         with self._open():
             wanted = self._ids(ids)
             payloads = _payloads(samples, len(wanted))
             given = _keys(keys, len(wanted))
-            target = self._region(region)
+            target = self._rules.region(region)
             done = [
                 self._put(i, sample, key, target)
                 for i, sample, key in zip(wanted, payloads, given, strict=True)
             ]
+            self._rules.in_flight.clear()
+            self._claims.difference_update(wanted)
             self._changed.notify_all()
             return np.array(done, dtype=np.bool_)
+
+    def _put(
+        self, sample_id: int, sample: bytes, key: float | None, target: ReferenceRegion
+    ) -> bool:
+        new = sample_id not in self._rules.home
+        done = self._rules.put(sample_id, sample, key, target)
+        if done and new:
+            self._rules.in_flight.add(sample_id)
+        return done
 
     def get_many(
         self, ids: ArrayLike
@@ -188,8 +165,8 @@ class ReferenceArena:
         """Return data u8[total], offsets i64[n+1] and found bool[n]; hits touch their samples."""
         with self._open():
             wanted = self._ids(ids)
-            found = [self._touch(i) for i in wanted]
-            parts = [self._sample(i) for i in wanted]
+            found = [self._rules.touch(i) for i in wanted]
+            parts = [self._rules.sample(i) for i in wanted]
             offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
             data = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
             return data, offsets, np.array(found, dtype=np.bool_)
@@ -197,30 +174,28 @@ class ReferenceArena:
     def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return bool[n]: is each id cached now? Touches nothing."""
         with self._open():
-            return np.array([i in self._home for i in self._ids(ids)], dtype=np.bool_)
+            return np.array([i in self._rules.home for i in self._ids(ids)], dtype=np.bool_)
 
     def discard(self, ids: ArrayLike) -> None:
         """Drop cached samples, leased ones as well; ids that are not cached are passed over."""
         with self._open():
             for i in self._ids(ids):
-                if i in self._home:
-                    self._home.pop(i).remove(i)
+                self._rules.discard(i)
 
     def set_keys(self, ids: ArrayLike, keys: ArrayLike) -> None:
         """Set f64[n] keys of cached samples in regions ordered by the caller's key."""
         with self._open():
             wanted = self._ids(ids)
             for i, key in zip(wanted, _keys(keys, len(wanted)), strict=True):
-                self._set_key(i, key)
+                self._rules.set_key(i, key)
 
     def keys(self, ids: ArrayLike) -> NDArray[np.float64]:
         """Return f64[n]: the key, clock or count that orders each sample; NaN if not cached."""
         with self._open():
             wanted = self._ids(ids)
-            return np.array(
-                [self._home[i].public_key(i) if i in self._home else np.nan for i in wanted],
-                dtype=np.float64,
-            )
+            home = self._rules.home
+            shown = [home[i].public_key(i) if i in home else np.nan for i in wanted]
+            return np.array(shown, dtype=np.float64)
 
     def put(self, id: int, sample: bytes, key: float | None = None) -> bool:
         """Insert one sample; see :meth:`put_many`."""
@@ -255,7 +230,7 @@ class ReferenceArena:
         return self.contains(ids)
 
     def _claim(self, sample_id: int) -> bool:
-        free = sample_id not in self._home and sample_id not in self._claims
+        free = sample_id not in self._rules.home and sample_id not in self._claims
         if free:
             self._claims.add(sample_id)
         return free
@@ -265,15 +240,14 @@ class ReferenceArena:
     def lease(self, ids: ArrayLike, position: int) -> None:
         """Keep ids from being evicted until ``release`` reaches this position of the plan."""
         with self._open():
-            wanted = self._ids(ids)
-            self._leases.update(wanted)
-            self._lease_positions += [(i, position) for i in wanted]
+            self._leases += [(position, i) for i in self._ids(ids)]
+            self._rules.leased = {i for _, i in self._leases}
 
     def release(self, position: int) -> None:
         """Drop the leases whose position is at most ``position``."""
         with self._open():
-            self._lease_positions = [p for p in self._lease_positions if p[1] > position]
-            self._leases = Counter(i for i, _ in self._lease_positions)
+            self._leases = [lease for lease in self._leases if lease[0] > position]
+            self._rules.leased = {i for _, i in self._leases}
 
     # Counters and checks
 
@@ -282,167 +256,24 @@ class ReferenceArena:
         with self._open():
             counters = ("hits", "misses", "inserts", "evictions", "rejected", "bypassed")
             faults = ("torn_reads", "repairs", "reclaimed", "corrupt")
+            regions: dict[str, ReferenceRegion | ReferenceGhost]
+            regions = {**self._rules.regions, **self._rules.ghosts}
             return {
                 "capacity_bytes": self.capacity_bytes,
-                "payload_bytes": self._payload_bytes(),
+                "payload_bytes": self._rules.payload_bytes(),
                 "overhead_bytes": self.overhead_bytes,
-                "entries": len(self._home),
-                **{name: self._counts[name] for name in counters + faults},
+                "entries": len(self._rules.home),
+                **{name: self._rules.counts[name] for name in counters + faults},
                 "regions": {
-                    name: {"bytes": r.bytes, "budget": r.budget, "entries": len(r.members)}
-                    for name, r in self._regions.items()
-                }
-                | {
-                    name: {"bytes": g.bytes, "budget": g.budget, "entries": len(g.lengths)}
-                    for name, g in self._ghosts.items()
+                    name: {"bytes": r.bytes, "budget": r.budget, "entries": len(r)}
+                    for name, r in regions.items()
                 },
             }
 
     def verify(self) -> None:
         """Raise SegmentError if a derived number differs from what it is derived from."""
         with self._open():
-            if self._payload_bytes() > self.capacity_bytes:
-                raise SegmentError(f"{self._payload_bytes()} bytes exceed {self.capacity_bytes}")
-            for name, region in self._regions.items():
-                if region.bytes != sum(len(m.sample) for m in region.members.values()):
-                    raise SegmentError(f"region {name!r} counts {region.bytes} bytes wrongly")
-                if any(self._home.get(i) is not region for i in region.members):
-                    raise SegmentError(f"region {name!r} holds samples listed elsewhere")
-            if len(self._home) != sum(len(r.members) for r in self._regions.values()):
-                raise SegmentError(f"{len(self._home)} samples are listed, regions hold others")
-
-    # The rules
-
-    def _put(
-        self, sample_id: int, sample: bytes, given: float | None, asked: ReferenceRegion
-    ) -> bool:
-        if sample_id in self._home:
-            self._set_key(sample_id, given)
-            return True
-        target = self._target(sample_id, asked, len(sample))
-        if target is None or not self._admit(target, len(sample), given):
-            self._counts["rejected"] += 1
-            return False
-        clock = self._tick()
-        target.add(sample_id, Member(sample, target.key_at(clock, given)))
-        self._home[sample_id] = target
-        self._claims.discard(sample_id)
-        self._counts["inserts"] += 1
-        return True
-
-    def _target(
-        self, sample_id: int, asked: ReferenceRegion, length: int
-    ) -> ReferenceRegion | None:
-        """Return the region a newcomer goes to; None if it could never fit there.
-
-        The budget of the region asked for binds even where the ghost sends the sample on: so it
-        is in S3-FIFO, and the cache does not treat an id differently the second time.
-        """
-        if length > self.capacity_bytes or length > asked.budget:
-            return None
-        ghost = self._ghosts.get(asked.rules.ghost or "")
-        target = asked
-        if ghost is not None and ghost.forget(sample_id):
-            target = self._region(asked.rules.promote_to or "")
-        return None if target.rules.strict and length > target.budget else target
-
-    def _admit(self, target: ReferenceRegion, length: int, given: float | None) -> bool:
-        """Make room if the region's admission rule lets the newcomer have it."""
-        if target.rules.admission == "while_room":
-            return not self._crowded(target, length)
-        if target.rules.admission == "beats_victims":
-            victims = self._beaten(target, length, target.key_at(self._clock + 1, given))
-            for i in victims or ():
-                self._evict(target, i)
-            return victims is not None
-        while self._crowded(target, length):
-            if not (self._pop_one(target) if target.rules.strict else self._pop_borrowed()):
-                return False
-        return True
-
-    def _crowded(self, region: ReferenceRegion, length: int) -> bool:
-        over = self._payload_bytes() + length > self.capacity_bytes
-        return over or (region.rules.strict and region.bytes + length > region.budget)
-
-    def _beaten(self, region: ReferenceRegion, length: int, key: Key) -> list[int] | None:
-        """Return the victims, smallest key first, or None if one beats the newcomer."""
-        short = max(
-            region.bytes + length - region.budget,
-            self._payload_bytes() + length - self.capacity_bytes,
-        )
-        victims: list[int] = []
-        for i in region.ordered(self._leases):
-            if short <= 0:
-                break
-            member = region.members[i]
-            if member.key > key or (member.key == key and not region.rules.ties):
-                return None
-            victims.append(i)
-            short -= len(member.sample)
-        return victims if short <= 0 else None
-
-    def _pop_borrowed(self) -> bool:
-        """Evict one sample among the regions that are not strict; False if none can leave."""
-        shared = [r for r in self._regions.values() if not r.rules.strict]
-        over = [r for r in reversed(shared) if r.bytes > r.budget]
-        # A region whose samples are all leased is passed over: nothing waits for room.
-        for region in over + shared:
-            if region.smallest(self._leases) is not None:
-                return self._pop_one(region)
-        return False
-
-    def _pop_one(self, region: ReferenceRegion) -> bool:
-        """Pop until a sample was evicted or none may leave; False if nothing changed."""
-        changed = False
-        while True:
-            did, chosen = region.pop(self._leases, self._tick)
-            if did == "evicted":
-                self._evict(region, chosen)
-                return True
-            if did == "nothing":
-                return changed
-            if did == "promoted":
-                self._promote(region, chosen)
-            changed = True
-
-    def _evict(self, region: ReferenceRegion, sample_id: int) -> None:
-        member = region.remove(sample_id)
-        del self._home[sample_id]
-        region.after_eviction()
-        self._counts["evictions"] += 1
-        if region.rules.ghost is not None:
-            self._ghosts[region.rules.ghost].remember(sample_id, len(member.sample))
-
-    def _promote(self, region: ReferenceRegion, sample_id: int) -> None:
-        target = self._region(region.rules.promote_to or "")
-        member = region.remove(sample_id)
-        target.add(sample_id, Member(member.sample, target.key_at(self._tick(), None)))
-        self._home[sample_id] = target
-
-    # Small parts
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
-    def _payload_bytes(self) -> int:
-        return sum(region.bytes for region in self._regions.values())
-
-    def _sample(self, sample_id: int) -> bytes:
-        home = self._home.get(sample_id)
-        return b"" if home is None else home.members[sample_id].sample
-
-    def _touch(self, sample_id: int) -> bool:
-        home = self._home.get(sample_id)
-        if home is not None:
-            home.touch(sample_id, self._tick())
-        self._counts["misses" if home is None else "hits"] += 1
-        return home is not None
-
-    def _set_key(self, sample_id: int, key: float | None) -> None:
-        home = self._home.get(sample_id)
-        if home is not None and home.rules.order == "key" and key is not None:
-            home.members[sample_id].key = (key,)
+            self._rules.verify()
 
     def _ids(self, ids: ArrayLike) -> list[int]:
         array = np.asarray(ids)

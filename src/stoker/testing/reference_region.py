@@ -39,6 +39,9 @@ class ReferenceRegion:
         self.round = 0
         self._random = random
 
+    def __len__(self) -> int:
+        return len(self.members)
+
     def key_at(self, clock: int, given: float | None) -> Key:
         """Return the key of a sample that enters at ``clock``."""
         if self.rules.order == "frequency":
@@ -123,14 +126,25 @@ class ReferenceGhost:
         self.lengths: OrderedDict[int, int] = OrderedDict()
         self.bytes = 0
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
     def remember(self, sample_id: int, length: int) -> None:
         """Add an id, forgetting the oldest ones until its length fits."""
         if length > self.budget or sample_id in self.lengths:
             return
-        while self.bytes + length > self.budget:
-            self.bytes -= self.lengths.popitem(last=False)[1]
+        self._forget_oldest(self.budget - length)
         self.lengths[sample_id] = length
         self.bytes += length
+
+    def resize(self, budget: int) -> None:
+        """Change the budget, forgetting the oldest ids beyond it."""
+        self.budget = budget
+        self._forget_oldest(budget)
+
+    def _forget_oldest(self, down_to: int) -> None:
+        while self.bytes > down_to:
+            self.bytes -= self.lengths.popitem(last=False)[1]
 
     def forget(self, sample_id: int) -> bool:
         """Drop an id; True if it was remembered."""

@@ -1,0 +1,66 @@
+"""Every public symbol says what it is."""
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import isroutine
+from pathlib import Path
+
+import pytest
+
+import stoker.errors
+
+SOURCE = Path(stoker.errors.__file__).parent
+Symbol = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def is_public(path: Path) -> bool:
+    return not any(part.startswith("_") and part != "__init__.py" for part in path.parts)
+
+
+def public_modules() -> list[Path]:
+    return [p for p in sorted(SOURCE.rglob("*.py")) if is_public(p.relative_to(SOURCE))]
+
+
+def undocumented(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """Yield public functions, classes and, within those, methods without a docstring."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try):
+            yield from undocumented(node.body, prefix)
+            yield from undocumented(node.orelse, prefix)
+        if not isinstance(node, Symbol) or node.name.startswith("_") or is_exempt(node):
+            continue
+        if not ast.get_docstring(node):
+            yield f"{prefix}{node.name} (line {node.lineno})"
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node.body, f"{prefix}{node.name}.")
+
+
+def is_exempt(node: Symbol) -> bool:
+    """An overload and a property's setter share the docstring of the definition they belong to."""
+    names = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any(name.endswith(("overload", ".setter", ".deleter")) for name in names)
+
+
+@pytest.mark.parametrize("path", public_modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_every_public_symbol_is_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path.name} has no docstring"
+    assert list(undocumented(tree.body)) == []
+
+
+@pytest.mark.skipif(find_spec("stoker._core") is None, reason="the native core is not built")
+def test_the_native_core_is_documented() -> None:
+    missing = []
+    core = import_module("stoker._core")
+    for name, symbol in vars(core).items():
+        if name.startswith("_"):
+            continue
+        if not symbol.__doc__:
+            missing.append(name)
+        for member, value in vars(symbol).items() if isinstance(symbol, type) else ():
+            plain = isroutine(value) or isinstance(value, property)
+            if plain and not member.startswith("_") and not value.__doc__:
+                missing.append(f"{name}.{member}")
+    assert missing == []

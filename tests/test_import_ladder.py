@@ -1,0 +1,143 @@
+"""Every import in the source, also inside functions, against the ladder of ARCHITECTURE.md."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stoker.errors
+
+SOURCE = Path(stoker.errors.__file__).parent
+
+SIBLINGS = {"source", "importance", "sampler", "policy"}
+RUNGS = [
+    {"_core", "_version"},
+    {"types", "errors", "shared"},
+    {"scores", "plan"},
+    SIBLINGS,
+    {"store"},
+    {"packaging", "prefetch"},
+    {"recipes"},
+    {"pytorch", "jobs", "cluster", "tiering", "sim", "monitor"},
+    {"cli"},
+]
+RUNG_OF = {part: rung for rung, parts in enumerate(RUNGS) for part in parts}
+# Stands beside the ladder: imports anything but the command line, and nobody imports it.
+TESTING = "testing"
+# `import stoker`, which re-exports: above everything but the command line.
+FACE = ""
+
+
+def part_of(module: str) -> str:
+    """Return the part that ``stoker.part.anything`` belongs to."""
+    return module.split(".")[1] if "." in module else FACE
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    dotted = ".".join(("stoker", *path.relative_to(SOURCE).with_suffix("").parts))
+    return dotted.removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, absolute module) of every import, wherever it stands."""
+    package = name_of(path) if path.stem == "__init__" else name_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            if base == "stoker":
+                yield from ((node.lineno, as_module(alias.name)) for alias in node.names)
+            else:
+                yield node.lineno, base
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield node.lineno, first.value
+
+
+def as_module(name: str) -> str:
+    """``from stoker import plan`` is an import of the part, ``import Loader`` of the face."""
+    known = name in RUNG_OF or name == TESTING
+    return f"stoker.{name}" if known else "stoker"
+
+
+def allowed(importer: str, imported: str) -> bool:
+    """May part ``importer`` import part ``imported``?"""
+    if importer == imported:
+        return True
+    if imported == TESTING:
+        return False
+    if importer in (TESTING, FACE):
+        return imported != "cli"
+    if imported == FACE:
+        return importer == "cli"
+    if importer in SIBLINGS and imported in SIBLINGS:
+        return False
+    return RUNG_OF[imported] <= RUNG_OF[importer]
+
+
+def test_every_part_has_a_rung() -> None:
+    parts = {part_of(name_of(path)) for path in modules()} - {FACE, TESTING, "__main__"}
+    assert parts <= RUNG_OF.keys(), "add the new part to RUNGS and to ARCHITECTURE.md"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: name_of(path))
+def test_left_never_imports_right(path: Path) -> None:
+    own = part_of(name_of(path))
+    wrong = [
+        f"{path.name}:{line} imports {module}"
+        for line, module in imports(path)
+        if module.split(".")[0] == "stoker" and not allowed(own, part_of(module))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: name_of(path))
+def test_torch_is_imported_in_its_own_corner(path: Path) -> None:
+    roots = {module.split(".")[0] for _, module in imports(path)}
+    if part_of(name_of(path)) not in {"pytorch", "cluster", "cli", TESTING}:
+        assert not roots & {"torch", "torchdata"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: name_of(path))
+def test_the_core_needs_numpy_only(path: Path) -> None:
+    """Below the frameworks, whatever is not NumPy is imported where it is used, not at the top."""
+    if part_of(name_of(path)) in RUNGS[-1] | RUNGS[-2] | {TESTING}:
+        return
+    roots: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            roots.add(node.module.split(".")[0])
+    assert roots <= sys.stdlib_module_names | {"numpy", "stoker"}
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "verdict"),
+    [
+        ("store", "policy", True),
+        ("policy", "store", False),
+        ("policy", "sampler", False),
+        ("plan", "scores", True),
+        ("pytorch", "recipes", True),
+        ("recipes", "pytorch", False),
+        ("cli", FACE, True),
+        ("store", FACE, False),
+        ("store", TESTING, False),
+        (TESTING, "cli", False),
+        (FACE, "pytorch", True),
+    ],
+)
+def test_the_rule_itself(importer: str, imported: str, verdict: bool) -> None:
+    assert allowed(importer, imported) == verdict

@@ -1,0 +1,36 @@
+"""``import stoker`` stays light: no framework, no cloud client, no warning."""
+
+import json
+import subprocess
+import sys
+
+CODE = "import json, sys, stoker; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+
+HEAVY = {
+    *("torch", "torchdata", "torchvision", "PIL", "simplejpeg"),
+    *("obstore", "fsspec", "boto3", "botocore", "aiohttp", "requests", "redis"),
+    *("scipy", "sklearn", "matplotlib", "pandas", "lmdb", "libcachesim"),
+    *("click", "rich", "prometheus_client", "msgspec", "pytest", "hypothesis"),
+}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_import_loads_nothing_heavy_and_warns_of_nothing() -> None:
+    done = run(CODE)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    loaded = set(json.loads(done.stdout))
+    assert "stoker" in loaded
+    assert not loaded & HEAVY
+
+
+def test_import_starts_no_thread_and_no_process() -> None:
+    done = run(
+        "import stoker, threading, multiprocessing as m; "
+        "print(threading.active_count(), len(m.active_children()))"
+    )
+    assert done.stdout.split() == ["1", "0"], done.stderr
