@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include "gil.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -34,7 +36,7 @@ void read_files(stoker::Reader& self, const nb::bytes& root, const Array<const s
                 bool drop_page_cache) {
   const auto table = table_of(root, paths, path_offsets);
   const auto room = std::as_writable_bytes(span_of(data));
-  nb::gil_scoped_release release;
+  const GilReleased released;
   self.read(table, span_of(ids), room, span_of(offsets), span_of(status), drop_page_cache);
 }
 
@@ -42,7 +44,7 @@ void stat_files(stoker::Reader& self, const nb::bytes& root, const Array<const s
                 const Array<const std::int64_t>& path_offsets, const Array<std::int64_t>& sizes,
                 const Array<std::int64_t>& mtimes_ns, const Array<std::int32_t>& status) {
   const auto table = table_of(root, paths, path_offsets);
-  nb::gil_scoped_release release;
+  const GilReleased released;
   self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(status));
 }
 
