@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError
-from stoker.source.base import BaseSource, Source
+from stoker.source.base import BaseSource, Source, check_ids
 from stoker.source.packed import Offsets
 
 _REQUIRED = ("__len__", "sizes", "fingerprint", "read")
@@ -36,17 +37,20 @@ def _has(candidate: Any, part: str) -> bool:
 
 
 class _Completed(BaseSource):
-    """An object with only the four required methods, completed by the defaults."""
+    """An object with only the four required methods, completed by checks and defaults."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._source)
 
     @property
     def sizes(self) -> Offsets:
-        return cast(Offsets, self._source.sizes)
+        sizes: Offsets = np.asarray(self._source.sizes, np.int64).view()
+        sizes.flags.writeable = False
+        return sizes
 
     @property
     def fingerprint(self) -> str:
@@ -57,7 +61,12 @@ class _Completed(BaseSource):
         return cast(str, name(sample_id))
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        return cast(list[bytes], self._source.read(ids))
+        if self._closed:
+            raise ConfigError(
+                f"this {type(self._source).__name__} is closed: make a new one to read from"
+            )
+        return cast(list[bytes], self._source.read(check_ids(ids, len(self))))
 
     def close(self) -> None:
+        self._closed = True
         getattr(self._source, "close", super().close)()
