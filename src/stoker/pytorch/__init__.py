@@ -1,0 +1,35 @@
+"""The PyTorch face: data sets, the Loader and what goes with them.
+
+Besides ``cluster``, the only part of Stoker that imports torch. The arrow of one batch::
+
+    Loader -> Planner -> RequestSampler -> [worker: BatchServer -> CachedDataset -> Store]
+                                                        |
+    training loop <- LoaderIterator <- Envelope <-------'
+          '-> observe -> Observer -> Scores
+"""
+
+from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
+from stoker.pytorch.decode import decode_image
+from stoker.pytorch.loader import Loader
+from stoker.pytorch.losses import per_sample_loss
+from stoker.pytorch.meta import Failure, Meta
+from stoker.pytorch.open_cache import cached
+from stoker.pytorch.stats import Stats
+from stoker.pytorch.wrap import WrappedDataset, wrap
+
+__all__ = [
+    "CachedDataset",
+    "Failure",
+    "ImageFolder",
+    "Loader",
+    "Meta",
+    "SampleDataset",
+    "SourceDataset",
+    "Stats",
+    "WrappedDataset",
+    "cached",
+    "decode_image",
+    "per_sample_loss",
+    "wrap",
+]

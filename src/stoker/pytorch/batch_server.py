@@ -1,0 +1,81 @@
+"""What runs in a worker: a Request in, an Envelope out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, get_worker_info
+
+from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.meta import Envelope, Meta, Request
+from stoker.pytorch.on_error import OnError, Replacer
+from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
+
+_COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
+
+
+class BatchServer(Dataset[Any]):
+    """The data set of the inner torch loader, whose "indices" are Requests.
+
+    Fetches, transforms and collates a batch in one call. Attributes that it does not have are
+    those of the user's own data set, so that ``get_worker_info().dataset`` goes on working in a
+    ``worker_init_fn``.
+    """
+
+    def __init__(
+        self,
+        view: Any,
+        cached: CachedDataset,
+        collate: Callable[[Any], Any],
+        on_error: OnError,
+        seed: int,
+    ) -> None:
+        self._view = view
+        self._cached = cached
+        self._replacer = Replacer(cached, on_error)
+        self._collate = collate
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def __getitems__(self, request: Request) -> Envelope:
+        """Return the batch of ``request``; raises what its samples or transforms raise."""
+        if get_worker_info() is not None:
+            return self._serve(request)
+        with preserved_generators():  # in the training process they belong to the model
+            return self._serve(request)
+
+    def _serve(self, request: Request) -> Envelope:
+        ids, fetched, failures = self._replacer.fetch(request)
+        dataset = self._cached.dataset
+        seeds = sample_seeds(self._seed, request.epoch, request.positions)
+        is_random = dataset.is_random
+        samples = []
+        for index, decoded, seed in zip(ids.tolist(), fetched.decoded, seeds, strict=True):
+            if is_random:
+                seed_generators(seed)
+            samples.append(dataset.finish(index, decoded))
+        seed_generators(seeds[0] ^ _COLLATE_STREAM)
+        batch = self._collate(samples[0] if request.single else samples)
+        meta = Meta(
+            token=request.token,
+            epoch=request.epoch,
+            ids=ids,
+            outcomes=fetched.outcomes,
+            positions=request.positions,
+            plan_weights=request.weights,
+        )
+        return Envelope(batch, meta, failures)
+
+    def __getattr__(self, name: str) -> Any:
+        view = self.__dict__.get("_view")
+        if view is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(view, name)
+
+
+def as_it_is(envelope: Envelope) -> Envelope:
+    """Return the argument: the collate function of the inner loader, whose batches are made."""
+    return envelope

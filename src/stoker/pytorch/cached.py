@@ -1,0 +1,99 @@
+"""A map-style data set whose samples come through a Store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from stoker.errors import SampleCorrupt, SourceError
+from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.stage import Stage
+from stoker.store.registry import SharedArena
+from stoker.store.store import Store
+
+
+class Fetched(NamedTuple):
+    """A batch before its transforms."""
+
+    decoded: list[Any]
+    """What the transforms work on; None where there is an error."""
+    outcomes: NDArray[np.int8]
+    """``i8[n]``, a :class:`~stoker.types.Outcome` per sample."""
+    errors: dict[int, SourceError]
+    """Place in the batch -> why that sample cannot be used."""
+
+
+class CachedDataset(Dataset[Any]):
+    """The samples of ``dataset``, served through ``store`` a batch at a time.
+
+    :func:`~stoker.pytorch.open_cache.cached` makes one. It works in any loader that takes a
+    map-style data set: torch's DataLoader, torchdata's StatefulDataLoader, Subset. Indices are
+    ids of ``dataset``. Worker processes of any start method share the store's cache; safe in
+    any thread as far as the data set's transforms are.
+    """
+
+    def __init__(
+        self,
+        dataset: SourceDataset,
+        store: Store,
+        stage: Stage,
+        shared: SharedArena | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.store = store
+        self.stage = stage
+        self._shared = shared
+
+    def fetch(self, ids: NDArray[np.uint32], position: int | None = None) -> Fetched:
+        """Return samples ``u32[n]`` before their transforms, with one call of the store.
+
+        ``position`` is the place of ``ids[0]`` in the plan. What cannot be read or decoded is
+        reported in ``errors``.
+        """
+        served = self.store.serve(ids, position)
+        errors = dict(served.errors)
+        decoded: list[Any] = [None] * len(served)
+        bounds = served.offsets.tolist()
+        for place, index in enumerate(served.ids.tolist()):
+            if place in errors:
+                continue
+            try:
+                sample = served.data[bounds[place] : bounds[place + 1]]
+                decoded[place] = self.stage.decoded(index, sample)
+            except SampleCorrupt as error:
+                errors[place] = error
+        return Fetched(decoded, served.outcomes, errors)
+
+    def close(self) -> None:
+        """Let go of the cache; reading afterwards raises SegmentError. May be called again."""
+        self.store.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Being found by other jobs is the part of the process that opened the cache.
+        return {**self.__dict__, "_shared": None}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range: there are {len(self)} samples")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples ``indices``, with their transforms applied.
+
+        Raises a :class:`~stoker.errors.SourceError` for the first one that cannot be used.
+        """
+        ids = np.asarray(indices, np.uint32)
+        fetched = self.fetch(ids)
+        if fetched.errors:
+            raise fetched.errors[min(fetched.errors)]
+        finish = self.dataset.finish
+        return [finish(*pair) for pair in zip(ids.tolist(), fetched.decoded, strict=True)]

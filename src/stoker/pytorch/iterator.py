@@ -1,0 +1,45 @@
+"""One epoch in progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import SegmentError
+from stoker.pytorch.meta import Envelope
+
+if TYPE_CHECKING:
+    from stoker.pytorch.loader import Loader
+
+
+class LoaderIterator:
+    """Yields the batches of one epoch, and measures how long the training loop waits for them."""
+
+    def __init__(self, loader: Loader, envelopes: Iterator[Envelope], length: int) -> None:
+        self._loader = loader
+        self._envelopes: Iterator[Envelope] | None = envelopes
+        self._length = length
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __next__(self) -> Any:
+        if self._envelopes is None:
+            raise SegmentError("the loader is closed: make a new one to go on reading")
+        begin = time.perf_counter()
+        try:
+            envelope = next(self._envelopes)
+        except StopIteration:
+            self._loader.finish_epoch()
+            raise
+        finally:
+            self._loader.add_stall(time.perf_counter() - begin)
+        return self._loader.receive(envelope)
+
+    def stop(self) -> None:
+        """Let go of the workers; going on raises SegmentError."""
+        self._envelopes = None

@@ -1,0 +1,397 @@
+"""The Loader: torch's DataLoader, fed through the cache."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from stoker.errors import ConfigError, SegmentError
+from stoker.pytorch.batch_server import BatchServer
+from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.inner import InnerLoader
+from stoker.pytorch.iterator import LoaderIterator
+from stoker.pytorch.meta import Envelope, Failure, Meta, attach
+from stoker.pytorch.observe import Observer
+from stoker.pytorch.on_error import OnError, check_on_error
+from stoker.pytorch.open_cache import CacheSetup, as_recipe
+from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of
+from stoker.pytorch.population import Population
+from stoker.pytorch.ranks import LazyRanks
+from stoker.pytorch.requests import RequestSampler
+from stoker.pytorch.stats import Stats, Visits, from_counters
+from stoker.recipes.base import Recipe
+from stoker.recipes.minio import minio
+from stoker.sampler.uniform import UniformSampler
+from stoker.scores import Scores
+
+log = logging.getLogger("stoker")
+
+
+class Loader(DataLoader[Any]):
+    """A torch DataLoader whose samples come through a cache shared by workers, ranks and jobs.
+
+    Every argument of torch's DataLoader works and means the same, except that ``shuffle=None``
+    lets the recipe decide, and all recipes of this version shuffle. ``dataset`` is an
+    ImageFolder, a SampleDataset, what ``wrap()`` returns, or a ``Subset`` of these, whose ids are
+    then those of the base data set. Batches are exactly what torch would give.
+
+    Order: one plan per epoch for the whole job, a function of ``seed`` and the epoch; each rank
+    gets every ``world_size``-th access, equally many (filled up from the start, or cut with
+    ``drop_last``). ``shuffle=False`` visits each sample once, in order, with a static cache
+    whatever the recipe, and fills nothing up, so that ranks may differ by one sample. A
+    ``sampler`` or ``batch_sampler`` supplies this rank's indices instead. ``generator`` seeds the
+    plan in place of ``seed``. Augmentation depends on (seed, epoch, place in the plan) and not on
+    the workers: Python's, NumPy's and torch's global generators are seeded before each sample,
+    and with ``num_workers=0`` given back afterwards.
+
+    Further arguments:
+
+    - ``cache``: payload bytes, ``8 << 30``, ``"8GiB"``, or a share of the visited samples' bytes,
+      ``"20%"``; 0 switches it off. Memory is reserved at the first iteration.
+    - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"minio"``, keeps
+      what came first, and no policy hits more when each sample is visited once an epoch.
+    - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
+      transforms still come after it).
+    - ``epochs``: how many there will be, for :meth:`total_steps`.
+    - ``seed``: of order and augmentation, 0 to 2**64 - 1.
+    - ``rank``, ``world_size``: of data parallelism; by default those of torch.distributed or
+      torchrun at the first iteration.
+    - ``on_error``: for samples that cannot be read or decoded: ``"raise"``, ``"skip"``, or a
+      function called in the worker with a ``Failure`` that raises, or returns to skip. Skipped
+      ones are replaced by samples of the same plan, so that lengths stay equal.
+    - ``return_meta``: adds a ``Meta`` to each batch, under the key ``"meta"`` of a dict batch,
+      else as the last element.
+    - ``cache_dir``, ``disk_cache``, ``rescore``, ``prefetch_bytes``: refused until a later version.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
+    ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
+    iteration. To be used by one thread; workers may be started by fork, spawn or forkserver.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        cache: int | float | str = "20%",
+        recipe: str | Recipe = "minio",
+        cache_stage: str = "encoded",
+        epochs: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: OnError = "raise",
+        return_meta: bool = False,
+        cache_dir: Any = None,
+        disk_cache: Any = None,
+        rescore: Any = None,
+        prefetch_bytes: Any = None,
+        **torch_arguments: Any,
+    ) -> None:
+        _refuse_unavailable(
+            cache_dir=cache_dir,
+            disk_cache=disk_cache,
+            rescore=rescore,
+            prefetch_bytes=prefetch_bytes,
+        )
+        check_on_error(on_error)
+        _check_epochs(epochs)
+        self._population = Population(dataset)
+        self._recipe = as_recipe(recipe)
+        own_order = sampler is not None or batch_sampler is not None
+        if own_order and self._recipe.sampler is not UniformSampler:
+            raise ConfigError(
+                f"recipe {self._recipe.name!r} draws samples itself: leave out sampler and "
+                "batch_sampler, or use a recipe that only caches, like 'minio'"
+            )
+        if shuffle is False and not own_order:
+            self._recipe = minio()
+        self._setup = CacheSetup(self._population, cache, self._recipe.policy, cache_stage)
+        self._ranks = LazyRanks(rank, world_size)
+        self._seed = seed if generator is None else generator.initial_seed() % 2**64
+        self._scores = Scores(len(self._population.base))
+        self._planner = Planner(
+            self._population,
+            self._recipe.sampler if shuffle is not False else UniformSampler,
+            self._ranks,
+            seed=self._seed,
+            shuffle=shuffle is not False,
+            drop_last=drop_last,
+        )
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle if own_order else None,
+            sampler if own_order else PlanSampler(self._planner, self._scores),
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            **torch_arguments,
+        )
+        self._own_order = own_order
+        self._on_error = on_error
+        self._return_meta = return_meta
+        self._epochs = epochs
+        self._observer = Observer(self._scores)
+        self._visits = Visits(len(self._population.base))
+        self._failures: dict[int, Failure] = {}
+        self._cached: CachedDataset | None = None
+        self._inner: InnerLoader | None = None
+        self._running: weakref.ref[LoaderIterator] | None = None
+        self._iterations = 0
+        self._stall_seconds = 0.0
+        self._epoch_stats: list[Stats] = []
+        self._epoch_began: Stats | None = None
+        self._closed = False
+
+    # --- iterating ---
+
+    def __iter__(self) -> LoaderIterator:  # type: ignore[override]
+        """Begin the next epoch; one that was not finished counts as used up."""
+        self._check_open()
+        self.finish_epoch()
+        if self._cached is None:
+            self._cached = self._setup.open(self._ranks.fix(), self._scores)
+            log.info(self._setup.describe(self._cached, self._recipe))
+        if self._inner is None or not self.persistent_workers:
+            self._inner = self._make_inner(self._cached)
+        return self._begin_epoch(self._inner)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
+
+        Optional: iterating again advances by itself. ConfigError for a negative epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+        self._planner.next_epoch = int(epoch)
+        for own in (self.sampler, self.batch_sampler):
+            told = getattr(own, "set_epoch", None)
+            if told is not None:
+                told(epoch)
+
+    def total_steps(self) -> int:
+        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
+        if self._epochs is None:
+            raise ConfigError("total_steps() needs the number of epochs: give the Loader epochs=")
+        return len(self) * self._epochs
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.
+
+        No recipe of this version does. Waits for losses that are still being copied.
+        """
+        self._check_open()
+        self.finish_epoch()
+        told = "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
+        if self._epoch_stats:
+            log.info("epoch %d%s: %s", len(self._epoch_stats) - 1, told, self._epoch_stats[-1])
+
+    # --- losses ---
+
+    def observe(
+        self,
+        losses: Any = None,
+        *,
+        logits: torch.Tensor | None = None,
+        embeddings: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        meta: Meta | None = None,
+    ) -> None:
+        """Store the losses of a batch, ``[n]``, as the scores of the samples really served.
+
+        ``meta`` says which batch (``return_meta=True``); without it there must be exactly one
+        that was handed out and not observed. Without ``losses``, cross entropy is computed from
+        ``logits`` and ``labels``, as by :func:`per_sample_loss`. ``embeddings`` are for recipes
+        that compare them, of which this version has none. Losses on an accelerator are copied
+        while it goes on computing. A loss that is not finite leaves the old score, is counted in
+        ``stats.non_finite`` and warned of once.
+
+        Raises :class:`~stoker.errors.ConfigError` for a wrong length, when it is not clear which
+        batch is meant, and for a batch observed before.
+        """
+        self._check_open()
+        self._observer.observe(
+            losses, logits=logits, labels=labels, embeddings=embeddings, meta=meta
+        )
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Loss weights ``float32[n]`` of the latest batch, all ones unless the recipe reweights.
+
+        Lies where the losses observed last lay. ConfigError when several batches are unobserved,
+        as it is then unclear which one is meant: use ``meta.weights``.
+        """
+        return self._observer.weights()
+
+    @property
+    def scores(self) -> Scores:
+        """Latest loss of each sample (``values``), when (``last``) and how often (``seen``)."""
+        return self._observer.scores
+
+    @property
+    def last_ids(self) -> NDArray[np.uint32]:
+        """The samples really served in the latest batch, ``u32[n]``."""
+        return self._last().ids
+
+    @property
+    def last_outcomes(self) -> NDArray[np.int8]:
+        """How each sample of the latest batch was served, ``i8[n]`` of ``stoker.Outcome``."""
+        return self._last().outcomes
+
+    # --- what happened ---
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since the loader was made, of this rank and its workers."""
+        if self._cached is None:
+            return Stats()
+        counters = self._cached.store.stats()
+        share = -(-len(self._population) // self._ranks.now().world_size)
+        stored = counters["bytes_from_source"]
+        return from_counters(
+            counters,
+            bytes_from_source=self._cached.stage.bytes_from_source(stored),
+            stall_seconds=self._stall_seconds,
+            non_finite=self._observer.non_finite,
+            coverage=self._visits.coverage(share),
+            ess=self._visits.ess(share),
+        )
+
+    @property
+    def epoch_stats(self) -> list[Stats]:
+        """Stats of each epoch that has ended, abandoned ones included."""
+        return list(self._epoch_stats)
+
+    @property
+    def quarantine(self) -> list[Failure]:
+        """Samples that could not be served and were replaced, each once, with the last reason."""
+        return list(self._failures.values())
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Stop the workers and let go of the cache, which lives on while another job has it.
+
+        May be called again; also done by ``with``, and by the system when the process dies.
+        """
+        if self._closed:
+            return
+        self.finish_epoch()
+        self._closed = True
+        iterator = self._running() if self._running is not None else None
+        if iterator is not None:
+            iterator.stop()
+        self._inner = None
+        if self._cached is not None:
+            self._cached.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- for the iterator ---
+
+    def receive(self, envelope: Envelope) -> Any:
+        """Note what came, and return the batch as the training loop gets it."""
+        batch, meta, failures = envelope
+        self._observer.hand_out(meta)
+        self._visits.add(meta.ids)
+        for failure in failures:
+            if failure.id not in self._failures:
+                log.warning("skipped %s: %s", failure.name, failure.reason)
+            self._failures[failure.id] = failure
+        return attach(batch, meta) if self._return_meta else batch
+
+    def add_stall(self, seconds: float) -> None:
+        """Count time that the training loop waited."""
+        self._stall_seconds += seconds
+
+    def finish_epoch(self) -> None:
+        """Close the books of the epoch in progress, if there is one."""
+        if self._epoch_began is not None:
+            _ = self._observer.scores  # waits for losses still being copied
+            self._epoch_stats.append(self.stats.since(self._epoch_began))
+            self._epoch_began = None
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SegmentError("the loader is closed: make a new one to go on")
+
+    def _last(self) -> Meta:
+        if self._observer.last is None:
+            raise ConfigError("there is no batch yet in this epoch: iterate first")
+        return self._observer.last
+
+    def _begin_epoch(self, inner: InnerLoader) -> LoaderIterator:
+        epoch = self._planner.next_epoch
+        self._planner.next_epoch = epoch + 1
+        self._observer.begin_epoch()
+        self._visits.begin_epoch()
+        self._epoch_began = self.stats
+        # Tokens are never reused, also when an epoch is run again.
+        inner.requests.begin(self._iterations << 32, epoch, self._draws(epoch))
+        self._iterations += 1
+        iterator = LoaderIterator(self, iter(inner), len(self))
+        self._running = weakref.ref(iterator)
+        return iterator
+
+    def _make_inner(self, cached: CachedDataset) -> InnerLoader:
+        collate = self.collate_fn
+        server = BatchServer(self.dataset, cached, collate, self._on_error, self._seed)
+        return InnerLoader(self, server, RequestSampler())
+
+    def _draws(self, epoch: int) -> Callable[[], Iterator[Draw]]:
+        """Return what draws this rank's batches of ``epoch``."""
+        if self._own_order:
+            ranks = self._ranks.now()
+            indices: Any = self._index_sampler
+            return partial(draws_of, indices, self._population, ranks)
+        plan = self._planner.plan(self._scores, epoch)
+        return partial(self._planner.draws, plan, self.batch_size, self.drop_last)
+
+
+def _refuse_unavailable(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name}={value!r}: this version has no {name} yet, leave it out")
+
+
+def _check_epochs(epochs: int | None) -> None:
+    if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
+        raise ConfigError(f"epochs={epochs!r} is refused: give how many there will be, 1 or more")

@@ -1,0 +1,128 @@
+"""From ``cache="20%"`` to a Store: how large, under which key, kept by which policy."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from stoker import recipes
+from stoker.errors import ConfigError
+from stoker.policy.base import Policy
+from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.population import Population
+from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
+from stoker.pytorch.stage import make_stage
+from stoker.recipes.base import Recipe
+from stoker.scores import Scores
+from stoker.store.memory import MemoryTier
+from stoker.store.null import NullTier
+from stoker.store.registry import SharedArena, open_arena
+from stoker.store.store import Store
+from stoker.types import format_bytes, parse_bytes
+
+log = logging.getLogger("stoker")
+
+
+def cached(
+    dataset: SourceDataset,
+    cache: int | float | str = "20%",
+    *,
+    recipe: str | Recipe = "minio",
+    cache_stage: str = "encoded",
+) -> CachedDataset:
+    """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
+
+    For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
+    those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
+    """
+    setup = CacheSetup(Population(dataset), cache, as_recipe(recipe).policy, cache_stage)
+    return setup.open(current_ranks(), None)
+
+
+def as_recipe(recipe: str | Recipe) -> Recipe:
+    """Return the recipe of that name, or the recipe itself; ConfigError for anything else."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str):
+        return recipes.get(recipe)
+    known = ", ".join(recipes.names())
+    raise ConfigError(f"recipe={recipe!r} is neither a Recipe nor a name: use one of {known}")
+
+
+class CacheSetup:
+    """A cache as the user asked for it, checked, not opened yet.
+
+    Raises :class:`~stoker.errors.ConfigError` for sizes and stages that make no sense; a cache
+    of 0 bytes switches caching off, and any other must hold the largest sample.
+    """
+
+    def __init__(
+        self, population: Population, cache: int | float | str, policy: Policy, cache_stage: str
+    ) -> None:
+        self.population = population
+        self.policy = policy
+        self.stage = make_stage(population.base, cache_stage)
+        sizes = population.sizes(self.stage.source.sizes)
+        self.data_bytes = int(sizes.sum())
+        """Payload bytes of the samples that are visited; an estimate where sizes are."""
+        self.mean_size = self.data_bytes / len(sizes)
+        self.capacity = parse_bytes(cache, of=self.data_bytes, name="cache")
+        """Payload bytes that were asked for."""
+        largest = int(np.max(sizes))
+        if 0 < self.capacity < largest:
+            raise ConfigError(
+                f"cache={cache!r} is {self.capacity} bytes and the largest sample has {largest}: "
+                "give it more, or switch it off with cache=0"
+            )
+
+    @property
+    def share(self) -> float:
+        """Cache bytes / data bytes, at most 1."""
+        return min(1.0, self.capacity / self.data_bytes) if self.data_bytes else 0.0
+
+    def open(self, ranks: Ranks, scores: Scores | None) -> CachedDataset:
+        """Return the data set served through the cache, which other jobs may have open already.
+
+        Raises :class:`~stoker.errors.CapacityError` when the memory is not there.
+        """
+        if self.capacity == 0:
+            return CachedDataset(
+                self.population.base, Store(self.stage.source, NullTier()), self.stage
+            )
+        shared = self._open_arena(ranks)
+        tier = MemoryTier(shared.arena, self.policy, scores)
+        store = Store(self.stage.source, tier)
+        return CachedDataset(self.population.base, store, self.stage, shared)
+
+    def _open_arena(self, ranks: Ranks) -> SharedArena:
+        key = self.stage.key
+        if self.stage.is_private:
+            key = from_rank_zero(key, ranks)
+        if self.population.label:
+            key += f"-subset-{self.population.label}"
+        base = self.population.base
+        return open_arena(
+            key,
+            len(base),
+            self.capacity,
+            self.mean_size,
+            self.policy.regions(),
+            description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
+        )
+
+    def describe(self, cached: CachedDataset, recipe: Recipe) -> str:
+        """Return a line on the cache that was opened and what to expect of it."""
+        if self.capacity == 0:
+            return "no cache: every access reads the source"
+        stats = cached.store.tier.stats()
+        held = int(stats["capacity_bytes"])
+        share = min(1.0, held / self.data_bytes) if self.data_bytes else 0.0
+        predicted = recipe.predicted_hit_ratio(share)
+        expected = "unknown" if predicted is None else f"{predicted:.1%} of bytes"
+        return (
+            f"cache {format_bytes(held)} + {format_bytes(stats.get('overhead_bytes', 0))} "
+            f"overhead, {share:.1%} of {format_bytes(self.data_bytes)}; recipe {recipe.name}; "
+            f"predicted hit ratio from the second epoch on: {expected}"
+        )

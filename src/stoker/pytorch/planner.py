@@ -1,0 +1,134 @@
+"""From the plan of an epoch, or a sampler of the user's, to the batches of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from stoker.plan import Plan
+from stoker.pytorch.population import Population
+from stoker.pytorch.ranks import LazyRanks, Ranks
+from stoker.recipes.base import SamplerFactory
+from stoker.scores import Scores
+
+
+class Draw(NamedTuple):
+    """What one batch is to hold."""
+
+    ids: NDArray[np.uint32]
+    """``u32[n]``, ids of the base data set."""
+    positions: NDArray[np.int64]
+    """``i64[n]``, places in the epoch's plan of the whole job."""
+    weights: NDArray[np.float32] | None = None
+    """``f32[n]``, or None when all are one."""
+    single: bool = False
+    """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
+
+
+class Planner:
+    """Makes the global plan of an epoch, and this rank's share of it.
+
+    Plans are pure in seed, epoch and scores, so ranks agree on them without talking.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        make_sampler: SamplerFactory,
+        ranks: LazyRanks,
+        *,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+    ) -> None:
+        self.next_epoch = 0
+        """The epoch that the next iteration takes."""
+        self._population = population
+        self._make_sampler = make_sampler
+        self._ranks = ranks
+        self._seed = seed
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._sampler()  # refuses what it must while the user's call is on the stack
+
+    def _sampler(self) -> Any:
+        return self._make_sampler(
+            len(self._population),
+            seed=self._seed,
+            shuffle=self._shuffle,
+            pad_to=self._ranks.now().world_size,
+            drop_last=self._drop_last,
+        )
+
+    @property
+    def rank_length(self) -> int:
+        """Accesses of this rank in each epoch."""
+        rank, world_size = self._ranks.now()
+        return len(range(rank, self._sampler().length, world_size))
+
+    def order(self, scores: Scores, epoch: int) -> Plan:
+        """Return the plan of the whole job for ``epoch``, in indices of the population's view."""
+        plan: Plan = self._sampler().plan(scores, epoch)
+        return plan
+
+    def plan(self, scores: Scores, epoch: int) -> Plan:
+        """Return the plan of the whole job for ``epoch``, in ids of the base data set."""
+        order = self.order(scores, epoch)
+        if not self._population.label:
+            return order
+        return Plan(order.epoch, order.start, self._population.ids(order.ids), order.weights)
+
+    def indices(self, scores: Scores) -> Iterator[int]:
+        """Yield this rank's share of the next epoch, in indices of the population's view."""
+        order = self.order(scores, self.next_epoch)
+        return iter(order.rank_view(*self._ranks.now()).tolist())
+
+    def draws(self, plan: Plan, batch_size: int | None, drop_last: bool) -> Iterator[Draw]:
+        """Yield this rank's batches of ``plan``; one by one with ``batch_size=None``."""
+        rank, world_size = self._ranks.now()
+        ids = plan.rank_view(rank, world_size, equal=self._shuffle)
+        weights = None if plan.weights is None else plan.weights[rank::world_size]
+        size = batch_size or 1
+        end = len(ids) - len(ids) % size if drop_last else len(ids)
+        for begin in range(0, end, size):
+            part = slice(begin, min(begin + size, end))
+            yield Draw(
+                np.ascontiguousarray(ids[part]),
+                np.arange(part.start, part.stop) * world_size + rank,
+                None if weights is None else np.ascontiguousarray(weights[part]),
+                single=batch_size is None,
+            )
+
+
+class PlanSampler(Sampler[int]):
+    """The planned order as a torch sampler, so that ``loader.sampler`` is what users expect.
+
+    Yields this rank's indices of the loader's data set for the epoch that comes next.
+    """
+
+    def __init__(self, planner: Planner, scores: Scores) -> None:
+        self._planner = planner
+        self._scores = scores
+
+    def __iter__(self) -> Iterator[int]:
+        return self._planner.indices(self._scores)
+
+    def __len__(self) -> int:
+        return self._planner.rank_length
+
+
+def draws_of(indices: Iterable[Any], population: Population, ranks: Ranks) -> Iterator[Draw]:
+    """Yield the batches that a sampler of the user's asks for; it is this rank's own already.
+
+    ``indices`` yields a list of indices of the population's view, or a single index.
+    """
+    done = 0
+    for wanted in indices:
+        batch = np.atleast_1d(np.asarray(wanted, np.int64))
+        positions = (done + np.arange(len(batch))) * ranks.world_size + ranks.rank
+        done += len(batch)
+        yield Draw(population.ids(batch), positions, single=np.ndim(wanted) == 0)

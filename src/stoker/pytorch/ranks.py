@@ -1,0 +1,84 @@
+"""Which data-parallel rank this process is."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from torch import distributed
+
+from stoker.errors import ConfigError
+
+
+class Ranks(NamedTuple):
+    """The place of a process among the data-parallel processes of the job."""
+
+    rank: int
+    world_size: int
+
+
+class LazyRanks:
+    """The ranks that the caller gave, or else what holds at the first iteration.
+
+    torch.distributed may come up after a loader is made. Raises ConfigError as
+    :func:`checked_ranks` does.
+    """
+
+    def __init__(self, rank: int | None, world_size: int | None) -> None:
+        self._fixed = checked_ranks(rank, world_size)
+
+    def now(self) -> Ranks:
+        """Return the ranks as far as they can be known now."""
+        return self._fixed or current_ranks()
+
+    def fix(self) -> Ranks:
+        """Return the ranks, which from now on stay as they are."""
+        self._fixed = self.now()
+        return self._fixed
+
+
+def checked_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
+    """Return what the caller gave, or None when it is to be found out later.
+
+    Raises :class:`~stoker.errors.ConfigError` unless both or neither are given and
+    ``0 <= rank < world_size``.
+    """
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise ConfigError(f"rank={rank!r} and world_size={world_size!r}: give both or neither")
+    if world_size < 1:
+        raise ConfigError(f"world_size={world_size} is refused: use 1 or more processes")
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank={rank} is out of range: with world_size={world_size} use 0..{world_size - 1}"
+        )
+    return Ranks(rank, world_size)
+
+
+def current_ranks() -> Ranks:
+    """Return what torch.distributed says, else what torchrun set, else a single process."""
+    if distributed.is_available() and distributed.is_initialized():
+        return Ranks(distributed.get_rank(), distributed.get_world_size())
+    try:
+        given = checked_ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    except KeyError:
+        return Ranks(0, 1)
+    except ValueError as error:
+        where = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
+        raise ConfigError(f"the environment says {where}, which is no rank: {error}") from error
+    return given or Ranks(0, 1)
+
+
+def from_rank_zero(text: str, ranks: Ranks) -> str:
+    """Return the text that rank 0 gave; every rank of torch.distributed must call this.
+
+    A process keeps its own when there is no process group of that many ranks to ask.
+    """
+    if ranks.world_size == 1 or not (distributed.is_available() and distributed.is_initialized()):
+        return text
+    if distributed.get_world_size() != ranks.world_size:
+        return text
+    box = [text]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]

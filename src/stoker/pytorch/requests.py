@@ -1,0 +1,52 @@
+"""What the inner torch loader hands to its workers: one Request per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+
+import numpy as np
+
+from stoker.pytorch.meta import Request
+from stoker.pytorch.planner import Draw
+
+SPARES = 8
+"""Replacements that travel with each batch: what the rank was given just before it."""
+
+
+class RequestSampler:
+    """A torch batch sampler whose batches are Requests."""
+
+    def __init__(self) -> None:
+        self._epoch: tuple[int, int, Callable[[], Iterator[Draw]]] | None = None
+
+    def begin(self, token: int, epoch: int, draws: Callable[[], Iterator[Draw]]) -> None:
+        """Set the epoch that the next iterators walk, whose first batch is called ``token``.
+
+        torch asks for an iterator twice in a row at times and uses the second, so ``draws`` is
+        called for the first batch and not before.
+        """
+        self._epoch = token, epoch, draws
+
+    def __iter__(self) -> Iterator[Request]:
+        assert self._epoch is not None, "begin() comes first"
+        return self._requests(*self._epoch)
+
+    def _requests(
+        self, token: int, epoch: int, begin: Callable[[], Iterator[Draw]]
+    ) -> Iterator[Request]:
+        draws = begin()
+        # The first batch has none before it, so the second stands in.
+        ahead = list(islice(draws, 2))
+        spares = ahead[-1].ids[:SPARES] if ahead else np.empty(0, np.uint32)
+        for number, draw in enumerate(chain(ahead, draws)):
+            yield Request(
+                token=token + number,
+                epoch=epoch,
+                ids=draw.ids,
+                positions=draw.positions,
+                weights=draw.weights,
+                spares=spares,
+                single=draw.single,
+            )
+            spares = np.concatenate([spares, draw.ids])[-SPARES:]

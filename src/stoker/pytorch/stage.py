@@ -1,0 +1,171 @@
+"""Where in the life of a sample the cache stands: before decoding, or after it."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stoker.errors import ConfigError, SampleCorrupt, SourceError
+from stoker.pytorch.compact import dumps, loads
+from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.wrap import WrappedDataset
+from stoker.source.base import BaseSource, Source
+from stoker.store.counters import Counters
+
+_PROBES = 32  # samples decoded to learn how large decoded ones are
+_HEAD = struct.Struct("<BBB")  # kind, number of dimensions, length of the dtype's name
+_PICKLED, _ARRAY = 0, 1
+
+
+class Stage(Protocol):
+    """What the cache holds of a data set, and how that becomes what transforms work on."""
+
+    key: str
+    """Names the cached form for those who share it."""
+    is_private: bool
+    """Whether ``key`` says nothing to other jobs, and rank 0's must be used by all."""
+
+    @property
+    def source(self) -> Source:
+        """Where the cached form comes from."""
+        ...
+
+    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
+        """Return what :meth:`SourceDataset.decode` would, from the cached form ``u8[length]``."""
+        ...
+
+    def bytes_from_source(self, stored: int) -> int:
+        """Return the bytes read from storage when ``stored`` bytes were fetched for the cache."""
+        ...
+
+
+def make_stage(dataset: SourceDataset, cache_stage: str) -> Stage:
+    """Return the stage of that name; ConfigError for an unknown one, or none that makes sense."""
+    if cache_stage == "encoded":
+        return EncodedStage(dataset)
+    if cache_stage != "decoded":
+        raise ConfigError(f"cache_stage={cache_stage!r} is not known: use 'encoded' or 'decoded'")
+    if isinstance(dataset, WrappedDataset):
+        raise ConfigError(
+            "cache_stage='decoded' has no meaning for a wrapped data set, whose samples are "
+            "cached as it returns them: leave cache_stage out"
+        )
+    return DecodedStage(dataset)
+
+
+class EncodedStage:
+    """Bytes as the source has them."""
+
+    def __init__(self, dataset: SourceDataset) -> None:
+        self.source = dataset.source
+        self.key = dataset.source.fingerprint
+        self.is_private = bool(getattr(dataset.source, "is_private", False))
+        self._dataset = dataset
+
+    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
+        """Decode; see :class:`Stage`."""
+        return self._dataset.decode_named(index, data)
+
+    def bytes_from_source(self, stored: int) -> int:
+        """Return ``stored``."""
+        return stored
+
+
+class DecodedStage:
+    """Decoded samples: more bytes, no decoding any more; augmentation still comes after it."""
+
+    def __init__(self, dataset: SourceDataset) -> None:
+        self.source = DecodedSource(dataset)
+        self.is_private = dataset.decode_name is None
+        how = dataset.decode_name or uuid.uuid4().hex
+        self.key = f"{dataset.source.fingerprint}-decoded-{how}"
+
+    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
+        """Return the decoded sample; arrays of bytes are views of ``data``."""
+        return unpack_decoded(data)
+
+    def bytes_from_source(self, stored: int) -> int:
+        """Return the encoded bytes read, whatever they became."""
+        return int(self.source.counters.totals()["bytes"])
+
+
+class DecodedSource(BaseSource):
+    """A Source of decoded samples, over the encoded one of ``dataset``.
+
+    ``sizes`` is an estimate: the mean of 32 samples that are decoded at construction. As safe in
+    threads and processes as the data set's source and ``decode``.
+    """
+
+    def __init__(self, dataset: SourceDataset) -> None:
+        self._dataset = dataset
+        self.counters = Counters(("bytes",))
+        self.fingerprint = dataset.source.fingerprint
+        probes = np.unique(np.linspace(0, len(dataset) - 1, _PROBES).astype(np.uint32))
+        samples, _ = self.read_each(probes)
+        lengths = [len(sample) for sample in samples if sample is not None]
+        self._mean_size = max(1, round(float(np.mean(lengths)))) if lengths else 1
+        self.counters = Counters(("bytes",))  # the probes above are not training's reads
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Estimated bytes of each decoded sample, ``i64[N]``, read-only; takes no memory."""
+        return np.broadcast_to(np.int64(self._mean_size), len(self))
+
+    def name(self, sample_id: int) -> str:
+        """Return what the encoded source calls the sample."""
+        return self._dataset.source.name(sample_id)
+
+    def read(self, ids: ArrayLike) -> list[bytes]:
+        """Return decoded samples; raises the SourceError of the first that fails."""
+        samples, errors = self.read_each(ids)
+        if errors:
+            raise errors[min(errors)]
+        return [sample for sample in samples if sample is not None]
+
+    def read_each(self, ids: ArrayLike) -> tuple[list[bytes | None], dict[int, SourceError]]:
+        """Return decoded samples, None for those that failed, and why by place in ``ids``."""
+        wanted = np.asarray(ids)
+        data, offsets, errors = self._dataset.source.read_packed(wanted)
+        self.counters.add(bytes=int(offsets[-1]))
+        samples: list[bytes | None] = [None] * len(wanted)
+        for place, index in enumerate(wanted.tolist()):
+            if place in errors:
+                continue
+            encoded = data[offsets[place] : offsets[place + 1]]
+            try:
+                samples[place] = pack_decoded(self._dataset.decode_named(index, encoded))
+            except SampleCorrupt as error:
+                errors[place] = error
+        return samples, errors
+
+
+def pack_decoded(value: Any) -> bytes:
+    """Return a decoded sample as bytes: an array with dtype and shape before it, else pickled."""
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.dtype.names:
+        return bytes([_PICKLED]) + dumps(value)
+    dtype = value.dtype.str.encode()
+    head: bytes = _HEAD.pack(_ARRAY, value.ndim, len(dtype)) + dtype
+    return head + np.array(value.shape, "<i8").tobytes() + np.ascontiguousarray(value).tobytes()
+
+
+def unpack_decoded(data: NDArray[np.uint8]) -> Any:
+    """Return what :func:`pack_decoded` was given.
+
+    An array of single bytes is a view of ``data``; others are copied, since they may lie
+    unaligned in it.
+    """
+    if data[0] == _PICKLED:
+        return loads(data[1:].data)
+    _, ndim, dtype_length = _HEAD.unpack_from(data.data)
+    body = _HEAD.size + dtype_length + 8 * ndim
+    dtype = np.dtype(bytes(data[_HEAD.size : _HEAD.size + dtype_length]).decode())
+    shape = struct.unpack_from(f"<{ndim}q", data.data, _HEAD.size + dtype_length)
+    pixels = data[body:] if dtype.itemsize == 1 else data[body:].copy()
+    return pixels.view(dtype).reshape(shape)

@@ -1,0 +1,118 @@
+"""What happened so far, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one rank's loader, over its workers. A snapshot; ``str()`` gives one line.
+
+    Workers count what they served, which includes batches drawn ahead of the training loop.
+    ``accesses = hits + substituted + fetched + packaged``.
+    """
+
+    accesses: int = 0
+    """Samples served."""
+    hits: int = 0
+    """Served from the cache without a read of the source."""
+    substituted: int = 0
+    """Another sample was served in its place."""
+    fetched: int = 0
+    """The source was read."""
+    packaged: int = 0
+    """Came with a package."""
+    rescored: int = 0
+    """Reads made only to score samples anew."""
+    failed: int = 0
+    """Reads that gave no sample, as :attr:`Loader.quarantine` lists."""
+    bypassed: int = 0
+    """Times the cache failed and was passed by."""
+    evictions: int = 0
+    """Samples evicted by all users of the cache."""
+    non_finite: int = 0
+    """Losses that were NaN or infinite."""
+    bytes_from_source: int = 0
+    """Bytes read from the source."""
+    bytes_from_cache: int = 0
+    """Bytes served from the cache."""
+    stall_seconds: float = 0.0
+    """Seconds that the training loop waited for batches."""
+    source_seconds: float = 0.0
+    """Seconds spent reading the source, summed over workers."""
+    wait_seconds: float = 0.0
+    """Seconds spent waiting for a sample that another process was reading, likewise."""
+    cache_bytes: int = 0
+    """Payload bytes in the cache now."""
+    coverage: float = 0.0
+    """Distinct samples handed out in the latest epoch / this rank's share of the data set."""
+    ess: float = 0.0
+    """Effective sample size of that epoch's counts n, (sum n)^2 / sum n^2, over the same share."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits / accesses, from 0 to 1."""
+        return self.hits / self.accesses if self.accesses else 0.0
+
+    @property
+    def byte_hit_ratio(self) -> float:
+        """Bytes from the cache / all bytes, from 0 to 1."""
+        total = self.bytes_from_cache + self.bytes_from_source
+        return self.bytes_from_cache / total if total else 0.0
+
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was counted after ``earlier``; ratios and ``cache_bytes`` are of now."""
+        kept = {"cache_bytes", "coverage", "ess"}
+        values = {
+            field.name: getattr(self, field.name)
+            - (0 if field.name in kept else getattr(earlier, field.name))
+            for field in fields(self)
+        }
+        return Stats(**values)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.accesses} samples, hits {self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of "
+            f"bytes), fetched {self.fetched}, substituted {self.substituted}, "
+            f"stalled {self.stall_seconds:.2f} s"
+        )
+
+
+def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
+    """Return Stats of :meth:`Store.stats`, with ``others`` on top."""
+    names = {field.name for field in fields(Stats)}
+    values = {name: value for name, value in counters.items() if name in names}
+    tier = counters["tier"]
+    values["evictions"] = int(tier.get("evictions", 0))
+    values["cache_bytes"] = int(tier.get("payload_bytes", 0))
+    return Stats(**{**values, **others})
+
+
+class Visits:
+    """How often each sample was handed out in the epoch under way, ``u32[N]``, in one process."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._counts = np.zeros(num_samples, np.uint32)
+
+    def begin_epoch(self) -> None:
+        """Start again from zero."""
+        self._counts[:] = 0
+
+    def add(self, ids: NDArray[np.uint32]) -> None:
+        """Count ids ``u32[n]``; repeats count."""
+        np.add.at(self._counts, ids, 1)
+
+    def coverage(self, share: int) -> float:
+        """Return the distinct samples / ``share``, how many samples could be."""
+        return np.count_nonzero(self._counts) / share if share else 0.0
+
+    def ess(self, share: int) -> float:
+        """Return the effective sample size of the counts / ``share``; 0 for no visits."""
+        counts = self._counts.astype(np.float64)
+        squares = float(counts @ counts)
+        return float(counts.sum()) ** 2 / squares / share if squares and share else 0.0
