@@ -1,6 +1,6 @@
 """Time of an insert that has to evict, into memory that was touched before.
 
-The arena has been turned over ten times by mixed sizes, then once by samples of the measured size,
+The arena has been turned over ten times by mixed sizes, then twice by samples of the measured size,
 so that free space is fragmented and each insert evicts about one sample. Compared with a plain
 memcpy of the same bytes to random places of a buffer as large as the cache.
 """
@@ -34,11 +34,9 @@ def measure(
     capacity: int, turnovers: float, size: int, batch: int, rounds: int, report: Report
 ) -> dict[str, list[float]]:
     """Return seconds a sample by contestant and round; adds one row a contestant to the report."""
-    mixed = churn.Churn.create(capacity, turnovers)
-    same = np.flatnonzero(mixed.sizes == size).astype(np.uint32)
-    inserted = 0
-    while inserted < capacity:
-        inserted += insert_some(mixed, same, batch, batches=64)[1] * size
+    mixed = churn.Churn.create(capacity, turnovers, extra=size)
+    same = np.arange(len(mixed.sizes) - 3 * capacity // size, len(mixed.sizes), dtype=np.uint32)
+    mixed.turn_over(same, 2)
     slots = np.zeros((capacity // size, size), np.uint8)
     slots.fill(1)
     batches = max(1, min(40_000_000 // size, capacity // size // 4) // batch)
@@ -80,21 +78,16 @@ def insert_some(
     mixed: churn.Churn, same: np.ndarray, batch: int, batches: int
 ) -> tuple[float, int]:
     """Insert samples that are not cached; returns (seconds inside put_many, samples inserted)."""
-    seconds, count = 0.0, 0
-    for _ in range(batches):
-        candidates = mixed.rng.choice(same, 4 * batch, replace=len(same) < 4 * batch)
-        ids = np.unique(candidates)
-        ids = mixed.rng.permutation(ids[~mixed.arena.contains(ids)])[:batch]
-        if len(ids) == 0:
-            continue
-        data, keys = mixed.batch(ids), mixed.rng.random(len(ids))
+    absent = mixed.rng.permutation(same[~mixed.arena.contains(same)])[: batches * batch]
+    seconds = 0.0
+    for ids in absent.reshape(-1, batch):
+        data, keys = mixed.batch(ids), mixed.keys(ids)
         started = time.perf_counter()
         admitted = mixed.arena.put_many(ids, data, keys=keys)
         seconds += time.perf_counter() - started
         if not admitted.all():
             raise SystemExit("an insert was turned down in an arena that admits always")
-        count += len(ids)
-    return seconds, count
+    return seconds, len(absent)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """An arena in the state that benchmarks measure: turned over many times by mixed sizes.
 
 A freshly filled cache flatters every allocator. Here each sample has one of two measured sizes or a
-size drawn log-normally between 500 B and 400 KB, keys are random, so victims lie anywhere, and the
-whole capacity is written ``turnovers`` times before anything is timed.
+size drawn log-normally between 500 B and 400 KB, victims lie anywhere in the cache, and its whole
+capacity is written ``turnovers`` times before anything is timed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,37 @@ class Churn:
     pool: np.ndarray
     """u8[pool_bytes]: where the bytes of every sample come from."""
     rng: np.random.Generator
+    clock: int = 0
+    """Bytes put so far."""
 
     @classmethod
-    def create(cls, capacity: int, turnovers: float, seed: int = 7) -> Churn:
-        """Return an arena of ``capacity`` bytes after ``turnovers`` full turns of mixed sizes."""
+    def create(cls, capacity: int, turnovers: float, extra: int = 0, seed: int = 7) -> Churn:
+        """Return an arena of ``capacity`` bytes after ``turnovers`` turns of mixed sizes.
+
+        With ``extra``, the last ids are samples of that size, three times the capacity in all,
+        which the turns left out.
+        """
         rng = np.random.default_rng(seed)
-        sizes = _draw_sizes(rng, total=int(2.5 * capacity))
+        mixed = _mixed_sizes(rng, total=int(2.5 * capacity))
+        more = np.full(3 * capacity // extra if extra else 0, extra, np.int64)
+        sizes = np.concatenate([mixed, more])
         pool = rng.integers(0, 256, min(256 << 20, 2 * capacity), dtype=np.uint8)
-        arena = stoker.Arena(len(sizes), capacity, mean_size=int(sizes.mean()))
+        arena = stoker.Arena(len(sizes), capacity, mean_size=int(mixed.mean()))
         churn = cls(arena, sizes, pool, rng)
-        written, everyone = 0, np.arange(len(sizes), dtype=np.uint32)
-        while written < turnovers * capacity:
-            for ids in np.array_split(rng.permutation(everyone), max(1, len(everyone) // 256)):
-                churn.put(ids)
-                written += int(sizes[ids].sum())
-                if written >= turnovers * capacity:
-                    break
+        churn.turn_over(np.arange(len(mixed), dtype=np.uint32), turnovers)
         return churn
+
+    def turn_over(self, ids: np.ndarray, times: float) -> None:
+        """Insert samples of ``ids``, in one random order after the other, capacity x ``times``."""
+        todo = int(times * self.arena.capacity_bytes)
+        while todo > 0:
+            for part in np.array_split(self.rng.permutation(ids), max(1, len(ids) // 64)):
+                # One that is cached would only have its key refreshed.
+                self.arena.discard(part)
+                self.arena.put_many(part, self.batch(part), keys=self.keys(part))
+                todo -= int(self.sizes[part].sum())
+                if todo <= 0:
+                    return
 
     def batch(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (u8[total], i64[n+1] offsets): bytes for ``ids``, gathered from the pool."""
@@ -52,11 +66,14 @@ class Churn:
         start = int(self.rng.integers(0, max(1, len(self.pool) - int(offsets[-1]))))
         return self.pool[start : start + int(offsets[-1])], offsets
 
-    def put(self, ids: np.ndarray) -> np.ndarray:
-        """Insert ``ids`` with random keys; returns bool[n], True where it is cached now."""
-        # A sample that is cached would only have its key refreshed.
-        self.arena.discard(ids)
-        return self.arena.put_many(ids, self.batch(ids), keys=self.rng.random(len(ids)))
+    def keys(self, ids: np.ndarray) -> np.ndarray:
+        """Return f64[n]: older samples leave first, but not in the order of insertion.
+
+        Keys without a trend would not do: the smallest leaves first, so that after a while only
+        newcomers would be small enough to leave, and everything else would stay for good.
+        """
+        self.clock += int(self.sizes[ids].sum())
+        return self.clock + self.rng.random(len(ids)) * self.arena.capacity_bytes / 2
 
     def cached(self, size: int) -> np.ndarray:
         """Return u32[n]: the cached ids whose samples have exactly ``size`` bytes."""
@@ -64,7 +81,7 @@ class Churn:
         return ids[self.arena.contains(ids)]
 
 
-def _draw_sizes(rng: np.random.Generator, total: int) -> np.ndarray:
+def _mixed_sizes(rng: np.random.Generator, total: int) -> np.ndarray:
     """Return sizes in random order: 40 % of the bytes small, 40 % large, 20 % mixed."""
     small = np.full(int(0.4 * total / SMALL), SMALL, np.int64)
     large = np.full(int(0.4 * total / LARGE), LARGE, np.int64)

@@ -1,0 +1,145 @@
+"""Ten million ids: time to create an arena and to attach to it, private memory of a worker.
+
+The data set has that many samples but no bytes worth speaking of: what is measured is everything
+that grows with the number of ids. A worker's private memory is what belongs to it alone (Private_*
+in smaps_rollup) while it serves batches; what the loader puts on top of a plain torch worker over
+the same number of ids is shown beside it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from harness import Report, parser, private_bytes
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+from stoker.shared import SharedArray
+from stoker.source.base import BaseSource
+
+MIB = 1 << 20
+
+
+class CountedSource(BaseSource):
+    """``count`` samples of 8 bytes, each its own id, made when they are read."""
+
+    def __init__(self, count: int) -> None:
+        sizes = SharedArray.create(count, np.int64, name="sizes")
+        sizes.array.fill(8)
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes.array)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """i64[N], all 8."""
+        return self._sizes.array
+
+    @property
+    def fingerprint(self) -> str:
+        """The count says it all."""
+        return f"counted-{len(self)}"
+
+    def read(self, ids: Any) -> list[bytes]:
+        """Return each id as 8 bytes."""
+        return [int(i).to_bytes(8, "little") for i in np.asarray(ids)]
+
+
+class Plain(Dataset[bytes]):
+    """What torch needs at the very least: the floor for a worker's memory."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> bytes:
+        return index.to_bytes(8, "little")
+
+
+def main() -> None:
+    """Parse the arguments, measure each count, print the report."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--counts", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000])
+    arguments.add_argument("--start-methods", nargs="+", default=["fork", "spawn"])
+    args = arguments.parse_args()
+    counts = [10_000, 100_000] if args.smoke else args.counts
+    report = Report("Everything that grows with the number of ids", args.smoke)
+    private: dict[tuple[str, int], int] = {}
+    for count in counts:
+        create, attach = arena_times(count, repeats=2 if args.smoke else 5)
+        row: dict[str, Any] = {"ids": count, "create_s": create, "attach_ms": 1000 * attach}
+        for method in args.start_methods:
+            ours = private[method, count] = worker_memory(count, method, plain=False)
+            row[f"{method}_worker_MiB"] = ours / MIB
+            row[f"{method}_plain_torch_MiB"] = worker_memory(count, method, plain=True) / MIB
+        report.row(**row)
+    last = counts[-1]
+    report.target(f"create, {last:,} ids", create, 5, "s")
+    report.target(f"attach, {last:,} ids", 1000 * attach, 50, "ms")
+    for method in args.start_methods:
+        name = f"private memory of a {method} worker"
+        report.target(f"{name}, {last:,} ids", private[method, last] / MIB, 60, "MiB")
+        growth = (private[method, last] - private[method, counts[0]]) / MIB
+        report.target(f"{name}, growth from {counts[0]:,} ids", growth, 5, "MiB")
+    report.show(args.json)
+
+
+def arena_times(count: int, repeats: int) -> tuple[float, float]:
+    """Return the median seconds to create an arena for ``count`` ids, and to attach to it."""
+    creates, attaches = [], []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        arena = stoker.Arena(count, 64 * MIB, mean_size=8)
+        creates.append(time.perf_counter() - started)
+        handle = arena.handle
+        started = time.perf_counter()
+        other = stoker.Arena.attach(handle)
+        attaches.append(time.perf_counter() - started)
+        other.close()
+        arena.close()
+    return statistics.median(creates), statistics.median(attaches)
+
+
+def worker_memory(count: int, method: str, plain: bool) -> int:
+    """Return the private bytes of a loader's worker after it has served 200 batches."""
+    # A process of its own: a forked worker shares with its parent what the parent has touched.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve_and_measure, args=(count, method, plain, sender))
+    process.start()
+    measured: int = receiver.recv()
+    process.join()
+    return measured
+
+
+def _serve_and_measure(count: int, method: str, plain: bool, sender: Any) -> None:
+    options: dict[str, Any] = {
+        "batch_size": 256,
+        "num_workers": 1,
+        "collate_fn": len,
+        "multiprocessing_context": method,
+    }
+    if plain:
+        # No shuffling: torch would draw a list of ten million Python integers.
+        loader: Any = DataLoader(Plain(count), **options)
+    else:
+        dataset = stoker.SampleDataset(CountedSource(count))
+        loader = stoker.Loader(dataset, cache=32 * MIB, recipe="lru", **options)
+    batches = min(200, len(loader) - 1)
+    for number, _ in enumerate(loader, start=1):
+        if number == batches:
+            break
+    sender.send(max(private_bytes(child.pid) for child in multiprocessing.active_children()))
+    os._exit(0)  # the workers go with us; a tidy end of ten million ids is not the question
+
+
+if __name__ == "__main__":
+    main()
