@@ -2,13 +2,12 @@
 
 import ast
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import isroutine
 from pathlib import Path
 
 import pytest
 
+import stoker._core
 import stoker.errors
 
 SOURCE = Path(stoker.errors.__file__).parent
@@ -50,11 +49,9 @@ def test_every_public_symbol_is_documented(path: Path) -> None:
     assert list(undocumented(tree.body)) == []
 
 
-@pytest.mark.skipif(find_spec("stoker._core") is None, reason="the native core is not built")
 def test_the_native_core_is_documented() -> None:
     missing = []
-    core = import_module("stoker._core")
-    for name, symbol in vars(core).items():
+    for name, symbol in vars(stoker._core).items():
         if name.startswith("_"):
             continue
         if not symbol.__doc__:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from stoker.policy import Policy
+from stoker.store.arena import Arena
 from stoker.testing.reference_arena import ReferenceArena
 
 NewArena = Callable[..., Any]
@@ -18,8 +18,6 @@ def reference(num_ids: int, capacity: int, seed: int) -> Any:
 
 
 def native(num_ids: int, capacity: int, seed: int) -> Any:
-    from stoker.store.arena import Arena
-
     # exact: recency and frequency at each access; production refreshes them lazily. A mean size
     # of 1 gives a block to every id, so that payload bytes alone decide, as in the references.
     return Arena(num_ids, capacity, mean_size=1, exact=True, seed=seed)
@@ -28,10 +26,6 @@ def native(num_ids: int, capacity: int, seed: int) -> Any:
 @pytest.fixture(params=[reference, native], ids=lambda kind: kind.__name__)
 def new_arena(request: pytest.FixtureRequest) -> Iterator[NewArena]:
     """Return a function (policy, num_ids, capacity, seed=0) -> arena with the policy's regions."""
-    if request.param is native and not (
-        find_spec("stoker._core") and find_spec("stoker.store.arena")
-    ):
-        pytest.skip("the native arena is not built")
     with ExitStack() as arenas:
 
         def make(policy: Policy, num_ids: int, capacity: int, seed: int = 0) -> Any:

@@ -22,6 +22,7 @@ from stoker.policy import S3FIFO, Region
         ({"promote_to": "main"}, "promote_to='main'"),
         ({"ghost": "ghost"}, "ghost='ghost'"),
         ({"pop": "sieve", "order": "recency"}, "order='recency'"),
+        ({"holds_bytes": False}, "holds_bytes=False"),
         ({"admission": "beats_victims", "strict": False}, "admission='beats_victims'"),
         ({"admission": "beats_victims", "pop": "random"}, "admission='beats_victims'"),
     ],

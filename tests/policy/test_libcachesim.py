@@ -9,6 +9,7 @@ import pytest
 from policy.conftest import NewArena
 from policy.traces import NUM_IDS, Access, play, trace
 from stoker.policy import FIFO, LFU, LRU, S3FIFO, Policy, Sieve
+from stoker.testing.textbook import TextbookS3FIFO
 
 pytestmark = pytest.mark.skipif(
     find_spec("libcachesim") is None,
@@ -56,6 +57,15 @@ def test_s3fifo_agrees_once_both_queues_are_filled_alike(
         arena = new_arena(S3FIFO(), NUM_IDS, capacity)
         hits = [serve_as_libcachesim(arena, access) for access in accesses]
         assert hits == replay("S3FIFO", capacity, accesses)
+
+
+@pytest.mark.parametrize("unequal", [False, True], ids=["equal", "unequal"])
+def test_the_textbook_s3fifo_is_right(unequal: bool) -> None:
+    """The oracle of the other tests, with libcachesim's way of filling added."""
+    for seed in range(6):
+        accesses = trace(seed, 1500, unequal=unequal)
+        oracle = TextbookS3FIFO(600, 60, 540, spill=True)
+        assert [oracle.access(*a) for a in accesses] == replay("S3FIFO", 600, accesses)
 
 
 def serve_as_libcachesim(arena: Any, access: Access) -> bool:

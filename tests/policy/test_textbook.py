@@ -53,3 +53,13 @@ def test_s3fifo_refuses_what_the_small_queue_cannot_hold(new_arena: NewArena) ->
     arena = new_arena(S3FIFO(), NUM_IDS, 100)
     assert arena.put_many([1], [bytes(10)], region="small")[0]
     assert not arena.put_many([2], [bytes(11)], region="small")[0]
+
+
+def test_s3fifo_evicts_from_main_when_all_of_small_was_promoted(new_arena: NewArena) -> None:
+    arena = new_arena(S3FIFO(small=0.2), NUM_IDS, 100)
+    for i in range(10):
+        arena.put_many([i], [bytes(10)], region="small")
+    for _ in range(2):
+        assert arena.get_many(range(10))[2].all()
+    assert arena.put_many([20], [bytes(10)], region="small")[0]
+    assert members(arena) == {*range(1, 10), 20}

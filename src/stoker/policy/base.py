@@ -73,6 +73,12 @@ class Region:
             raise self._refuse("ghost", self.ghost, "only pop='promote' remembers what it evicts")
         if self.pop in ("sieve", "second_chance") and self.order != "insertion":
             raise self._refuse("order", self.order, f"pop={self.pop!r} needs order='insertion'")
+        if not self.holds_bytes and (self.order != "insertion" or self.pop != "evict"):
+            raise self._refuse(
+                "holds_bytes",
+                False,
+                "what is remembered is a queue: order='insertion', pop='evict'",
+            )
         if self.admission == "beats_victims" and (self.pop != "evict" or not self.strict):
             raise self._refuse(
                 "admission", self.admission, "comparing victims needs pop='evict' and strict=True"

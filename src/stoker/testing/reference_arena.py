@@ -237,11 +237,12 @@ class ReferenceArena:
 
     # Leases
 
-    def lease(self, ids: ArrayLike, position: int) -> None:
-        """Keep ids from being evicted until ``release`` reaches this position of the plan."""
+    def lease(self, ids: ArrayLike, position: int) -> bool:
+        """Keep ids from being evicted until ``release`` reaches this position; always True."""
         with self._open():
             self._leases += [(position, i) for i in self._ids(ids)]
             self._rules.leased = {i for _, i in self._leases}
+            return True
 
     def release(self, position: int) -> None:
         """Drop the leases whose position is at most ``position``."""
