@@ -91,7 +91,8 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   Entry& entry = entries_[id];
   const std::uint32_t me = slot();
   std::uint64_t word = entry.word.load(std::memory_order_acquire);
-  if (state_of(word) == State::kReady) {
+  const bool mine = owner_of(word) == me;
+  if (state_of(word) == State::kReady || (state_of(word) == State::kReserved && mine)) {
     const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
     if (key != nullptr && tag != 0 && header_->regions[tag - 1].order == Order::kKey) {
       heap(tag - 1u).update(ranks_[id].heap_pos.load(std::memory_order_relaxed), *key);
@@ -99,7 +100,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
     return Reserved::kPresent;
   }
   const bool claimed = state_of(word) == State::kClaimed;
-  if (state_of(word) == State::kReserved || (claimed && owner_of(word) != me)) {
+  if (state_of(word) == State::kReserved || (claimed && !mine)) {
     return Reserved::kRefused;  // somebody else's: two copies would be one too many
   }
   const Region& asked = header_->regions[region];
@@ -113,7 +114,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
          !allocate(entry, blocks_of(length))) {
     // There is room, but in too many pieces.
     fitting = target.admission != Admission::kWhileRoom &&
-              evict_one(victims_region(region));
+              evict_for(region);
   }
   if (!fitting) {
     ++header_->rejected;

@@ -42,23 +42,24 @@ bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* 
     return outranks_victims(region, length, first_key(wanted, key));
   }
   while (!fits(wanted, length, 0, 0)) {
-    if (!evict_one(victims_region(region))) return false;
+    if (!evict_for(region)) return false;
   }
   return true;
 }
 
-// Where the next victim is sought: in the region itself when it is strict; else in the last
-// borrowing region over its budget, or the first one that has something to give.
-std::uint32_t Arena::victims_region(std::uint32_t region) const {
+// Evicts one sample so that another fits into `region`: from the region itself when it is strict;
+// else from the last borrowing region over its budget, or the first one that has one to give.
+bool Arena::evict_for(std::uint32_t region) {
   const Region* regions = header_->regions;
-  if (regions[region].strict) return region;
-  std::uint32_t chosen = region;
+  if (regions[region].strict) return evict_one(region);
+  const auto borrows = [&](std::uint32_t r) { return !regions[r].strict && regions[r].holds_bytes; };
   for (std::uint32_t r = header_->num_regions; r-- > 0;) {
-    if (regions[r].strict || !regions[r].holds_bytes || regions[r].size == 0) continue;
-    if (regions[r].bytes > regions[r].budget) return r;
-    chosen = r;
+    if (borrows(r) && regions[r].bytes > regions[r].budget && evict_one(r)) return true;
   }
-  return chosen;
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (borrows(r) && evict_one(r)) return true;
+  }
+  return false;
 }
 
 // Collects victims in key order; evicts them only if the newcomer outranks every one.

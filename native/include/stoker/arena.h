@@ -151,7 +151,7 @@ class Arena {
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
   bool fits(const Region& region, std::uint64_t length, std::uint64_t freed,
             std::uint64_t freed_blocks) const;
-  std::uint32_t victims_region(std::uint32_t region) const;
+  bool evict_for(std::uint32_t region);
   bool outranks_victims(std::uint32_t region, std::uint64_t length, double key);
   bool next_victim(std::uint32_t region, Victim& victim);
   bool random_victim(std::uint32_t region, Victim& victim);

@@ -1,0 +1,108 @@
+"""The native arena against its plain-Python model, operation by operation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.policy.base import Region
+from stoker.store.arena import Arena
+from stoker.testing.reference_arena import ReferenceArena
+
+NUM_IDS = 40
+CAPACITY = 2000
+
+REGION_SETS = {
+    "key": (Region("main", 1.0),),
+    "recency": (Region("main", 1.0, order="recency"),),
+    "frequency": (Region("main", 1.0, order="frequency"),),
+    "insertion": (Region("main", 1.0, order="insertion"),),
+    "static": (Region("main", 1.0, order="insertion", admission="while_room"),),
+    "score": (Region("main", 1.0, admission="beats_victims"),),
+    "score, no ties": (Region("main", 1.0, admission="beats_victims", ties=False),),
+    "sieve": (Region("main", 1.0, order="insertion", pop="sieve"),),
+    "second chance": (Region("main", 1.0, order="insertion", pop="second_chance"),),
+    "two strict": (
+        Region("main", 0.6, admission="beats_victims"),
+        Region("low", 0.4, order="recency"),
+    ),
+    "s3fifo": (
+        Region(
+            "main", 0.2, order="insertion", pop="promote", visits=2, promote_to="big",
+            ghost="ghost", strict=False,
+        ),
+        Region("big", 0.8, order="insertion", pop="second_chance", strict=False),
+        Region("ghost", 0.5, order="insertion", holds_bytes=False),
+    ),
+}  # fmt: skip
+
+some_id = st.integers(0, NUM_IDS - 1)
+some_ids = st.lists(some_id, min_size=1, max_size=6, unique=True)
+some_key = st.integers(-5, 5).map(float)
+operation = st.one_of(
+    st.tuples(
+        st.just("put"),
+        st.lists(st.tuples(some_id, st.integers(0, 400), some_key), min_size=1, max_size=6),
+        st.booleans(),
+    ),
+    st.tuples(st.just("get"), some_ids),
+    st.tuples(st.just("discard"), some_ids),
+    st.tuples(st.just("claim"), some_ids),
+    st.tuples(st.just("abandon"), some_ids),
+    st.tuples(st.just("set_keys"), some_ids, some_key),
+    st.tuples(st.just("lease"), some_ids),
+    st.tuples(st.just("release")),
+)
+
+
+def sample(sample_id: int, length: int) -> bytes:
+    return bytes((sample_id * 31 + i) % 256 for i in range(length))
+
+
+def apply(arena: Arena | ReferenceArena, step: tuple, position: int, second: str | None) -> object:
+    match step:
+        case ("put", items, other):
+            ids = [i for i, _, _ in items]
+            region = second if other and second else "main"
+            samples = [sample(i, length) for i, length, _ in items]
+            return arena.put_many(ids, samples, [key for _, _, key in items], region).tolist()
+        case ("get", ids):
+            data, offsets, found = arena.get_many(ids)
+            return data.tobytes(), offsets.tolist(), found.tolist()
+        case ("claim", ids):
+            return arena.claim(ids).tolist()
+        case ("set_keys", ids, key):
+            return arena.set_keys(ids, [key + n for n in range(len(ids))])
+        case ("lease", ids):
+            arena.lease(ids, position)
+        case ("release",):
+            arena.release(position - 3)
+        case (name, ids):
+            getattr(arena, name)(ids)
+    return None
+
+
+@pytest.mark.parametrize("regions", REGION_SETS.values(), ids=REGION_SETS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(operation, max_size=60))
+def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> None:
+    second = regions[1].name if len(regions) > 1 else None
+    with (
+        Arena(NUM_IDS, CAPACITY, 40, exact=True) as native,
+        ReferenceArena(NUM_IDS, CAPACITY, 40) as model,
+    ):
+        native.configure(regions)
+        model.configure(regions)
+        everything = np.arange(NUM_IDS)
+        for position, step in enumerate(steps):
+            got = apply(native, step, position, second)
+            assert got == apply(model, step, position, second), step
+            cached = native.contains(everything).tolist()
+            assert cached == model.contains(everything).tolist(), step
+            native.verify()
+        assert native.stats()["regions"] == model.stats()["regions"]
+        native_counts, model_counts = native.stats(), model.stats()
+        for name in ("hits", "misses", "inserts", "evictions"):
+            assert native_counts[name] == model_counts[name], name
