@@ -239,7 +239,7 @@ void bind_arena(nb::module_& m) {
       },
       "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a,
       "Bytes of memory that such an arena takes, payload included.");
-  nb::class_<PyArena>(m, "Arena")
+  nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its face.")
       .def_static(
           "create",
           [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,

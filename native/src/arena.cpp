@@ -234,8 +234,9 @@ void Arena::resize_region(const std::string& name, std::uint64_t budget) {
         others += other.budget;
       }
     }
-    const Region& resized = header_->regions[r];
-    if (resized.strict && resized.holds_bytes && others + budget > header_->capacity) {
+    const bool carved = header_->regions[r].strict && header_->regions[r].holds_bytes;
+    if (!carved) main = kNone;
+    if (carved && (budget > header_->capacity || others > header_->capacity - budget)) {
       throw ConfigError("region \"" + name + "\": " + std::to_string(budget) +
                         " bytes and the other regions' " + std::to_string(others) +
                         " are more than the capacity of " + std::to_string(header_->capacity) +

@@ -106,7 +106,11 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   const Region& asked = header_->regions[region];
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   bool fitting = length <= header_->capacity && length <= asked.budget && length < UINT32_MAX;
-  if (fitting && asked.ghost != kNone && tag == asked.ghost + 1) region = asked.promote_to;
+  // An empty S3-FIFO fills both its queues: without that, main would wait an epoch for its share.
+  const bool filling = header_->evictions == 0 && asked.bytes >= asked.budget &&
+                       header_->payload + length <= header_->capacity;
+  const bool remembered = asked.ghost != kNone && tag == asked.ghost + 1;
+  if (fitting && asked.pop == Pop::kPromote && (remembered || filling)) region = asked.promote_to;
   if (fitting) forget(id);
   Region& target = header_->regions[region];
   fitting = fitting && (!target.strict || length <= target.budget);

@@ -91,9 +91,11 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
   return outranks;
 }
 
+// Pops until a sample has left the cache, or none may; false when nothing left the region.
 bool Arena::evict_one(std::uint32_t region) {
+  const std::uint32_t before = header_->regions[region].size;
   Victim victim{};
-  if (!next_victim(region, victim)) return false;
+  if (!next_victim(region, victim)) return header_->regions[region].size < before;
   evict(region, victim.id);
   return true;
 }

@@ -160,10 +160,11 @@ def test_the_ghost_sends_returning_ids_to_main() -> None:
     arena = arena_of(*S3FIFO(small=0.2, visits=1).regions())
     for i in range(12):
         arena.put_many([i], [b"x"], region="small")
-    assert arena.stats()["regions"]["ghost"]["entries"] == 2
+    regions = arena.stats()["regions"]
+    assert (regions["main"]["entries"], regions["ghost"]["entries"]) == (8, 2)
     arena.put_many([0], [b"x"], region="small")
     regions = arena.stats()["regions"]
-    assert (regions["main"]["entries"], regions["ghost"]["entries"]) == (1, 2)
+    assert (regions["main"]["entries"], regions["ghost"]["entries"]) == (9, 2)
     assert arena.contains([0])[0]
     arena.verify()
 

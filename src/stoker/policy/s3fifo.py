@@ -13,7 +13,8 @@ from stoker.policy.base import NaturalOrder, Region
 class S3FIFO(NaturalOrder):
     """Newcomers enter a small queue; those hit there, or lately evicted from it, enter main.
 
-    Main is a queue in which hit samples go to the back, up to three times. From Yang et al.,
+    Main is a queue in which hit samples go to the back, up to three times. An empty cache fills
+    both queues before anything leaves, as the authors' libcachesim does. From Yang et al.,
     "FIFO Queues are All You Need for Cache Eviction", SOSP 2023. A sample larger than the small
     queue is not cached. Raises :class:`~stoker.errors.ConfigError` for shares or visits out of
     range.

@@ -186,7 +186,10 @@ class ReferenceRules:
             return None
         forgotten = {name for name, ghost in self.ghosts.items() if ghost.forget(sample_id)}
         target = asked
-        if asked.rules.ghost in forgotten:
+        # An empty S3-FIFO fills both its queues.
+        room = self.payload_bytes() + length <= self.capacity
+        filling = room and not self.counts["evictions"] and asked.bytes >= asked.budget
+        if asked.rules.pop == "promote" and (filling or asked.rules.ghost in forgotten):
             target = self.region(asked.rules.promote_to or "")
         return None if target.rules.strict and length > target.budget else target
 

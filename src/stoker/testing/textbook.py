@@ -188,13 +188,13 @@ class TextbookSieve(TextbookCache):
 class TextbookS3FIFO(TextbookCache):
     """Three queues (SOSP 2023, algorithm 1), in bytes.
 
-    ``spill`` adds what libcachesim does before its first eviction: while the small queue has its
-    share, newcomers go to main, so that an empty cache fills both. The paper has no such rule.
+    Until something is evicted, newcomers go to main once the small queue has its share, so that
+    an empty cache fills both: the authors' libcachesim does so, the paper does not say it.
     """
 
-    def __init__(self, capacity: int, small: int, ghost: int, *, spill: bool = False) -> None:
+    def __init__(self, capacity: int, small: int, ghost: int) -> None:
         super().__init__(capacity)
-        self.small_share, self.ghost_share, self.spill = small, ghost, spill
+        self.small_share, self.ghost_share = small, ghost
         self.small: deque[int] = deque()
         self.main: deque[int] = deque()
         self.ghost: deque[tuple[int, int]] = deque()
@@ -215,7 +215,7 @@ class TextbookS3FIFO(TextbookCache):
 
     def _insert(self, sample_id: int) -> None:
         small_is_full = self._bytes(self.small) >= self.small_share
-        spills = self.spill and not self.evicted and small_is_full
+        spills = not self.evicted and small_is_full
         (self.main if self.into_main or spills else self.small).append(sample_id)
         self.visits[sample_id] = 0
 
