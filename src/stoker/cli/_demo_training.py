@@ -1,0 +1,186 @@
+"""The demo's training: a small network, one loop, what each epoch cost."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stoker import recipes
+from stoker.cli._demo_data import DemoData, Storage
+from stoker.pytorch import Loader
+from stoker.pytorch.stats import Stats
+from stoker.types import parse_bytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for every recipe."""
+
+    cache: str
+    """Size of the cache, as Loader takes it."""
+    epochs: int
+    batch_size: int
+    workers: int
+    seed: int = 0
+
+    def share_of(self, data: DemoData) -> float:
+        """Return the cache over the bytes of the training set, at most 1; ConfigError if bad."""
+        total = data.total_bytes
+        return min(1.0, parse_bytes(self.cache, of=total, name="--cache") / total)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch cost and how its samples were served."""
+
+    seconds: float
+    """From the first batch asked for to the last step done."""
+    stats: Stats
+    """What the loader counted in this epoch alone."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with one recipe."""
+
+    recipe: str
+    predicted: float | None
+    """Byte hit ratio that theory gives from the second epoch on; None where there is none."""
+    accuracy: float
+    """Share of the held-out images that the trained network names rightly."""
+    epochs: list[Epoch]
+
+    @property
+    def later(self) -> list[Epoch]:
+        """The epochs after the first, which fills the cache; the first if there is no other."""
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of a later epoch."""
+        return statistics.fmean(epoch.seconds for epoch in self.later)
+
+    def mean(self, counter: str) -> float:
+        """Return the mean of a counter of Stats over the later epochs."""
+        return statistics.fmean(getattr(epoch.stats, counter) for epoch in self.later)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits / accesses in the later epochs."""
+        return self.mean("hits") / self.mean("accesses")
+
+    @property
+    def byte_hit_ratio(self) -> float:
+        """Bytes from the cache / all bytes in the later epochs."""
+        cached = self.mean("bytes_from_cache")
+        return cached / (cached + self.mean("bytes_from_source"))
+
+
+def build_network(num_classes: int) -> nn.Module:
+    """Return three convolutions and a linear layer: u8[B, 3, 32, 32] -> f32[B, num_classes]."""
+    layers: list[nn.Module] = []
+    for inside, outside in itertools.pairwise((3, 16, 32, 64)):
+        layers += [
+            nn.Conv2d(inside, outside, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outside),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, num_classes))
+
+
+def as_input(images: Tensor) -> Tensor:
+    """Return f32[B, 3, 32, 32] in -1..1 from u8."""
+    return images.to(memory_format=torch.channels_last).float().div_(127.5).sub_(1)
+
+
+class Trainer:
+    """A network and its optimiser, the same from the first step for every recipe."""
+
+    def __init__(self, num_classes: int, total_steps: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.network = build_network(num_classes)
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=4e-3)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimiser, max_lr=4e-3, total_steps=max(1, total_steps)
+        )
+
+    def step(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Train on one batch; returns f32[B], the loss of each sample before the step."""
+        losses = nn.functional.cross_entropy(
+            self.network(as_input(images)), targets, reduction="none"
+        )
+        self.optimiser.zero_grad(set_to_none=True)
+        losses.mean().backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self.schedule.step()
+        return losses.detach()
+
+    @torch.no_grad()
+    def accuracy(self, data: DemoData) -> float:
+        """Return the share of held-out images that the network names rightly."""
+        self.network.eval()
+        right = 0
+        for images, targets in zip(
+            torch.split(data.test_images, 512), torch.split(data.test_targets, 512), strict=True
+        ):
+            right += int((self.network(as_input(images)).argmax(1) == targets).sum())
+        self.network.train()
+        return right / len(data.test_targets)
+
+
+def train(
+    data: DemoData,
+    storage: Storage,
+    recipe: str,
+    settings: Settings,
+    advance: Callable[[], object],
+) -> Run:
+    """Train a new network with ``recipe``; calls ``advance`` after each step."""
+    dataset = data.dataset(storage)
+    with Loader(
+        dataset,
+        batch_size=settings.batch_size,
+        num_workers=settings.workers,
+        persistent_workers=settings.workers > 0,
+        cache=settings.cache,
+        recipe=recipe,
+        epochs=settings.epochs,
+        seed=settings.seed,
+    ) as loader:
+        trainer = Trainer(data.num_classes, settings.epochs * len(loader), settings.seed)
+        epochs = []
+        for _ in range(settings.epochs):
+            before, started = loader.stats, time.perf_counter()
+            for images, targets in loader:
+                loader.observe(trainer.step(images, targets))
+                advance()
+            seconds = time.perf_counter() - started
+            epochs.append(Epoch(seconds, loader.stats.since(before)))
+    predicted = recipes.get(recipe).predicted_hit_ratio(settings.share_of(data))
+    return Run(recipe, predicted, trainer.accuracy(data), epochs)
+
+
+def compute_cost(
+    data: DemoData, batches: list[tuple[Tensor, Tensor]], repeats: int
+) -> tuple[float, float]:
+    """Train on batches that lie in memory; returns (wall, processor) seconds a sample.
+
+    Each is the least of ``repeats`` passes, after one that warms up.
+    """
+    trainer = Trainer(data.num_classes, (1 + repeats) * len(batches), seed=0)
+    count = sum(len(targets) for _, targets in batches)
+    walls, processors = [], []
+    for _ in range(1 + repeats):
+        wall, processor = time.perf_counter(), time.process_time()
+        for images, targets in batches:
+            trainer.step(images, targets)
+        walls.append((time.perf_counter() - wall) / count)
+        processors.append((time.process_time() - processor) / count)
+    return min(walls[1:]), min(processors[1:])

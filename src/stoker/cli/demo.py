@@ -1,0 +1,162 @@
+"""``stoker demo``: the same training with each recipe, on real images behind slow storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from stoker.cli._choice import choose_recipes
+from stoker.cli._digits import write_digits
+from stoker.cli._torch import need_torch
+
+if TYPE_CHECKING:
+    from stoker.cli._demo_data import Storage
+    from stoker.cli._demo_report import Outcome
+    from stoker.cli._demo_training import Settings
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Return a time such as ``5ms``, ``200us`` or ``0.1s`` in seconds; click reports others."""
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(us|ms|s)\s*", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a time: give one like 5ms or 0.1s")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of class folders. Without it, 1,797 real handwritten digits are written first.",
+)
+@click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
+@click.option("--cache", default="20%", show_default=True, help="Size, or share of the data.")
+@click.option(
+    "--latency", callback=as_seconds, default="5ms", show_default=True, help="Median, of a read."
+)
+@click.option(
+    "--iops",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1000,
+    show_default=True,
+    help="Reads a second that the storage serves, over all workers.",
+)
+@click.option("--epochs", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--workers", type=click.IntRange(0), default=2, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for the plot.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+def demo(
+    data: Path | None,
+    names: str,
+    cache: str,
+    latency: float,
+    iops: float,
+    epochs: int,
+    batch_size: int,
+    workers: int,
+    seed: int,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Train a small network on real images behind slow storage, once with each recipe.
+
+    Prints one table (accuracy, seconds an epoch, stalls, hits, the limit that no cache can beat)
+    and saves a plot.
+    """
+    chosen = choose_recipes(names)
+    need_torch("demo")
+    # torch takes seconds to load, so --help and refusals do without it.
+    from stoker.cli._demo_data import Storage
+    from stoker.cli._demo_report import save_plot, show
+    from stoker.cli._demo_training import Settings
+
+    console = Console(stderr=as_json)
+    storage = Storage(latency, iops)
+    settings = Settings(cache, epochs, batch_size, workers, seed)
+    with _folder(data, console) as folder:
+        outcome = _run(folder, chosen, storage, settings, console)
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    else:
+        show(outcome, console)
+    plot = output / "demo.png"
+    if save_plot(outcome, plot):
+        console.print(f"Plot: {plot}")
+    else:
+        console.print("No plot: pip install 'stoker\\[plot]'")
+
+
+def _run(
+    folder: Path,
+    chosen: list[str],
+    storage: Storage,
+    settings: Settings,
+    console: Console,
+) -> Outcome:
+    """Train once with each recipe, under progress bars."""
+    from stoker.cli._demo_data import DemoData
+    from stoker.cli._demo_limit import measure_limit
+    from stoker.cli._demo_report import Outcome
+    from stoker.cli._demo_training import train
+
+    with console.status("reading the list of images, measuring this machine"):
+        data = DemoData.load(folder)
+        limit = measure_limit(data, storage, settings.share_of(data), settings)
+    steps = settings.epochs * math.ceil(len(data.paths) / settings.batch_size)
+    with _progress(console) as progress:
+        bars = {name: progress.add_task(name, total=steps, start=False) for name in chosen}
+        runs = []
+        for name, bar in bars.items():
+            progress.start_task(bar)
+            runs.append(train(data, storage, name, settings, partial(progress.advance, bar)))
+            progress.stop_task(bar)
+    title = (
+        f"{len(data.paths):,} training images, {len(data.test_targets):,} held out; cache "
+        f"{settings.cache}; storage {1000 * storage.latency:g} ms a read, "
+        f"{storage.iops:g} reads a second"
+    )
+    return Outcome(title, settings, limit, runs)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+@contextlib.contextmanager
+def _folder(data: Path | None, console: Console) -> Iterator[Path]:
+    """Give the folder of images: the user's, or digits in a temporary one."""
+    if data is not None:
+        yield data
+        return
+    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
+        with console.status("writing 1,797 handwritten digits as JPEG files"):
+            write_digits(Path(folder))
+        yield Path(folder)

@@ -1,0 +1,141 @@
+"""``stoker doctor``: what is here, what limits apply, what would be used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from stoker.store.memory_limits import Memory, read_memory
+from stoker.store.runtime_dir import runtime_dir
+from stoker.types import format_bytes
+
+_EXTRAS = {
+    "torch": ("torch", "PIL", "simplejpeg"),
+    "cloud": ("obstore", "fsspec"),
+    "cluster": ("redis",),
+    "metrics": ("prometheus_client",),
+    "plot": ("matplotlib",),
+    "tui": ("click", "rich"),
+}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what Stoker finds on this machine and what it would use.
+
+    Exits with status 1 when the native core is missing, without which nothing is cached.
+    """
+    facts = examine()
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+    else:
+        show(facts, Console())
+    sys.exit(0 if facts["core"]["found"] else 1)
+
+
+def examine() -> dict[str, Any]:
+    """Return everything that the command reports, as primitives; sizes in bytes."""
+    memory = read_memory()
+    return {
+        "stoker": importlib.metadata.version("stoker"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "core": _core(),
+        "memory": asdict(memory) | {"available": memory.available},
+        "shm": _shm(),
+        "cpus": {"usable": len(os.sched_getaffinity(0)), "online": os.cpu_count()},
+        "extras": {name: _missing(modules) for name, modules in _EXTRAS.items()},
+        "would_use": _would_use(memory),
+    }
+
+
+def _core() -> dict[str, Any]:
+    try:
+        core = importlib.import_module("stoker._core")
+    except ImportError as error:
+        return {"found": False, "error": str(error)}
+    return {"found": True, "path": core.__file__}
+
+
+def _shm() -> dict[str, int] | None:
+    """Return the size of /dev/shm: torch's workers need it, Stoker's cache does not."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return None
+    return {"total": usage.total, "free": usage.free}
+
+
+def _missing(modules: tuple[str, ...]) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def _would_use(memory: Memory) -> dict[str, Any]:
+    """Return the choices that follow from the rest; half the memory is left to training."""
+    pillow, simplejpeg = (not _missing((name,)) for name in ("PIL", "simplejpeg"))
+    decoder = "simplejpeg, then Pillow" if simplejpeg else "Pillow"
+    return {
+        "largest_cache": memory.available,
+        "sensible_cache": memory.available // 2,
+        "decoder": decoder if pillow else "none: pip install 'stoker[torch]'",
+        "start_method": multiprocessing.get_start_method(),
+        "runtime_dir": str(runtime_dir()),
+    }
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """Print the facts as one table, a line each."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _lines(facts):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    core, memory, use = facts["core"], facts["memory"], facts["would_use"]
+    found = "[green]found[/]" if core["found"] else f"[red]missing[/]: {core['error']}"
+    lines = [
+        ("stoker", f"{facts['stoker']}, Python {facts['python']}, {facts['system']}"),
+        ("native core", found),
+        ("processors", f"{facts['cpus']['usable']} usable of {facts['cpus']['online']}"),
+        ("memory", f"{format_bytes(memory['free'])} free of {format_bytes(memory['total'])}"),
+    ]
+    for group in memory["cgroups"]:
+        used = f"{format_bytes(group['used'])} used of {format_bytes(group['limit'])}"
+        lines.append(("cgroup limit", f"{used} (version {group['version']}, {group['path']})"))
+    if not memory["cgroups"]:
+        lines.append(("cgroup limit", "none"))
+    lines.append(("/dev/shm", _shm_line(facts["shm"])))
+    for name, missing in facts["extras"].items():
+        state = f"needs {', '.join(missing)}: pip install 'stoker[{name}]'" if missing else "ready"
+        lines.append((f"extra {name}", state.replace("[", r"\[")))
+    lines += [
+        ("largest cache", f"{format_bytes(use['largest_cache'])} of payload and overhead together"),
+        ("sensible cache", f"up to {format_bytes(use['sensible_cache'])}; training needs the rest"),
+        ("image decoder", use["decoder"].replace("[", r"\[")),
+        ("worker start", use["start_method"]),
+        ("runtime files", use["runtime_dir"]),
+    ]
+    return lines
+
+
+def _shm_line(shm: dict[str, int] | None) -> str:
+    if shm is None:
+        return "missing; the cache does not need it, torch's workers do"
+    size = f"{format_bytes(shm['free'])} free of {format_bytes(shm['total'])}"
+    return size if shm["total"] > 1 << 30 else f"{size}; small for torch's workers, not for caches"

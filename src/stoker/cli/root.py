@@ -1,0 +1,51 @@
+"""The top of the command line: finds a command's file by name, shows errors without a trace."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from stoker.errors import StokerError
+
+_COMMANDS = {
+    "bench": "Measure this machine: cache hits of every recipe, the loader against torch's.",
+    "clean": "Remove what caches of ended processes left in the runtime directory.",
+    "demo": "Train on real images behind slow storage, once with each recipe.",
+    "doctor": "Say what Stoker finds on this machine and what it would use.",
+    "ls": "List the caches that processes of this user share now.",
+}
+
+
+class _Root(click.Group):
+    """Imports a command only when it is called, so that ``stoker ls`` need not load torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(
+            importlib.import_module(f"stoker.cli.{cmd_name}"), cmd_name
+        )
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table above, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of Stoker's is a message and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except StokerError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stoker", prog_name="stoker")
+def root() -> None:
+    """Stoker keeps accelerators fed when training data lives on slow storage."""

@@ -1,0 +1,42 @@
+"""`stoker bench` in its smallest sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stoker import recipes
+from stoker.cli.root import root
+
+
+def bench(*arguments: str) -> str:
+    result = CliRunner().invoke(root, ["bench", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_hits_follow_the_closed_forms_and_stay_below_the_bound() -> None:
+    found = json.loads(bench("hits", "--samples", "3000", "--cache", "20%,60%", "--json"))
+    assert len(found["rows"]) == 2 * len(recipes.names())
+    for row in found["rows"]:
+        assert 0 < row["byte_hit_ratio"] <= row["bound"] + 0.005, row
+        if row["closed_form"] is not None:
+            assert row["byte_hit_ratio"] == pytest.approx(row["closed_form"], abs=0.02), row
+
+
+def test_hits_prints_a_table() -> None:
+    output = bench("hits", "--samples", "500", "--cache", "50%", "--recipes", "lru,minio")
+    assert "closed form" in output
+    assert "minio" in output
+
+
+def test_loader_compares_on_a_folder(few_digits: Path) -> None:
+    found = json.loads(
+        bench("loader", str(few_digits), "--workers", "0", "--rounds", "1", "--json")
+    )
+    assert [row["loader"] for row in found["rows"]] == ["stoker.Loader", "torch DataLoader"]
+    assert found["rows"][1]["speedup"] == 1
+    assert all(row["us_per_sample"] > 0 for row in found["rows"])

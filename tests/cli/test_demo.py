@@ -1,0 +1,81 @@
+"""`stoker demo` on few images: every part of it, in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stoker import recipes
+from stoker.cli.root import root
+
+QUICK = ["--epochs", "2", "--latency", "100us", "--workers", "0", "--batch-size", "32"]
+
+
+def demo(*arguments: str, width: int = 200) -> Result:
+    return CliRunner().invoke(root, ["demo", *arguments], terminal_width=width)
+
+
+def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        root,
+        ["demo", "--data", str(few_digits), "--json", "--output", str(tmp_path), *QUICK],
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [run["recipe"] for run in found["runs"]] == recipes.names()
+    assert found["limit"]["seconds"] > 0
+    for run in found["runs"]:
+        first, second = (epoch["stats"] for epoch in run["epochs"])
+        assert first["accesses"] == second["accesses"] == 250
+        assert first["hits"] == 0
+        assert second["hits"] + second["fetched"] == 250
+        assert 0 <= run["accuracy"] <= 1
+        assert run["against_limit"] > 0
+    static = next(run for run in found["runs"] if run["recipe"] == "minio")
+    assert static["byte_hit_ratio"] == pytest.approx(0.2, abs=0.02)
+    assert static["predicted"] == pytest.approx(0.2, abs=0.001)
+
+
+def test_the_table_and_the_plot(few_digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "new"
+    result = demo(
+        "--data", str(few_digits), "--recipes", "lru,minio", "--output", str(output), *QUICK
+    )
+    assert result.exit_code == 0, result.output
+    for word in (
+        "recipe",
+        "accu-",
+        "stall",
+        "dicted",
+        "times",
+        "lru",
+        "minio",
+        "Limit of an epoch",
+    ):
+        assert word in result.output
+    assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cache_for_everything_leaves_nothing_to_fetch(few_digits: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        root,
+        [
+            *("demo", "--data", str(few_digits), "--recipes", "lru", "--cache", "100%"),
+            *("--json", "--output", str(tmp_path), *QUICK),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    [run] = json.loads(result.stdout)["runs"]
+    assert run["epochs"][1]["stats"]["fetched"] == 0
+    assert run["hit_ratio"] == 1
+
+
+def test_too_few_images_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "one.jpg").write_bytes(b"x")
+    result = demo("--data", str(tmp_path))
+    assert result.exit_code == 1
+    assert "give at least 60" in result.output

@@ -1,0 +1,41 @@
+"""The digits as files: real, complete, stable, and more of them on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from stoker.cli._digits import COUNT, write_digits
+
+
+def test_every_digit_is_written_to_the_folder_of_its_class(tmp_path: Path) -> None:
+    write_digits(tmp_path)
+    digits = load_digits()
+    for label in range(10):
+        assert len(list((tmp_path / str(label)).iterdir())) == (digits.target == label).sum()
+    assert sum(1 for _ in tmp_path.glob("*/*.jpg")) == COUNT
+
+
+def test_the_images_are_the_digits(tmp_path: Path) -> None:
+    write_digits(tmp_path)
+    digits = load_digits()
+    for number in (0, 5, COUNT - 1):
+        with Image.open(tmp_path / str(digits.target[number]) / f"{number:06d}.jpg") as image:
+            pixels = np.asarray(image, np.float64)
+        assert pixels.shape == (32, 32)
+        small = pixels.reshape(8, 4, 8, 4).mean((1, 3)) * (16 / 255)
+        assert np.abs(small - digits.images[number]).max() < 1
+
+
+def test_copies_are_shifted_and_files_that_exist_are_kept(tmp_path: Path) -> None:
+    write_digits(tmp_path, copies=2)
+    paths = sorted(tmp_path.glob("*/*.jpg"))
+    assert len(paths) == 2 * COUNT
+    paths[0].write_bytes(b"mine")
+    write_digits(tmp_path, copies=2)
+    assert paths[0].read_bytes() == b"mine"
+    first, second = sorted(tmp_path.glob("0/*.jpg"), key=lambda path: int(path.stem) % COUNT)[1:3]
+    assert first.read_bytes() != second.read_bytes()
