@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "gil.h"
 #include "stoker/error.h"
 
 namespace nb = nanobind;
@@ -91,7 +92,7 @@ class PyArena {
   void close() {
     std::shared_ptr<stoker::Arena> arena;
     arena.swap(arena_);
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     arena.reset();
   }
   bool closed() const { return !arena_; }
@@ -104,7 +105,7 @@ class PyArena {
 template <typename Call>
 auto unlocked(const PyArena& self, Call call) {
   const auto arena = self.open();
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return call(*arena);
 }
 
@@ -113,7 +114,7 @@ template <typename Call>
 Array1<bool> flags(const IdArray& ids, Call call) {
   Buffer<bool> out(ids.size());
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     call(out.get());
   }
   return out.array();
@@ -161,7 +162,7 @@ nb::tuple get(const PyArena& self, const IdArray& ids) {
   Buffer<bool> found(ids.size());
   std::optional<Buffer<std::uint8_t>> data;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     std::vector<stoker::Arena::Snapshot> snapshots(ids.size());
     data.emplace(arena->measure(span(ids), snapshots.data()));
     data->size = arena->get(span(ids), snapshots.data(), data->get(), offsets.get(), found.get());
@@ -190,7 +191,7 @@ nb::dict stats(const PyArena& self) {
   stoker::Counters counters;
   std::vector<stoker::Region> regions;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     counters = arena->counters();
     regions = arena->regions();
   }
@@ -228,7 +229,7 @@ nb::dict stats(const PyArena& self) {
 
 void bind_arena(nb::module_& m) {
   using stoker::Arena;
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<GilReleased>();
   m.attr("ABI") = stoker::kAbi;
   m.def(
       "segment_bytes",

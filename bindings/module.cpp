@@ -8,6 +8,7 @@ void bind_arena(nb::module_& m);
 void bind_reader(nb::module_& m);
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // a daemon thread may outlive the interpreter
   m.doc() = "The native part of Stoker; use it through the stoker package.";
   bind_errors(m);
   bind_arena(m);

@@ -17,6 +17,9 @@ Each message names the value that was refused and says what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class StokerError(Exception):
     """Base of every error raised by Stoker."""
@@ -31,7 +34,17 @@ class CapacityError(StokerError):
 
 
 class SourceError(StokerError):
-    """The storage under the data set failed for one or more samples."""
+    """The storage under the data set failed for one or more samples.
+
+    ``ids`` lists the samples that failed; it is empty when the source does not say.
+    """
+
+    def __init__(self, message: str, ids: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ids: list[int] = list(ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.ids)
 
 
 class SampleNotFound(SourceError):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.source import BaseSource
-from stoker.source.base import about, check_ids, failed_ids
+from stoker.source.base import about, check_ids
 from stoker.source.packed import unpack
 
 
@@ -85,8 +85,8 @@ def test_it_is_a_context_manager_and_names_samples() -> None:
 
 
 def test_failed_ids_of_an_error_that_does_not_say() -> None:
-    assert failed_ids(SampleNotFound("gone")) == []
-    assert failed_ids(about(SampleNotFound("gone"), [4])) == [4]
+    assert SampleNotFound("gone").ids == []
+    assert about(SampleNotFound("gone"), [4]).ids == [4]
 
 
 def test_checked_ids_are_u32_and_contiguous() -> None:

@@ -113,7 +113,7 @@ class BaseSource:
 
     def _blame(self, error: SourceError, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Return which of ``ids`` the error is about."""
-        failed = np.isin(ids, failed_ids(error))
+        failed = np.isin(ids, error.ids)
         if failed.any():
             return failed
         # It does not say which. A storage that is down fails whole, not sample by sample.
@@ -165,10 +165,5 @@ def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:
 
 def about(error: SourceError, ids: Sequence[int]) -> SourceError:
     """Return the error with its attribute ``ids`` set: the samples that failed."""
-    vars(error)["ids"] = list(ids)
+    error.ids = list(ids)
     return error
-
-
-def failed_ids(error: SourceError) -> list[int]:
-    """Return the samples that the error is about; empty when it does not say."""
-    return list(getattr(error, "ids", ()))
