@@ -46,8 +46,7 @@ bench: $(STAMPS)/installed
 	python benchmarks/run_all.py $(ARGS)
 
 docs: $(STAMPS)/installed
-	pdoc --docformat restructuredtext --output-directory build/docs stoker
-	echo "open build/docs/index.html"
+	python docs/render.py build/docs
 
 native-test: $(STAMPS)/tools
 	cmake -S . -B build/native -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release
