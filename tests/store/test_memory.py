@@ -1,0 +1,80 @@
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from stoker.policy.base import Region
+from stoker.policy.lru import LRU
+from stoker.store.arena import Arena
+from stoker.store.memory import MemoryTier
+from stoker.testing.reference_arena import ReferenceArena
+from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
+from store.doubles import lru_tier
+
+
+def native_tier(num_ids, capacity_bytes):
+    arena = Arena(num_ids, capacity_bytes, 200)
+    arena.configure(LRU().regions())
+    return MemoryTier(arena, LRU())
+
+
+class TestOverTheReference(TierConformance):
+    def make(self, num_ids, capacity_bytes):
+        return lru_tier(num_ids, capacity_bytes)
+
+
+class TestOverTheNativeArena(TierConformance):
+    def make(self, num_ids, capacity_bytes):
+        return native_tier(num_ids, capacity_bytes)
+
+
+class ByPosition:
+    """A researcher's own policy: the key is the position of the access."""
+
+    name = "by-position"
+    natural_keys = False
+
+    def regions(self):
+        return (Region("mine", 1.0),)
+
+    def keys(self, ids, scores, plan, position):
+        assert (scores, plan) == ("scores", "plan")
+        return np.arange(position, position + len(ids), dtype=np.float64)
+
+
+def test_a_policys_keys_are_set_at_each_access():
+    arena = ReferenceArena(100, 10_000)
+    arena.configure(ByPosition().regions())
+    tier = MemoryTier(arena, ByPosition(), "scores")
+    tier.plan = "plan"
+    tier.put_many(as_ids([1, 2]), pack_ids([1, 2]), 50)
+    assert arena.keys([1, 2]).tolist() == [50, 51]
+    tier.get_many(as_ids([9, 2]), 70)
+    assert arena.keys([1, 2]).tolist() == [50, 70]
+
+
+def put_one(tier):
+    tier.put_many(as_ids([5]), pack_ids([5]))
+    tier.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_share_the_memory(method):
+    tier = native_tier(100, 10_000)
+    child = multiprocessing.get_context(method).Process(target=put_one, args=(tier,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    packed, found = tier.get_many(as_ids([5]))
+    assert found.all()
+    assert packed.data.tobytes() == pack_ids([5]).data.tobytes()
+    tier.arena.verify()
+    tier.close()
+
+
+def test_closing_releases_by_the_owners_way():
+    released = []
+    arena = ReferenceArena(100, 10_000)
+    MemoryTier(arena, LRU(), release=lambda: released.append(1)).close()
+    assert released == [1]
