@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -121,7 +122,8 @@ Array1<bool> flags(const IdArray& ids, Call call) {
 }
 
 Array1<bool> put(const PyArena& self, const IdArray& ids, const std::vector<stoker::Sample>& samples,
-                 const std::optional<KeyArray>& keys, const std::string& region) {
+                 const std::optional<KeyArray>& keys, const std::string& region,
+                 stoker::Evicted* evicted = nullptr) {
   const auto arena = self.open();
   if (samples.size() != ids.size() || (keys && keys->size() != ids.size())) {
     throw stoker::ConfigError(std::to_string(ids.size()) + " ids with " +
@@ -131,13 +133,12 @@ Array1<bool> put(const PyArena& self, const IdArray& ids, const std::vector<stok
   const std::uint32_t index = arena->region(region);
   const double* values = keys ? keys->data() : nullptr;
   return flags(ids, [&](bool* admitted) {
-    arena->put(span(ids), samples.data(), values, index, admitted);
+    arena->put(span(ids), samples.data(), values, index, admitted, evicted);
   });
 }
 
-Array1<bool> put_packed(const PyArena& self, const IdArray& ids, const ByteArray& data,
-                        const OffsetArray& offsets, const std::optional<KeyArray>& keys,
-                        const std::string& region) {
+std::vector<stoker::Sample> unpack(const IdArray& ids, const ByteArray& data,
+                                   const OffsetArray& offsets) {
   if (offsets.size() != ids.size() + 1) {
     throw stoker::ConfigError(std::to_string(offsets.size()) + " offsets for " +
                               std::to_string(ids.size()) + " ids: give one more than ids");
@@ -153,7 +154,23 @@ Array1<bool> put_packed(const PyArena& self, const IdArray& ids, const ByteArray
     }
     samples[i] = {data.data() + from, static_cast<std::uint64_t>(to - from)};
   }
-  return put(self, ids, samples, keys, region);
+  return samples;
+}
+
+template <typename T>
+Array1<T> copy_of(const std::vector<T>& values) {
+  Buffer<T> buffer(values.size());
+  std::copy(values.begin(), values.end(), buffer.get());
+  return buffer.array();
+}
+
+nb::tuple exchange(const PyArena& self, const IdArray& ids, const ByteArray& data,
+                   const OffsetArray& offsets, const std::optional<KeyArray>& keys,
+                   const std::string& region) {
+  stoker::Evicted evicted;
+  const auto admitted = put(self, ids, unpack(ids, data, offsets), keys, region, &evicted);
+  return nb::make_tuple(admitted, copy_of(evicted.ids), copy_of(evicted.data),
+                        copy_of(evicted.offsets));
 }
 
 nb::tuple get(const PyArena& self, const IdArray& ids) {
@@ -274,7 +291,14 @@ void bind_arena(nb::module_& m) {
             return put(self, ids, views.samples(), keys, region);
           },
           "ids"_a, "samples"_a, "keys"_a.none(), "region"_a)
-      .def("put_packed", &put_packed, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
+      .def(
+          "put_packed",
+          [](const PyArena& self, const IdArray& ids, const ByteArray& data,
+             const OffsetArray& offsets, std::optional<KeyArray> keys, const std::string& region) {
+            return put(self, ids, unpack(ids, data, offsets), keys, region);
+          },
+          "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
+      .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
       .def("get", &get, "ids"_a)
       .def(
           "contains",

@@ -43,7 +43,7 @@ double Arena::first_key(const Region& region, const double* key) {
 }
 
 void Arena::put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                bool* admitted) {
+                bool* admitted, Evicted* evicted) {
   check(ids);
   if (region >= header_->num_regions || !header_->regions[region].holds_bytes) {
     throw ConfigError("this region holds no samples");
@@ -55,23 +55,25 @@ void Arena::put(Ids ids, const Sample* samples, const double* keys, std::uint32_
       bytes += samples[done + count++].size;
     }
     put_some(ids.subspan(done, count), samples + done, keys == nullptr ? nullptr : keys + done,
-             region, admitted + done);
+             region, admitted + done, evicted);
     done += count;
   }
 }
 
 void Arena::put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                     bool* admitted) {
+                     bool* admitted, Evicted* evicted) {
   Reserved reserved[kBatch];
   Slot& mine = slot_table_[slot()];
   mine.pending.fetch_add(static_cast<std::uint32_t>(ids.size()));
   {
     const Guard guard(*this);
+    if (guard) evicted_ = evicted;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       reserved[i] = guard ? reserve(ids[i], samples[i].size, keys == nullptr ? nullptr : keys + i,
                                     region)
                           : Reserved::kRefused;
     }
+    if (guard) evicted_ = nullptr;
     if (!guard) mine.bypassed.fetch_add(ids.size(), std::memory_order_relaxed);
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {

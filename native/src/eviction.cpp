@@ -187,6 +187,7 @@ void Arena::promote(std::uint32_t region, std::uint32_t id) {
 void Arena::evict(std::uint32_t region, std::uint32_t id) {
   Region& from = header_->regions[region];
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  if (evicted_ != nullptr) keep_copy(id, length);
   set_word(entries_[id], State::kEmpty, 0);
   free_blocks(entries_[id]);
   from.bytes -= length;
@@ -197,6 +198,17 @@ void Arena::evict(std::uint32_t region, std::uint32_t id) {
     from.round = count_of(heap(region).at(0).key);
   }
   if (from.ghost != kNone) remember(from.ghost, id);
+}
+
+void Arena::keep_copy(std::uint32_t id, std::uint32_t length) {
+  const std::size_t before = evicted_->data.size();
+  evicted_->data.resize(before + length);
+  if (!copy_out(entries_[id], length, evicted_->data.data() + before)) {
+    evicted_->data.resize(before);
+    return;
+  }
+  evicted_->ids.push_back(id);
+  evicted_->offsets.push_back(static_cast<std::int64_t>(evicted_->data.size()));
 }
 
 // A ghost's members are ids whose entries are empty; their lengths stay for its budget.

@@ -77,6 +77,16 @@ class Arena:
         keys: _Keys | None,
         region: str,
     ) -> npt.NDArray[np.bool_]: ...
+    def exchange(
+        self,
+        ids: _Ids,
+        data: npt.NDArray[np.uint8],
+        offsets: npt.NDArray[np.int64],
+        keys: _Keys | None,
+        region: str,
+    ) -> tuple[
+        npt.NDArray[np.bool_], _Ids, npt.NDArray[np.uint8], npt.NDArray[np.int64]
+    ]: ...
     def get(
         self, ids: _Ids
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]: ...

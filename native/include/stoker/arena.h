@@ -43,6 +43,13 @@ struct RegionSpec {
   bool holds_bytes = true;
 };
 
+// Samples that a put evicted, for a tier below: sample i is data[offsets[i]] to data[offsets[i + 1]].
+struct Evicted {
+  std::vector<std::uint32_t> ids;
+  std::vector<std::int64_t> offsets{0};
+  std::vector<unsigned char> data;
+};
+
 struct Counters {
   std::uint64_t hits, misses, torn, corrupt, bypassed, inserts, evictions, rejected, repairs,
       reclaimed, payload, entries, free_blocks;
@@ -74,9 +81,10 @@ class Arena {
   void contains(Ids ids, bool* found) const;
 
   // --- writing ---
-  // keys may be null. A refused sample's claim is given back.
+  // keys may be null. A refused sample's claim is given back. What had to leave is copied to
+  // `evicted` unless that is null.
   void put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-           bool* admitted);
+           bool* admitted, Evicted* evicted = nullptr);
   void discard(Ids ids);
   void set_keys(Ids ids, const double* keys);
   void keys(Ids ids, double* keys) const;
@@ -140,7 +148,7 @@ class Arena {
   bool write(std::uint32_t id, const Sample& sample);
   void publish(std::uint32_t id);
   void put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                bool* admitted);
+                bool* admitted, Evicted* evicted);
   void undo(std::uint32_t id);
   void finish_undo();
   void set_word(Entry& entry, State state, std::uint32_t owner);
@@ -158,6 +166,7 @@ class Arena {
   bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
   void promote(std::uint32_t region, std::uint32_t id);
   void evict(std::uint32_t region, std::uint32_t id);
+  void keep_copy(std::uint32_t id, std::uint32_t length);
   bool evict_one(std::uint32_t region);
   void remember(std::uint32_t ghost, std::uint32_t id);
   void forget(std::uint32_t id);
@@ -190,7 +199,8 @@ class Arena {
   std::unique_ptr<BlockStore> blocks_store_;
   Slots slots_;
   SlotLock lock_;
-  std::vector<Extent> extents_;  // scratch, under the lock
+  std::vector<Extent> extents_;   // scratch, under the lock
+  Evicted* evicted_ = nullptr;    // of the put that holds the lock
   std::atomic<std::int64_t> stalled_until_{0};
   std::mutex undone_mutex_;
   std::vector<std::uint32_t> undone_;  // reservations to give back at the next lock

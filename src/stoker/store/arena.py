@@ -191,6 +191,27 @@ class Arena:
             )
         return self._core.put(wanted, samples, values, region)
 
+    def exchange_many(
+        self,
+        ids: ArrayLike,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        keys: ArrayLike | None = None,
+        region: str = "main",
+    ) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
+        """Put packed samples as :meth:`put_many` does, and take what had to leave for them.
+
+        Returns ``(admitted bool[n], ids u32[m], data u8[total], offsets i64[m+1])``: the m
+        evicted samples, for a tier below.
+        """
+        return self._core.exchange(
+            self._ids(ids),
+            np.ascontiguousarray(data, np.uint8),
+            np.ascontiguousarray(offsets, np.int64),
+            _keys(keys),
+            region,
+        )
+
     def get_many(
         self, ids: ArrayLike
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
