@@ -121,8 +121,9 @@ Array1<bool> flags(const IdArray& ids, Call call) {
   return out.array();
 }
 
-Array1<bool> put(const PyArena& self, const IdArray& ids, const std::vector<stoker::Sample>& samples,
-                 const std::optional<KeyArray>& keys, const std::string& region,
+Array1<bool> put(const PyArena& self, const IdArray& ids,
+                 const std::vector<stoker::Sample>& samples, const std::optional<KeyArray>& keys,
+                 const std::string& region, const std::string& overflow,
                  stoker::Evicted* evicted = nullptr) {
   const auto arena = self.open();
   if (samples.size() != ids.size() || (keys && keys->size() != ids.size())) {
@@ -130,11 +131,12 @@ Array1<bool> put(const PyArena& self, const IdArray& ids, const std::vector<stok
                               std::to_string(samples.size()) +
                               " samples: give one sample, and one key if any, for each id");
   }
-  const std::uint32_t index = arena->region(region);
-  const double* values = keys ? keys->data() : nullptr;
-  return flags(ids, [&](bool* admitted) {
-    arena->put(span(ids), samples.data(), values, index, admitted, evicted);
-  });
+  stoker::Arena::Placing placing{arena->region(region)};
+  if (!overflow.empty()) placing.overflow = arena->region(overflow);
+  if (keys) placing.keys = keys->data();
+  placing.evicted = evicted;
+  return flags(ids,
+               [&](bool* admitted) { arena->put(span(ids), samples.data(), placing, admitted); });
 }
 
 std::vector<stoker::Sample> unpack(const IdArray& ids, const ByteArray& data,
@@ -166,9 +168,10 @@ Array1<T> copy_of(const std::vector<T>& values) {
 
 nb::tuple exchange(const PyArena& self, const IdArray& ids, const ByteArray& data,
                    const OffsetArray& offsets, const std::optional<KeyArray>& keys,
-                   const std::string& region) {
+                   const std::string& region, const std::string& overflow) {
   stoker::Evicted evicted;
-  const auto admitted = put(self, ids, unpack(ids, data, offsets), keys, region, &evicted);
+  const auto admitted =
+      put(self, ids, unpack(ids, data, offsets), keys, region, overflow, &evicted);
   return nb::make_tuple(admitted, copy_of(evicted.ids), copy_of(evicted.data),
                         copy_of(evicted.offsets));
 }
@@ -262,7 +265,8 @@ void bind_arena(nb::module_& m) {
           "create",
           [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,
              const std::string& path, bool exact, std::uint64_t seed) {
-            const stoker::Geometry geometry{num_ids, capacity, mean_size, !path.empty(), exact, seed};
+            const stoker::Geometry geometry{num_ids,       capacity, mean_size,
+                                            !path.empty(), exact,    seed};
             return PyArena(std::make_shared<Arena>(geometry, path));
           },
           "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "path"_a, "exact"_a, "seed"_a, release)
@@ -286,19 +290,21 @@ void bind_arena(nb::module_& m) {
       .def(
           "put",
           [](const PyArena& self, const IdArray& ids, nb::sequence samples,
-             std::optional<KeyArray> keys, const std::string& region) {
+             std::optional<KeyArray> keys, const std::string& region, const std::string& overflow) {
             const Views views(samples);
-            return put(self, ids, views.samples(), keys, region);
+            return put(self, ids, views.samples(), keys, region, overflow);
           },
-          "ids"_a, "samples"_a, "keys"_a.none(), "region"_a)
+          "ids"_a, "samples"_a, "keys"_a.none(), "region"_a, "overflow"_a)
       .def(
           "put_packed",
           [](const PyArena& self, const IdArray& ids, const ByteArray& data,
-             const OffsetArray& offsets, std::optional<KeyArray> keys, const std::string& region) {
-            return put(self, ids, unpack(ids, data, offsets), keys, region);
+             const OffsetArray& offsets, std::optional<KeyArray> keys, const std::string& region,
+             const std::string& overflow) {
+            return put(self, ids, unpack(ids, data, offsets), keys, region, overflow);
           },
-          "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
-      .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a)
+          "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a, "overflow"_a)
+      .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
+           "overflow"_a)
       .def("get", &get, "ids"_a)
       .def(
           "contains",
@@ -369,7 +375,8 @@ void bind_arena(nb::module_& m) {
           "configure",
           [](const PyArena& self, nb::sequence regions) {
             std::vector<stoker::RegionSpec> specs;
-            for (nb::handle rules : regions) specs.push_back(region_spec(nb::cast<nb::dict>(rules)));
+            for (nb::handle rules : regions)
+              specs.push_back(region_spec(nb::cast<nb::dict>(rules)));
             unlocked(self, [&](Arena& arena) { arena.configure(specs); });
           },
           "regions"_a)

@@ -42,11 +42,13 @@ double Arena::first_key(const Region& region, const double* key) {
   return region.order == Order::kKey && key != nullptr ? *key : now;
 }
 
-void Arena::put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                bool* admitted, Evicted* evicted) {
+void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
   check(ids);
-  if (region >= header_->num_regions || !header_->regions[region].holds_bytes) {
-    throw ConfigError("this region holds no samples");
+  for (const std::uint32_t region : {placing.region, placing.overflow}) {
+    if (region == kNone) continue;
+    if (region >= header_->num_regions || !header_->regions[region].holds_bytes) {
+      throw ConfigError("this region holds no samples");
+    }
   }
   for (std::size_t done = 0; done < ids.size();) {
     std::size_t count = 0;
@@ -54,24 +56,31 @@ void Arena::put(Ids ids, const Sample* samples, const double* keys, std::uint32_
     while (done + count < ids.size() && count < kBatch && bytes < kBatchBytes) {
       bytes += samples[done + count++].size;
     }
-    put_some(ids.subspan(done, count), samples + done, keys == nullptr ? nullptr : keys + done,
-             region, admitted + done, evicted);
+    Placing part = placing;
+    if (part.keys != nullptr) part.keys += done;
+    put_some(ids.subspan(done, count), samples + done, part, admitted + done);
     done += count;
   }
 }
 
-void Arena::put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                     bool* admitted, Evicted* evicted) {
+// The region asked for, else the one for what it refuses.
+Arena::Reserved Arena::place(std::uint32_t id, std::uint64_t length, const double* key,
+                             const Placing& placing) {
+  const Reserved first = reserve(id, length, key, placing.region);
+  if (first != Reserved::kRefused || placing.overflow == kNone) return first;
+  return reserve(id, length, key, placing.overflow);
+}
+
+void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
   Reserved reserved[kBatch];
   Slot& mine = slot_table_[slot()];
   mine.pending.fetch_add(static_cast<std::uint32_t>(ids.size()));
   {
     const Guard guard(*this);
-    if (guard) evicted_ = evicted;
+    if (guard) evicted_ = placing.evicted;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      reserved[i] = guard ? reserve(ids[i], samples[i].size, keys == nullptr ? nullptr : keys + i,
-                                    region)
-                          : Reserved::kRefused;
+      const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
+      reserved[i] = guard ? place(ids[i], samples[i].size, key, placing) : Reserved::kRefused;
     }
     if (guard) evicted_ = nullptr;
     if (!guard) mine.bypassed.fetch_add(ids.size(), std::memory_order_relaxed);
@@ -119,8 +128,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   while (fitting && (fitting = make_room(region, length, key)) &&
          !allocate(entry, blocks_of(length))) {
     // There is room, but in too many pieces.
-    fitting = target.admission != Admission::kWhileRoom &&
-              evict_for(region);
+    fitting = target.admission != Admission::kWhileRoom && evict_for(region);
   }
   if (!fitting) {
     ++header_->rejected;
@@ -322,8 +330,7 @@ void Arena::wait(Ids ids, std::int64_t timeout_ns, bool* found) {
         if (entry.word.load(std::memory_order_acquire) == word) break;
         continue;
       }
-      if ((word & kWaiters) == 0 &&
-          !entry.word.compare_exchange_strong(word, word | kWaiters)) {
+      if ((word & kWaiters) == 0 && !entry.word.compare_exchange_strong(word, word | kWaiters)) {
         continue;
       }
       futex_wait(futex_of(entry), static_cast<std::uint32_t>(word | kWaiters),

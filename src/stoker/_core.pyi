@@ -67,7 +67,7 @@ class Arena:
     @property
     def total_bytes(self) -> int: ...
     def put(
-        self, ids: _Ids, samples: Sequence[Any], keys: _Keys | None, region: str
+        self, ids: _Ids, samples: Sequence[Any], keys: _Keys | None, region: str, overflow: str
     ) -> npt.NDArray[np.bool_]: ...
     def put_packed(
         self,
@@ -76,6 +76,7 @@ class Arena:
         offsets: npt.NDArray[np.int64],
         keys: _Keys | None,
         region: str,
+        overflow: str,
     ) -> npt.NDArray[np.bool_]: ...
     def exchange(
         self,
@@ -84,6 +85,7 @@ class Arena:
         offsets: npt.NDArray[np.int64],
         keys: _Keys | None,
         region: str,
+        overflow: str,
     ) -> tuple[
         npt.NDArray[np.bool_], _Ids, npt.NDArray[np.uint8], npt.NDArray[np.int64]
     ]: ...

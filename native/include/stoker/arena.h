@@ -43,7 +43,8 @@ struct RegionSpec {
   bool holds_bytes = true;
 };
 
-// Samples that a put evicted, for a tier below: sample i is data[offsets[i]] to data[offsets[i + 1]].
+// Samples that a put evicted, for a tier below: sample i is data[offsets[i]] to data[offsets[i +
+// 1]].
 struct Evicted {
   std::vector<std::uint32_t> ids;
   std::vector<std::int64_t> offsets{0};
@@ -81,10 +82,14 @@ class Arena {
   void contains(Ids ids, bool* found) const;
 
   // --- writing ---
-  // keys may be null. A refused sample's claim is given back. What had to leave is copied to
-  // `evicted` unless that is null.
-  void put(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-           bool* admitted, Evicted* evicted = nullptr);
+  struct Placing {
+    std::uint32_t region;
+    std::uint32_t overflow = kNone;  // where a sample goes that the region refuses
+    const double* keys = nullptr;    // one an id, for regions of order kKey
+    Evicted* evicted = nullptr;      // gets a copy of what had to leave
+  };
+  // A sample that is refused everywhere gives its claim back.
+  void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
   void discard(Ids ids);
   void set_keys(Ids ids, const double* keys);
   void keys(Ids ids, double* keys) const;
@@ -142,13 +147,12 @@ class Arena {
   void touch(std::uint32_t id, std::uint64_t now);
 
   // writing (arena_write.cpp)
-  Reserved reserve(std::uint32_t id, std::uint64_t length, const double* key,
-                   std::uint32_t region);
+  Reserved reserve(std::uint32_t id, std::uint64_t length, const double* key, std::uint32_t region);
   bool allocate(Entry& entry, std::uint32_t count);
   bool write(std::uint32_t id, const Sample& sample);
   void publish(std::uint32_t id);
-  void put_some(Ids ids, const Sample* samples, const double* keys, std::uint32_t region,
-                bool* admitted, Evicted* evicted);
+  void put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
+  Reserved place(std::uint32_t id, std::uint64_t length, const double* key, const Placing& placing);
   void undo(std::uint32_t id);
   void finish_undo();
   void set_word(Entry& entry, State state, std::uint32_t owner);
@@ -199,8 +203,8 @@ class Arena {
   std::unique_ptr<BlockStore> blocks_store_;
   Slots slots_;
   SlotLock lock_;
-  std::vector<Extent> extents_;   // scratch, under the lock
-  Evicted* evicted_ = nullptr;    // of the put that holds the lock
+  std::vector<Extent> extents_;  // scratch, under the lock
+  Evicted* evicted_ = nullptr;   // of the put that holds the lock
   std::atomic<std::int64_t> stalled_until_{0};
   std::mutex undone_mutex_;
   std::vector<std::uint32_t> undone_;  // reservations to give back at the next lock

@@ -171,10 +171,12 @@ class Arena:
         samples: Samples,
         keys: ArrayLike | None = None,
         region: str = "main",
+        overflow: str = "",
     ) -> NDArray[np.bool_]:
         """Offer samples for ids u32[n]; return bool[n], True where one is in the cache now.
 
-        ``keys`` f64[n] order regions of order ``"key"`` (None: the time of insertion). An id that
+        ``keys`` f64[n] order regions of order ``"key"`` (None: the time of insertion).
+        ``overflow``: the region where a sample goes that ``region`` refuses. An id that
         is cached already keeps its bytes and takes the new key. A sample that is refused (it
         does not fit, or its victims outrank it) gives its claim back. When the lock is not to be
         had within 50 ms nothing is inserted, and ``bypassed`` counts it.
@@ -188,8 +190,9 @@ class Arena:
                 np.ascontiguousarray(offsets, np.int64),
                 values,
                 region,
+                overflow,
             )
-        return self._core.put(wanted, samples, values, region)
+        return self._core.put(wanted, samples, values, region, overflow)
 
     def exchange_many(
         self,
@@ -198,6 +201,7 @@ class Arena:
         offsets: NDArray[np.int64],
         keys: ArrayLike | None = None,
         region: str = "main",
+        overflow: str = "",
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
         """Put packed samples as :meth:`put_many` does, and take what had to leave for them.
 
@@ -210,6 +214,7 @@ class Arena:
             np.ascontiguousarray(offsets, np.int64),
             _keys(keys),
             region,
+            overflow,
         )
 
     def get_many(
