@@ -1,6 +1,8 @@
 // The arena as a whole: creation, the lock, regions, leases, counters.
 #include "stoker/arena.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "stoker/error.h"
@@ -19,6 +21,19 @@ Segment create(const Geometry& geometry) {
   return Segment::create(geometry);
 }
 
+Segment attach(int memory, int file) {
+  try {
+    Segment segment = Segment::attach(memory);
+    if ((segment.header()->on_disk != 0) != (file >= 0)) {
+      throw SegmentError("the segment needs its file's descriptor too, or must not have one");
+    }
+    return segment;
+  } catch (...) {
+    if (file >= 0) close(file);
+    throw;
+  }
+}
+
 }  // namespace
 
 // --- the lock ---
@@ -33,6 +48,8 @@ Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held
     if (!stalled) arena.stalled_until_.store(monotonic_ns() + kStalled);
     return;
   }
+  arena.stalled_until_.store(0);  // the owner was not stopped, or goes on
+  arena.evicted_ = nullptr;       // left over from a parent's thread, or from a throw
   if (result == SlotLock::Result::kTakenFromDead) {
     arena.repair();
     arena.reclaim_dead();
@@ -68,6 +85,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
+  extents_.reserve(most_extents() + 1);
   header_->num_regions = 1;
   Region& main = header_->regions[0];
   std::strncpy(main.name, "main", kNameBytes - 1);
@@ -88,7 +106,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
 }
 
 Arena::Arena(int memory, int file)
-    : segment_(Segment::attach(memory)),
+    : segment_(attach(memory, file)),
       header_(segment_.header()),
       slot_table_(segment_.at<Slot>(header_->slots_at)),
       entries_(segment_.at<Entry>(header_->entries_at)),
@@ -99,9 +117,7 @@ Arena::Arena(int memory, int file)
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
-  if ((header_->on_disk != 0) != (file >= 0)) {
-    throw SegmentError("the segment needs its file's descriptor too, or must not have one");
-  }
+  extents_.reserve(most_extents() + 1);
   if (file >= 0) {
     blocks_store_ = std::make_unique<FileBlocks>(header_, file);
   } else {

@@ -115,7 +115,7 @@ bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Exten
     return true;
   }
   const std::uint32_t count = parts[1] & ~kSpilled;
-  if (parts[0] >= header_->num_blocks || count > header_->block_size / sizeof(Extent)) {
+  if (parts[0] >= header_->num_blocks || count > most_extents()) {
     return false;
   }
   *list = {parts[0], 1};

@@ -163,8 +163,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
 
 // Fills in the entry's extents.
 bool Arena::allocate(Entry& entry, std::uint32_t count) {
-  const auto most = static_cast<std::uint32_t>(header_->block_size / sizeof(Extent));
-  if (!blocks_.allocate(count, most, extents_)) return false;
+  if (!blocks_.allocate(count, most_extents(), extents_)) return false;
   std::uint32_t parts[4] = {0, 0, 0, 0};
   if (extents_.size() <= 2) {
     for (std::size_t i = 0; i < extents_.size(); ++i) {
@@ -227,15 +226,18 @@ void Arena::undo(std::uint32_t id) {
       return;
     }
   }
-  const std::lock_guard waiting(undone_mutex_);
   slot_table_[slot()].pending.fetch_add(1);
+  const std::unique_lock waiting(undone_mutex_, std::try_to_lock);
+  if (!waiting) return;  // it ends with this process
   undone_.push_back(id);
   any_undone_.store(true);
 }
 
-// Under the lock. After a fork the list may hold what is the parent's to undo.
+// Under the lock. After a fork the list may hold what is the parent's to undo, and the mutex may
+// be locked by a thread that is not here.
 void Arena::finish_undo() {
-  const std::lock_guard waiting(undone_mutex_);
+  const std::unique_lock waiting(undone_mutex_, std::try_to_lock);
+  if (!waiting) return;
   const std::uint32_t me = slot();
   for (const std::uint32_t id : undone_) {
     const std::uint64_t word = entries_[id].word.load(std::memory_order_acquire);

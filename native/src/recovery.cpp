@@ -123,10 +123,14 @@ void Arena::reclaim_dead() {
   std::vector<bool> dead(kMaxSlots, false);
   bool any = false;
   for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
-    dead[s] = slot_table_[s].in_use.load() != 0 && !slots_.alive(s);
+    dead[s] = slot_table_[s].in_use.load() != 0 && slots_.seize(s);
     any = any || dead[s];
   }
-  if (any) reclaim_slots(dead);
+  if (!any) return;
+  reclaim_slots(dead);
+  for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
+    if (dead[s]) slots_.let_go(s);
+  }
 }
 
 void Arena::reclaim() {

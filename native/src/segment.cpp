@@ -24,10 +24,15 @@ constexpr std::uint64_t kFileRecord = 64;  // see block_store.cpp
 
 std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+// Closes the descriptor when that fails.
 unsigned char* map(int descriptor, std::uint64_t bytes) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (base == MAP_FAILED) throw CapacityError(describe_errno("map the segment", errno));
-  return static_cast<unsigned char*>(base);
+  if (base != MAP_FAILED) return static_cast<unsigned char*>(base);
+  const int code = errno;
+  close(descriptor);
+  const std::string what = "map " + std::to_string(bytes) + " bytes of a segment";
+  if (code == ENOMEM) throw CapacityError(describe_errno(what, code));
+  throw SegmentError(describe_errno(what, code));
 }
 
 }  // namespace

@@ -93,6 +93,15 @@ bool Slots::alive(std::uint32_t slot) const {
   return lock.l_type != F_UNLCK;
 }
 
+bool Slots::seize(std::uint32_t slot) {
+  return slot != mine() && try_lock(slot);
+}
+
+void Slots::let_go(std::uint32_t slot) {
+  struct flock lock = byte_lock(F_UNLCK, slot);
+  fcntl(own_descriptor_, F_OFD_SETLK, &lock);
+}
+
 void Slots::forget() {
   if (own_descriptor_ >= 0) close(own_descriptor_);
   own_descriptor_ = -1;

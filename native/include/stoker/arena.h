@@ -140,6 +140,9 @@ class Arena {
   double tick() { return static_cast<double>(header_->clock.fetch_add(1) + 1); }
   Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, ranks_}; }
   std::uint32_t blocks_of(std::uint64_t length) const;
+  std::uint32_t most_extents() const {  // of one sample: their list fills a block
+    return static_cast<std::uint32_t>(header_->block_size / sizeof(Extent));
+  }
 
   // reading (arena_read.cpp)
   bool copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const;
@@ -203,7 +206,7 @@ class Arena {
   std::unique_ptr<BlockStore> blocks_store_;
   Slots slots_;
   SlotLock lock_;
-  std::vector<Extent> extents_;  // scratch, under the lock
+  std::vector<Extent> extents_;  // scratch, under the lock; never grows, so a fork finds it whole
   Evicted* evicted_ = nullptr;   // of the put that holds the lock
   std::atomic<std::int64_t> stalled_until_{0};
   std::mutex undone_mutex_;

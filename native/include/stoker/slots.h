@@ -26,6 +26,10 @@ class Slots {
   bool taken() const { return slot_.load() != kNone; }
   // Whether some living process owns the slot.
   bool alive(std::uint32_t slot) const;
+  // Takes the slot of a dead process away from everybody until it is let go, so that none can move
+  // in while it is cleared; false while a process lives there.
+  bool seize(std::uint32_t slot);
+  void let_go(std::uint32_t slot);
   // Gives the slot back in good order.
   void leave();
 

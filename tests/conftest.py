@@ -1,0 +1,21 @@
+"""Options of the whole test run."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="make each of the survival tests run at least this long",
+    )
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> float:
+    """Seconds that a survival test shall last at least; 0 unless --soak was given."""
+    return float(request.config.getoption("--soak"))
