@@ -119,7 +119,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   bool fitting = length <= header_->capacity && length <= asked.budget && length < UINT32_MAX;
   // An empty S3-FIFO fills both its queues: without that, main would wait an epoch for its share.
   const bool filling = header_->evictions == 0 && asked.bytes >= asked.budget &&
-                       header_->payload + length <= header_->capacity;
+                       fits(asked, length, 0, 0);
   const bool remembered = asked.ghost != kNone && tag == asked.ghost + 1;
   if (fitting && asked.pop == Pop::kPromote && (remembered || filling)) region = asked.promote_to;
   if (fitting) forget(id);

@@ -27,9 +27,21 @@ bool Arena::evictable(std::uint32_t id) const {
          state_of(entries_[id].word.load(std::memory_order_relaxed)) == State::kReady;
 }
 
+// A strict region has its budget; those that borrow share what the strict ones leave.
 bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed,
                  std::uint64_t freed_blocks) const {
-  return (!region.strict || region.bytes + length <= region.budget + freed) &&
+  std::uint64_t bytes = region.bytes;
+  std::uint64_t budget = region.budget;
+  if (!region.strict) {
+    bytes = 0;
+    budget = header_->capacity;
+    for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+      const Region& other = header_->regions[r];
+      if (!other.holds_bytes) continue;
+      (other.strict ? budget : bytes) += other.strict ? 0 - other.budget : other.bytes;
+    }
+  }
+  return bytes + length <= budget + freed &&
          header_->payload + length <= header_->capacity + freed &&
          blocks_of(length) <= header_->free_blocks + freed_blocks;
 }
@@ -52,7 +64,9 @@ bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* 
 bool Arena::evict_for(std::uint32_t region) {
   const Region* regions = header_->regions;
   if (regions[region].strict) return evict_one(region);
-  const auto borrows = [&](std::uint32_t r) { return !regions[r].strict && regions[r].holds_bytes; };
+  const auto borrows = [&](std::uint32_t r) {
+    return !regions[r].strict && regions[r].holds_bytes;
+  };
   for (std::uint32_t r = header_->num_regions; r-- > 0;) {
     if (borrows(r) && regions[r].bytes > regions[r].budget && evict_one(r)) return true;
   }

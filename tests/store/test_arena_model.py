@@ -28,6 +28,12 @@ REGION_SETS = {
         Region("main", 0.6, admission="beats_victims"),
         Region("low", 0.4, order="recency"),
     ),
+    "borrowing beside a window": (
+        Region("main", 0.2, order="insertion", pop="promote", visits=1, promote_to="big",
+               strict=False),
+        Region("big", 0.5, order="recency", strict=False),
+        Region("window", 0.3, order="insertion"),
+    ),
     "s3fifo": (
         Region(
             "main", 0.2, order="insertion", pop="promote", visits=2, promote_to="big",
@@ -88,7 +94,7 @@ def apply(arena: Arena | ReferenceArena, step: tuple, position: int, second: str
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(operation, max_size=60))
 def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> None:
-    second = regions[1].name if len(regions) > 1 else None
+    second = next((r.name for r in reversed(regions[1:]) if r.holds_bytes), None)
     with (
         Arena(NUM_IDS, CAPACITY, 40, exact=True) as native,
         ReferenceArena(NUM_IDS, CAPACITY, 40) as model,

@@ -187,7 +187,7 @@ class ReferenceRules:
         forgotten = {name for name, ghost in self.ghosts.items() if ghost.forget(sample_id)}
         target = asked
         # An empty S3-FIFO fills both its queues.
-        room = self.payload_bytes() + length <= self.capacity
+        room = not self._crowded(asked, length)
         filling = room and not self.counts["evictions"] and asked.bytes >= asked.budget
         if asked.rules.pop == "promote" and (filling or asked.rules.ghost in forgotten):
             target = self.region(asked.rules.promote_to or "")
@@ -208,8 +208,12 @@ class ReferenceRules:
         return True
 
     def _crowded(self, region: ReferenceRegion, length: int) -> bool:
-        over = self.payload_bytes() + length > self.capacity
-        return over or (region.rules.strict and region.bytes + length > region.budget)
+        if region.rules.strict:
+            return region.bytes + length > region.budget
+        # Those that borrow share what the strict ones leave.
+        borrowed = sum(r.bytes for r in self.regions.values() if not r.rules.strict)
+        lent = sum(r.budget for r in self.regions.values() if r.rules.strict)
+        return borrowed + length > self.capacity - lent
 
     def _beaten(self, region: ReferenceRegion, length: int, key: Key) -> list[int] | None:
         """Return the victims, smallest key first, or None if one beats the newcomer."""
