@@ -57,13 +57,14 @@ class CachedDataset(Dataset[Any]):
         served = self.store.serve(ids, position)
         errors = dict(served.errors)
         decoded: list[Any] = [None] * len(served)
+        decode = self.stage.decoded
+        data = served.data.data
         bounds = served.offsets.tolist()
         for place, index in enumerate(served.ids.tolist()):
             if place in errors:
                 continue
             try:
-                sample = served.data[bounds[place] : bounds[place + 1]]
-                decoded[place] = self.stage.decoded(index, sample)
+                decoded[place] = decode(index, data[bounds[place] : bounds[place + 1]])
             except SampleCorrupt as error:
                 errors[place] = error
         return Fetched(decoded, served.outcomes, errors)

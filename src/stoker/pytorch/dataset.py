@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +43,8 @@ class SourceDataset(Dataset[Any]):
         """What identifies :meth:`decode` to other jobs; None where it is code of the user's."""
         return None
 
-    def decode(self, data: NDArray[np.uint8]) -> Any:
-        """Return what the transforms work on, from ``u8[length]``; the same every time.
+    def decode(self, data: memoryview) -> Any:
+        """Return what the transforms work on, from its bytes; the same every time.
 
         Raises :class:`~stoker.errors.SampleCorrupt`.
         """
@@ -53,7 +54,7 @@ class SourceDataset(Dataset[Any]):
         """Return the sample: transforms applied, target attached. Drawn anew for each use."""
         raise NotImplementedError
 
-    def decode_named(self, index: int, data: NDArray[np.uint8]) -> Any:
+    def decode_named(self, index: int, data: memoryview) -> Any:
         """Return :meth:`decode` of sample ``index``; the error of a corrupt one names it."""
         try:
             return self.decode(data)
@@ -78,9 +79,10 @@ class SourceDataset(Dataset[Any]):
         data, offsets, errors = self.source.read_packed(ids)
         if errors:
             raise errors[min(errors)]
+        bounds = pairwise(offsets.tolist())
         return [
-            self.finish(int(index), self.decode_named(int(index), data[begin:end]))
-            for index, begin, end in zip(ids, offsets[:-1], offsets[1:], strict=True)
+            self.finish(index, self.decode_named(index, data.data[begin:end]))
+            for index, (begin, end) in zip(ids.tolist(), bounds, strict=True)
         ]
 
 
@@ -123,9 +125,9 @@ class SampleDataset(SourceDataset):
         """What identifies the decoder to other jobs; None where it is code of the user's."""
         return "bytes" if self._decode is None else None
 
-    def decode(self, data: NDArray[np.uint8]) -> Any:
+    def decode(self, data: memoryview) -> Any:
         """Return ``decode`` of the bytes, or the bytes; see :meth:`SourceDataset.decode`."""
-        raw = data.tobytes()
+        raw = bytes(data)
         return raw if self._decode is None else call_decode(self._decode, raw)
 
     def finish(self, index: int, decoded: Any) -> Any:
@@ -176,6 +178,15 @@ class ImageFolder(SourceDataset):
         self.target_transform = target_transform
         self._decode = decode
         self._as_pil = output == "pil" and decode is None
+        self._targets = self.source.targets
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A view of memory that the source shares: it would travel as a copy.
+        return {**self.__dict__, "_targets": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._targets = self.source.targets
 
     @property
     def classes(self) -> list[str]:
@@ -190,7 +201,7 @@ class ImageFolder(SourceDataset):
     @property
     def targets(self) -> NDArray[np.int64]:
         """The target of each sample, ``i64[N]``, before ``target_transform``."""
-        return np.asarray(self.source.targets, np.int64)
+        return self._targets
 
     @property
     def is_random(self) -> bool:
@@ -202,12 +213,10 @@ class ImageFolder(SourceDataset):
         """What identifies the decoder to other jobs; None where it is code of the user's."""
         return "rgb" if self._decode is None else None
 
-    def decode(self, data: NDArray[np.uint8]) -> Any:
+    def decode(self, data: memoryview) -> Any:
         """Return the pixels, ``u8[height, width, 3]``, or what ``decode=`` makes of the bytes."""
         return (
-            decode_image(data)
-            if self._decode is None
-            else call_decode(self._decode, data.tobytes())
+            decode_image(data) if self._decode is None else call_decode(self._decode, bytes(data))
         )
 
     def finish(self, index: int, decoded: Any) -> tuple[Any, Any]:
@@ -215,7 +224,7 @@ class ImageFolder(SourceDataset):
         image = to_pil(decoded) if self._as_pil else decoded
         if self.transform is not None:
             image = self.transform(image)
-        target: Any = int(self.source.targets[index])
+        target: Any = int(self._targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)
         return image, target

@@ -28,7 +28,7 @@ Decode = Callable[[bytes], Any]
 _JPEG_START = b"\xff\xd8\xff"
 
 
-def decode_image(data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.uint8]:
+def decode_image(data: bytes | memoryview) -> NDArray[np.uint8]:
     """Return the pixels of one encoded image, RGB, ``u8[height, width, 3]``, writable.
 
     Raises :class:`~stoker.errors.SampleCorrupt` for bytes that are no image, or a damaged or
@@ -48,7 +48,7 @@ def to_pil(pixels: NDArray[np.uint8]) -> Any:
     return _pillow().fromarray(pixels)
 
 
-def _decode_with_pillow(data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes | memoryview) -> NDArray[np.uint8]:
     image_module = _pillow()
     raw = bytes(data)
     try:

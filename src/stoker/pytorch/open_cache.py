@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena, open_arena
 from stoker.store.store import Store
 from stoker.types import format_bytes, parse_bytes
-
-log = logging.getLogger("stoker")
 
 
 def cached(
@@ -68,19 +66,15 @@ class CacheSetup:
         self.data_bytes = int(sizes.sum())
         """Payload bytes of the samples that are visited; an estimate where sizes are."""
         self.mean_size = self.data_bytes / len(sizes)
-        self.capacity = parse_bytes(cache, of=self.data_bytes, name="cache")
-        """Payload bytes that were asked for."""
+        asked = parse_bytes(cache, of=self.data_bytes, name="cache")
         largest = int(np.max(sizes))
-        if 0 < self.capacity < largest:
+        if 0 < asked < largest:
             raise ConfigError(
-                f"cache={cache!r} is {self.capacity} bytes and the largest sample has {largest}: "
+                f"cache={cache!r} is {asked} bytes and the largest sample has {largest}: "
                 "give it more, or switch it off with cache=0"
             )
-
-    @property
-    def share(self) -> float:
-        """Cache bytes / data bytes, at most 1."""
-        return min(1.0, self.capacity / self.data_bytes) if self.data_bytes else 0.0
+        self.capacity = min(asked, math.ceil(self.data_bytes * self.stage.headroom))
+        """Payload bytes to reserve: what was asked for, but no more than all samples need."""
 
     def open(self, ranks: Ranks, scores: Scores | None) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.

@@ -36,9 +36,10 @@ class RequestSampler:
         self, token: int, epoch: int, begin: Callable[[], Iterator[Draw]]
     ) -> Iterator[Request]:
         draws = begin()
-        # The first batch has none before it, so the second stands in.
         ahead = list(islice(draws, 2))
-        spares = ahead[-1].ids[:SPARES] if ahead else np.empty(0, np.uint32)
+        given = np.empty(0, np.uint32)
+        # The first batch has none before it, so the second stands in.
+        spares = ahead[-1].ids[:SPARES] if ahead else given
         for number, draw in enumerate(chain(ahead, draws)):
             yield Request(
                 token=token + number,
@@ -49,4 +50,4 @@ class RequestSampler:
                 spares=spares,
                 single=draw.single,
             )
-            spares = np.concatenate([spares, draw.ids])[-SPARES:]
+            spares = given = np.concatenate([given, draw.ids])[-SPARES:]

@@ -17,6 +17,7 @@ from stoker.source.base import BaseSource, Source
 from stoker.store.counters import Counters
 
 _PROBES = 32  # samples decoded to learn how large decoded ones are
+_ESTIMATED = 1.5
 _HEAD = struct.Struct("<BBB")  # kind, number of dimensions, length of the dtype's name
 _PICKLED, _ARRAY = 0, 1
 
@@ -28,14 +29,16 @@ class Stage(Protocol):
     """Names the cached form for those who share it."""
     is_private: bool
     """Whether ``key`` says nothing to other jobs, and rank 0's must be used by all."""
+    headroom: float
+    """How much larger all samples may be than ``source.sizes`` says; 1 where it is exact."""
 
     @property
     def source(self) -> Source:
         """Where the cached form comes from."""
         ...
 
-    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
-        """Return what :meth:`SourceDataset.decode` would, from the cached form ``u8[length]``."""
+    def decoded(self, index: int, data: memoryview) -> Any:
+        """Return what :meth:`SourceDataset.decode` would, from the cached form."""
         ...
 
     def bytes_from_source(self, stored: int) -> int:
@@ -64,9 +67,10 @@ class EncodedStage:
         self.source = dataset.source
         self.key = dataset.source.fingerprint
         self.is_private = bool(getattr(dataset.source, "is_private", False))
+        self.headroom = _ESTIMATED if isinstance(dataset, WrappedDataset) else 1.0
         self._dataset = dataset
 
-    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
+    def decoded(self, index: int, data: memoryview) -> Any:
         """Decode; see :class:`Stage`."""
         return self._dataset.decode_named(index, data)
 
@@ -81,10 +85,11 @@ class DecodedStage:
     def __init__(self, dataset: SourceDataset) -> None:
         self.source = DecodedSource(dataset)
         self.is_private = dataset.decode_name is None
+        self.headroom = _ESTIMATED
         how = dataset.decode_name or uuid.uuid4().hex
         self.key = f"{dataset.source.fingerprint}-decoded-{how}"
 
-    def decoded(self, index: int, data: NDArray[np.uint8]) -> Any:
+    def decoded(self, index: int, data: memoryview) -> Any:
         """Return the decoded sample; arrays of bytes are views of ``data``."""
         return unpack_decoded(data)
 
@@ -138,7 +143,7 @@ class DecodedSource(BaseSource):
         for place, index in enumerate(wanted.tolist()):
             if place in errors:
                 continue
-            encoded = data[offsets[place] : offsets[place + 1]]
+            encoded = data.data[offsets[place] : offsets[place + 1]]
             try:
                 samples[place] = pack_decoded(self._dataset.decode_named(index, encoded))
             except SampleCorrupt as error:
@@ -152,20 +157,20 @@ def pack_decoded(value: Any) -> bytes:
         return bytes([_PICKLED]) + dumps(value)
     dtype = value.dtype.str.encode()
     head: bytes = _HEAD.pack(_ARRAY, value.ndim, len(dtype)) + dtype
-    return head + np.array(value.shape, "<i8").tobytes() + np.ascontiguousarray(value).tobytes()
+    return head + struct.pack(f"<{value.ndim}q", *value.shape) + value.tobytes()
 
 
-def unpack_decoded(data: NDArray[np.uint8]) -> Any:
+def unpack_decoded(data: memoryview) -> Any:
     """Return what :func:`pack_decoded` was given.
 
     An array of single bytes is a view of ``data``; others are copied, since they may lie
     unaligned in it.
     """
     if data[0] == _PICKLED:
-        return loads(data[1:].data)
-    _, ndim, dtype_length = _HEAD.unpack_from(data.data)
-    body = _HEAD.size + dtype_length + 8 * ndim
-    dtype = np.dtype(bytes(data[_HEAD.size : _HEAD.size + dtype_length]).decode())
-    shape = struct.unpack_from(f"<{ndim}q", data.data, _HEAD.size + dtype_length)
-    pixels = data[body:] if dtype.itemsize == 1 else data[body:].copy()
-    return pixels.view(dtype).reshape(shape)
+        return loads(data[1:])
+    _, ndim, dtype_length = _HEAD.unpack_from(data)
+    shape_begins = _HEAD.size + dtype_length
+    dtype = np.dtype(str(data[_HEAD.size : shape_begins], "ascii"))
+    shape = struct.unpack_from(f"<{ndim}q", data, shape_begins)
+    pixels = np.frombuffer(data, np.uint8, offset=shape_begins + 8 * ndim)
+    return (pixels if dtype.itemsize == 1 else pixels.copy()).view(dtype).reshape(shape)

@@ -139,9 +139,9 @@ class WrappedDataset(SourceDataset):
         """Whether there is a transform, which may draw random numbers."""
         return not (self.transform is self.target_transform is self.transforms is None)
 
-    def decode(self, data: NDArray[np.uint8]) -> Any:
+    def decode(self, data: memoryview) -> Any:
         """Return the data set's sample before its transforms."""
-        return loads(data.data)
+        return loads(data)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the sample with the transforms applied."""

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader, Subset
+
+from pytorch.parts import NUM_IMAGES, number_of, numbers
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
+from stoker.pytorch import ImageFolder, SampleDataset
+from stoker.source import MemorySource
+
+
+def test_image_folder_looks_like_torchvisions(image_root: Path) -> None:
+    dataset = ImageFolder(image_root)
+    assert len(dataset) == NUM_IMAGES
+    assert dataset.classes == ["class0", "class1", "class2"]
+    assert dataset.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
+    assert dataset.targets.tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    image, target = dataset[21]
+    assert isinstance(image, Image.Image)
+    assert (image.mode, image.size, image.getpixel((3, 3))) == ("RGB", (8, 8), (21, 21, 21))
+    assert target == 1 and type(target) is int
+    assert dataset[-1][1] == 2
+    with pytest.raises(IndexError):
+        dataset[NUM_IMAGES]
+
+
+def test_image_folder_transforms_and_outputs(image_root: Path) -> None:
+    as_array = ImageFolder(
+        image_root, transform=lambda pixels: pixels.sum(), target_transform=str, output="array"
+    )
+    assert as_array[2] == (2 * 8 * 8 * 3, "0")
+    assert as_array.is_random and not ImageFolder(image_root).is_random
+    lengths = ImageFolder(image_root, decode=len)
+    assert lengths[5] == (int(lengths.source.sizes[5]), 0)
+
+
+def test_a_batch_is_one_read(image_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ImageFolder(image_root, output="array")
+    calls = []
+    read = dataset.source.read_packed
+    monkeypatch.setattr(
+        dataset.source, "read_packed", lambda ids: (calls.append(len(ids)), read(ids))[1]
+    )
+    assert [int(image[0, 0, 0]) for image, _ in dataset.__getitems__([5, 3, 5])] == [5, 3, 5]
+    assert calls == [3]
+
+
+def test_it_works_in_a_plain_torch_loader(image_root: Path) -> None:
+    dataset = Subset(ImageFolder(image_root, transform=np.array), range(0, 60, 3))
+    found = [int(i) for batch, _ in DataLoader(dataset, batch_size=8) for i in batch[:, 0, 0, 0]]
+    assert found == list(range(0, 60, 3))
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [("s3://bucket/train", "cannot read yet"), ("/nowhere/at/all", "/nowhere/at/all")],
+)
+def test_roots_that_are_refused(root: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ImageFolder(root)
+
+
+def test_options_that_are_refused(image_root: Path) -> None:
+    with pytest.raises(ConfigError, match="output='tensor'"):
+        ImageFolder(image_root, output="tensor")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no meaning with decode"):
+        ImageFolder(image_root, output="array", decode=len)
+
+
+def test_damaged_and_vanished_images_are_named(own_images: Path) -> None:
+    dataset = ImageFolder(own_images)
+    victim = own_images / "class0" / "003.png"
+    raw = victim.read_bytes()
+    victim.write_bytes(raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2))
+    with pytest.raises(SampleCorrupt, match=r"003\.png"):
+        dataset[3]
+    victim.unlink()
+    with pytest.raises(SampleNotFound, match=r"003\.png"):
+        dataset[3]
+    assert dataset[4][1] == 0
+
+
+def test_sample_dataset() -> None:
+    plain = SampleDataset(numbers(3))
+    assert plain[1] == b"00000001."
+    assert not plain.is_random and plain.targets is None
+    full = SampleDataset(numbers(3), number_of, transform=float, targets=[0.5, 1.5, 2.5])
+    assert full[2] == (2.0, 2.5)
+    vectors = SampleDataset(numbers(3), number_of, targets=np.eye(3))
+    assert vectors[1][1].tolist() == [0, 1, 0]
+    vectors[1][1][:] = 7
+    assert vectors[1][1].tolist() == [0, 1, 0]
+
+
+def test_what_decode_raises_is_a_corrupt_sample() -> None:
+    dataset = SampleDataset(MemorySource([b"00000001", b"x"]), number_of)
+    with pytest.raises(SampleCorrupt, match=r"sample 1 .*decode raised ValueError"):
+        dataset[1]
+    assert dataset[0] == 1
+
+
+@pytest.mark.parametrize("targets", [[1, 2], 5, ["a", "b", "c"]])
+def test_targets_that_are_refused(targets: object) -> None:
+    with pytest.raises(ConfigError, match="targets of"):
+        SampleDataset(numbers(3), targets=targets)  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stoker.errors import SampleCorrupt
+from stoker.pytorch import decode
+from stoker.pytorch.decode import decode_image, to_pil
+
+
+@pytest.fixture(params=["simplejpeg", "pillow"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "pillow":
+        monkeypatch.setattr(decode, "simplejpeg", None)
+    return str(request.param)
+
+
+def test_jpeg_is_decoded_alike_by_both(jpeg: Callable[..., bytes], decoder: str) -> None:
+    raw = jpeg(40, 56)
+    expected = np.array(Image.open(io.BytesIO(raw)).convert("RGB"))
+    pixels = decode_image(raw)
+    assert (pixels.shape, pixels.dtype) == ((40, 56, 3), np.uint8)
+    assert np.abs(pixels.astype(int) - expected).max() <= 4
+    pixels[0] = 0  # writable
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_jpeg_of_other_colours_becomes_rgb(decoder: str, mode: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 8), (200, 200, 200)).convert(mode).save(buffer, "JPEG")
+    pixels = decode_image(buffer.getvalue())
+    assert pixels.shape == (8, 16, 3)
+    assert np.abs(pixels.astype(int) - 200).max() < 5
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_every_truncation_of_a_jpeg_is_noticed(
+    jpeg: Callable[..., bytes], decoder: str, progressive: bool
+) -> None:
+    raw = jpeg(64, 64, progressive=progressive)
+    assert decode_image(raw).shape == (64, 64, 3)
+    for length in [0, 1, 2, 3, 10, *range(20, len(raw), 37), len(raw) - 2, len(raw) - 1]:
+        with pytest.raises(SampleCorrupt, match="do not decode to an image"):
+            decode_image(raw[:length])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP"])
+def test_truncation_of_other_formats_is_noticed(kind: str) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(buffer, kind, lossless=True)
+    raw = buffer.getvalue()
+    np.testing.assert_array_equal(decode_image(raw), noise)
+    with pytest.raises(SampleCorrupt):
+        decode_image(raw[: len(raw) // 2])
+
+
+def test_garbage_is_corrupt(decoder: str) -> None:
+    for raw in (b"no image at all", b"\xff\xd8\xff" + bytes(500), bytes(1000)):
+        with pytest.raises(SampleCorrupt):
+            decode_image(raw)
+
+
+def test_what_simplejpeg_finds_odd_pillow_may_read(jpeg: Callable[..., bytes]) -> None:
+    raw = jpeg()
+    # Stray bytes before the next marker: libjpeg warns and goes on.
+    at = raw.index(b"\xff\xdb")
+    odd = raw[:at] + b"\0\0\0" + raw[at:]
+    if decode.simplejpeg is not None:
+        with pytest.raises(ValueError, match=r"."):
+            decode.simplejpeg.decode_jpeg(odd, strict=True)
+    assert decode_image(odd).shape == (40, 56, 3)
+
+
+def test_transparency_and_palettes_become_rgb() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (4, 2), (9, 8, 7, 0)).save(buffer, "PNG")
+    assert decode_image(buffer.getvalue())[0, 0].tolist() == [9, 8, 7]
+
+
+def test_to_pil_shares_the_pixels() -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    image = to_pil(pixels)
+    assert (image.size, image.mode) == ((4, 2), "RGB")
+    np.testing.assert_array_equal(np.asarray(image), pixels)

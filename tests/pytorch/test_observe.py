@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pytorch.parts import number_of, numbers
+from stoker.errors import ConfigError
+from stoker.pytorch import Loader, Meta, SampleDataset
+
+
+@pytest.fixture
+def loader() -> Any:
+    dataset = SampleDataset(numbers(40), number_of, targets=np.arange(40) % 4)
+    with Loader(dataset, batch_size=8, cache=0) as made:
+        yield made
+
+
+@pytest.fixture
+def with_meta() -> Any:
+    dataset = SampleDataset(numbers(40), number_of, targets=np.arange(40) % 4)
+    with Loader(dataset, batch_size=8, cache=0, return_meta=True) as made:
+        yield made
+
+
+def test_losses_become_scores(loader: Loader) -> None:
+    for batch, _ in loader:
+        losses = (batch * 0.25).requires_grad_()
+        loader.observe(losses)
+        assert loader.weights.tolist() == [1.0] * 8
+        (losses * loader.weights).mean().backward()
+    assert loader.scores.values.tolist() == [i * 0.25 for i in range(40)]
+    assert loader.scores.seen.tolist() == [1] * 40
+    assert sorted(set(loader.scores.last.tolist())) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_losses_of_any_type(loader: Loader, kind: torch.dtype) -> None:
+    batch, _ = next(iter(loader))
+    loader.observe(torch.full((8,), 1.5, dtype=kind))
+    assert (loader.scores.values[batch.numpy()] == 1.5).all()
+
+
+def test_losses_may_be_an_array_or_a_list(loader: Loader) -> None:
+    iterator = iter(loader)
+    for make in (np.asarray, list):
+        batch, _ = next(iterator)
+        loader.observe(make([2.0] * 8))
+        assert (loader.scores.values[batch.numpy()] == 2).all()
+
+
+def test_logits_and_labels_instead_of_losses(loader: Loader) -> None:
+    batch, labels = next(iter(loader))
+    logits = torch.randn(8, 4, requires_grad=True)
+    loader.observe(logits=logits, labels=labels, embeddings=torch.zeros(8, 3))
+    expected = functional.cross_entropy(logits.detach(), labels, reduction="none")
+    np.testing.assert_allclose(loader.scores.values[batch.numpy()], expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"losses": torch.ones(7)}, r"\[7\] for a batch of 8"),
+        ({"losses": torch.ones(8, 1)}, r"\[8, 1\]"),
+        ({"losses": torch.tensor(1.0)}, "reduction='none'"),
+        ({}, "no losses"),
+        ({"logits": torch.ones(8, 4)}, "no losses"),
+        ({"logits": torch.ones(8, 4), "labels": torch.zeros(5).long()}, "do not fit"),
+        ({"losses": torch.ones(8), "embeddings": torch.ones(3, 2)}, "3 embeddings"),
+        ({"losses": torch.ones(8), "meta": 3}, "return_meta=True"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_may_be_put_right(
+    loader: Loader, arguments: dict[str, Any], message: str
+) -> None:
+    batch, _ = next(iter(loader))
+    with pytest.raises(ConfigError, match=message):
+        loader.observe(**arguments)
+    loader.observe(torch.ones(8))
+    assert loader.scores.seen.sum() == 8
+
+
+def test_batches_drawn_ahead_make_it_ambiguous(loader: Loader) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    assert len(loader.weights) == 8
+    next(iterator)
+    with pytest.raises(ConfigError, match="2 are unobserved"):
+        loader.observe(torch.ones(8))
+    with pytest.raises(ConfigError, match=r"weights .* 2 are unobserved"):
+        _ = loader.weights
+
+
+def test_a_new_epoch_starts_clean(loader: Loader) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    next(iter(loader))
+    loader.observe(torch.ones(8))
+
+
+def test_nothing_to_observe(loader: Loader) -> None:
+    with pytest.raises(ConfigError, match="no unobserved batch"):
+        loader.observe(torch.ones(8))
+    with pytest.raises(ConfigError, match="iterate first"):
+        _ = loader.weights
+    with pytest.raises(ConfigError, match="iterate first"):
+        _ = loader.last_ids
+    next(iter(loader))
+    loader.observe(torch.ones(8))
+    with pytest.raises(ConfigError, match="once after each batch"):
+        loader.observe(torch.ones(8))
+
+
+def test_meta_says_which_batch(with_meta: Loader) -> None:
+    metas: list[Meta] = []
+    for batch, labels, meta in with_meta:
+        assert meta.ids.tolist() == batch.tolist()
+        assert (meta.ids % 4 == labels.numpy()).all()
+        assert meta.weights.tolist() == [1.0] * 8
+        metas.append(meta)
+    for meta in reversed(metas):
+        with_meta.observe(meta.ids * 3.0, meta=meta)
+    assert with_meta.scores.values.tolist() == [i * 3.0 for i in range(40)]
+    with pytest.raises(ConfigError, match="observed before"):
+        with_meta.observe(metas[0].ids * 1.0, meta=metas[0])
+
+
+def test_meta_of_an_earlier_epoch_is_refused(with_meta: Loader) -> None:
+    *_, meta = next(iter(with_meta))
+    next(iter(with_meta))
+    with pytest.raises(ConfigError, match="earlier epoch"):
+        with_meta.observe(torch.ones(8), meta=meta)
+
+
+def test_losses_that_are_not_finite_keep_the_old_score(loader: Loader) -> None:
+    for batch, _ in loader:
+        loader.observe(batch.float())
+    bad = torch.tensor([float("nan"), float("inf"), -float("inf"), 5, 5, 5, 5, 5])
+    iterator = iter(loader)
+    batch, _ = next(iterator)
+    with pytest.warns(RuntimeWarning, match="losses of 3 samples are not finite"):
+        loader.observe(bad)
+    assert loader.scores.values[batch.numpy()].tolist() == [*batch[:3].tolist(), 5, 5, 5, 5, 5]
+    next(iterator)
+    loader.observe(bad)  # warned of once
+    assert loader.stats.non_finite == 6
+
+
+def test_losses_elsewhere_are_copied_while_computing_goes_on(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device whose copies arrive when we say so stands in for an accelerator."""
+    from stoker.pytorch import observe
+
+    arrived: set[int] = set()
+
+    class Event:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def query(self) -> bool:
+            return self.number in arrived
+
+        def synchronize(self) -> None:
+            arrived.add(self.number)
+
+    copies: list[Any] = []
+
+    def start_copy(ids: Any, step: int, losses: torch.Tensor) -> Any:
+        copy = observe._Copy(ids, step, torch.as_tensor(losses.values), Event(len(copies)))
+        copies.append(copy)
+        return copy
+
+    class Remote:
+        """As much of a tensor on a device as observe() touches."""
+
+        device = torch.device("meta")
+        ndim = 1
+        shape = (8,)
+
+        def __init__(self, values: torch.Tensor) -> None:
+            self.values = values
+
+        def detach(self) -> Remote:
+            return self
+
+    monkeypatch.setattr(observe, "_start_copy", start_copy)
+    monkeypatch.setattr(observe.torch, "as_tensor", lambda value: value)
+    observer = loader._observer
+    iterator = iter(loader)
+    for number in range(5):
+        batch, _ = next(iterator)
+        loader.observe(Remote(batch * 2.0))
+        assert observer._scores.seen.sum() == 8 * len(arrived)
+        if number == 2:
+            arrived.add(0)  # noticed at the next observation
+    assert observer._scores.seen.sum() == 8
+    scores = loader.scores  # waits for the others
+    assert scores.values.tolist() == [i * 2.0 for i in range(40)]

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import random
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from pytorch.parts import Jittery, Squares, images, number_of, numbers
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
+from stoker.pytorch import Loader, SampleDataset, wrap
+
+
+def plus_noise(image: Any) -> Any:
+    return torch.from_numpy(image).double() + torch.rand(1).double() + random.random()
+
+
+def negative(target: int) -> int:
+    return -target
+
+
+def test_the_cache_comes_before_the_transforms() -> None:
+    original = Squares(40, plus_noise, negative)
+    dataset = wrap(original)
+    original.reads = 0
+    with Loader(dataset, batch_size=8, cache="100%") as loader:
+        first, second = (
+            {i: x for x, y in loader for i, x in zip(loader.last_ids, x)} for _ in "ab"
+        )
+        assert loader.epoch_stats[1].hits == 40
+    for index in range(40):
+        noise = [float(epoch[index][0, 0]) - index**2 for epoch in (first, second)]
+        assert min(noise) >= 0 and max(noise) < 2
+        assert noise[0] != noise[1]  # augmentation goes on
+    assert original.transform is plus_noise  # the user's own data set is as it was
+    assert dataset[3][1] == -1
+    assert dataset.classes == ["even", "odd"]
+
+
+def test_generators_are_left_alone() -> None:
+    state = random.getstate()
+    wrap(Squares(40, plus_noise))
+    assert random.getstate() == state
+
+
+def test_joint_transforms_as_torchvision_has_them() -> None:
+    class Joint(Squares):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transforms: Any = lambda image, target: (image + target, target * 10)
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            sample = super().__getitem__(index)
+            return self.transforms(*sample) if self.transforms is not None else sample
+
+    dataset = wrap(Joint())
+    image, target = dataset[3]
+    assert (int(image[0, 0]), target) == (10, 10)
+    assert dataset.is_random
+
+
+def test_samples_that_are_no_tuples_are_transformed_whole() -> None:
+    class Alone(Squares):
+        def __getitem__(self, index: int) -> Any:
+            value = torch.full((2,), float(index))
+            return value if self.transform is None else self.transform(value)
+
+    assert wrap(Alone(transform=torch.neg))[3].tolist() == [-3, -3]
+
+
+Pair = namedtuple("Pair", "image target")
+
+
+def test_named_tuples_stay_named() -> None:
+    class Named(Squares):
+        def __getitem__(self, index: int) -> Any:
+            return Pair(*super().__getitem__(index))
+
+    sample = wrap(Named(transform=np.negative))[2]
+    assert type(sample) is Pair and int(sample.image[0, 0]) == -4
+
+
+def test_hidden_randomness_is_refused_unless_vouched_for() -> None:
+    with pytest.raises(ConfigError, match="differs from one read to the next"):
+        wrap(Jittery())
+    dataset = wrap(Jittery(), deterministic=True)
+    with Loader(dataset, batch_size=8, cache="100%") as loader:
+        epochs = [torch.cat(list(loader)) for _ in range(2)]
+    assert torch.equal(epochs[0].sort()[0], epochs[1].sort()[0])  # frozen, as vouched for
+
+
+def test_a_random_transform_behind_a_subset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="differs"):
+        wrap(Subset(Squares(40, plus_noise), range(10)))
+    with Loader(Subset(wrap(Squares(40, plus_noise)), range(10)), batch_size=2) as loader:
+        assert len(list(loader)) == 5
+
+
+def test_transforms_that_cannot_be_moved_are_refused() -> None:
+    class Dictionary(Squares):
+        def __getitem__(self, index: int) -> Any:
+            image, target = super().__getitem__(index)
+            return {"image": image, "target": target}
+
+    class Keyword(Squares):
+        def __getitem__(self, index: int) -> Any:
+            assert self.transform is not None
+            return self.transform(image=np.full(3, index))["image"], 0
+
+    class OwnOrder(Squares):
+        def __getitem__(self, index: int) -> Any:
+            image, target = super().__getitem__(index)
+            return target, image
+
+    with pytest.raises(ConfigError, match="set .transform of what wrap"):
+        wrap(Dictionary(transform=np.negative))
+    with pytest.raises(ConfigError, match="without its transforms"):
+        wrap(Keyword(transform=lambda image: {"image": image}))
+    with pytest.raises(ConfigError, match="is not its cached sample"):
+        wrap(OwnOrder(transform=np.negative))
+    by_hand = wrap(Dictionary())
+    by_hand.transform = lambda sample: sample["target"]
+    assert by_hand[3] == 1
+
+
+class _Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class _NoLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (_Stream(), "tar shards"),
+        (_NoLength(), "needs __len__"),
+        (Squares(0), "0 samples"),
+        (SampleDataset(numbers(3), number_of), "needs no wrap"),
+    ],
+)
+def test_data_sets_that_are_refused(dataset: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrap(dataset)
+
+
+def test_names_decide_who_shares() -> None:
+    def key(name: str | None, length: int = 40) -> str:
+        return wrap(Squares(length), name=name).source.fingerprint
+
+    assert key("train") == key("train") != key("test")
+    assert key("train") != key("train", 41)
+    assert key(None) != key(None)
+    with pytest.raises(ConfigError, match="name=''"):
+        key("")
+
+
+def test_views_of_large_tensors_are_cached_as_small_samples() -> None:
+    dataset = wrap(TensorDataset(torch.arange(100_000.0).reshape(1000, 100), torch.arange(1000)))
+    assert 400 < dataset.source.sizes[0] < 1000
+    row, number = dataset[7]
+    assert torch.equal(row, torch.arange(700.0, 800.0)) and number == 7
+
+
+def test_errors_of_the_data_set_are_errors_of_a_sample() -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise FileNotFoundError("gone.jpg")
+            if index == 4:
+                raise KeyError("label")
+            return super().__getitem__(index)
+
+    dataset = wrap(Broken(100))
+    with pytest.raises(SampleNotFound, match=r"Broken\[3\]: gone.jpg"):
+        dataset[3]
+    with pytest.raises(SampleCorrupt, match=r"Broken\[4\] raised KeyError"):
+        dataset[4]
+    with Loader(dataset, batch_size=10, on_error="skip", cache=0) as loader:
+        assert sum(len(y) for _, y in loader) == 100
+        assert sorted(failure.id for failure in loader.quarantine) == [3, 4]
+
+
+def test_decoded_stage_is_refused(image_root: Any) -> None:
+    with pytest.raises(ConfigError, match="no meaning for a wrapped"):
+        Loader(wrap(Squares()), cache_stage="decoded")
+    with pytest.raises(ConfigError, match="cache_stage='raw'"):
+        Loader(images(image_root), cache_stage="raw")
