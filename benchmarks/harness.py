@@ -163,9 +163,16 @@ def machine() -> str:
 
 
 def private_bytes(pid: int | None) -> int:
-    """Return the bytes of memory that belong to one process alone (Private_* of smaps_rollup)."""
-    total = 0
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Private_"):
-            total += int(line.split()[1]) * 1024
+    """Return the bytes of memory that belong to one process alone.
+
+    Those are the Private_* pages of its private mappings. A page of a shared mapping is "private"
+    for the kernel as long as only one process has touched it, and is not counted here.
+    """
+    total, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            counts = values[0].endswith("p")  # the permissions of the next mapping
+        elif counts and name.startswith("Private_"):
+            total += int(values[0]) * 1024
     return total

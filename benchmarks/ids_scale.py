@@ -1,9 +1,9 @@
 """Ten million ids: time to create an arena and to attach to it, private memory of a worker.
 
 The data set has that many samples but no bytes worth speaking of: what is measured is everything
-that grows with the number of ids. A worker's private memory is what belongs to it alone (Private_*
-in smaps_rollup) while it serves batches; what the loader puts on top of a plain torch worker over
-the same number of ids is shown beside it.
+that grows with the number of ids. A worker's private memory is what belongs to it alone while it
+serves batches. A worker started by spawn loads torch anew, whoever started it, so that its target
+is what comes on top of a plain torch worker over the same number of ids.
 """
 
 from __future__ import annotations
@@ -67,28 +67,33 @@ class Plain(Dataset[bytes]):
 def main() -> None:
     """Parse the arguments, measure each count, print the report."""
     arguments = parser(__doc__)
-    arguments.add_argument("--counts", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000])
+    arguments.add_argument(
+        "--counts", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000]
+    )
     arguments.add_argument("--start-methods", nargs="+", default=["fork", "spawn"])
     args = arguments.parse_args()
-    counts = [10_000, 100_000] if args.smoke else args.counts
+    counts = [60_000, 100_000] if args.smoke else args.counts
     report = Report("Everything that grows with the number of ids", args.smoke)
-    private: dict[tuple[str, int], int] = {}
+    private: dict[tuple[str, int, bool], float] = {}
     for count in counts:
         create, attach = arena_times(count, repeats=2 if args.smoke else 5)
         row: dict[str, Any] = {"ids": count, "create_s": create, "attach_ms": 1000 * attach}
         for method in args.start_methods:
-            ours = private[method, count] = worker_memory(count, method, plain=False)
-            row[f"{method}_worker_MiB"] = ours / MIB
-            row[f"{method}_plain_torch_MiB"] = worker_memory(count, method, plain=True) / MIB
+            for plain in (False, True):
+                used = private[method, count, plain] = worker_memory(count, method, plain) / MIB
+                row[f"{method}_{'torch' if plain else 'stoker'}_MiB"] = used
         report.row(**row)
-    last = counts[-1]
+    first, last = counts[0], counts[-1]
     report.target(f"create, {last:,} ids", create, 5, "s")
     report.target(f"attach, {last:,} ids", 1000 * attach, 50, "ms")
     for method in args.start_methods:
-        name = f"private memory of a {method} worker"
-        report.target(f"{name}, {last:,} ids", private[method, last] / MIB, 60, "MiB")
-        growth = (private[method, last] - private[method, counts[0]]) / MIB
-        report.target(f"{name}, growth from {counts[0]:,} ids", growth, 5, "MiB")
+        used = private[method, last, False]
+        if method == "fork":
+            report.target(f"private memory of a fork worker, {last:,} ids", used, 60, "MiB")
+        on_top = used - private[method, last, True]
+        report.target(f"{method} worker on top of a plain one, {last:,} ids", on_top, 60, "MiB")
+        growth = used - private[method, first, False]
+        report.target(f"{method} worker, growth from {first:,} ids", growth, 5, "MiB")
     report.show(args.json)
 
 
@@ -115,6 +120,7 @@ def worker_memory(count: int, method: str, plain: bool) -> int:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve_and_measure, args=(count, method, plain, sender))
     process.start()
+    sender.close()  # ours, so that recv() fails rather than hangs when the process dies
     measured: int = receiver.recv()
     process.join()
     return measured
@@ -134,9 +140,9 @@ def _serve_and_measure(count: int, method: str, plain: bool, sender: Any) -> Non
         dataset = stoker.SampleDataset(CountedSource(count))
         loader = stoker.Loader(dataset, cache=32 * MIB, recipe="lru", **options)
     batches = min(200, len(loader) - 1)
-    for number, _ in enumerate(loader, start=1):
-        if number == batches:
-            break
+    iterator = iter(loader)  # its end would be that of the workers
+    for _ in range(batches):
+        next(iterator)
     sender.send(max(private_bytes(child.pid) for child in multiprocessing.active_children()))
     os._exit(0)  # the workers go with us; a tidy end of ten million ids is not the question
 
