@@ -111,7 +111,10 @@ void Slots::forget() {
 void Slots::leave() {
   const std::lock_guard guard(fork_mutex);
   const std::uint32_t slot = slot_.load();
-  if (slot != kNone && table_[slot].pending.load() == 0) table_[slot].in_use.store(0);
+  // With anything left, the slot counts as a dead process's, and is cleared like one.
+  if (slot != kNone && table_[slot].pending.load() == 0 && table_[slot].lease_head == 0) {
+    table_[slot].in_use.store(0);
+  }
   forget();
 }
 

@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +67,7 @@ class Fleet:
         self.members: list[BaseProcess] = []
         self._arena, self._reports = arena, reports
         self._context = multiprocessing.get_context(start)
+        self._first: dict[int, int] = {}
         self._beats = [(0, time.monotonic())] * len(self.roles)
 
     def __enter__(self) -> Fleet:
@@ -87,21 +88,29 @@ class Fleet:
 
     def _start(self, place: int) -> BaseProcess:
         joined = self._arena if self._context.get_start_method() == "fork" else self._arena.handle
+        self._first[place] = self.board.get(place, Field.BEATS)
+        self._beats[place] = (self._first[place], time.monotonic())
         arguments = (joined, self.board, place, self.roles[place], self._reports)
         process = self._context.Process(target=_main, args=arguments)
         with warnings.catch_warnings():
             # NumPy's threads are idle, and fork in a process with threads is what is tested.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        self._beats[place] = (self.board.get(place, Field.BEATS), time.monotonic())
         return process
 
-    def await_beats(self) -> None:
-        """Return when every member has finished a round since now."""
-        before = [self.board.get(place, Field.BEATS) for place in range(len(self.roles))]
-        while any(self.board.get(p, Field.BEATS) == b for p, b in enumerate(before)):
+    def await_start(self) -> None:
+        """Return when each member has finished a round since it began."""
+        self._await(range(len(self.roles)), self._first)
+
+    def await_rounds(self, places: Iterable[int], rounds: int = 1) -> None:
+        """Return when the members of ``places`` have finished so many rounds from now."""
+        now = {place: self.board.get(place, Field.BEATS) for place in places}
+        self._await(now, {place: beats + rounds - 1 for place, beats in now.items()})
+
+    def _await(self, places: Iterable[int], beats: Mapping[int, int]) -> None:
+        while any(self.board.get(place, Field.BEATS) <= beats[place] for place in places):
             self.check()
-            time.sleep(0.01)
+            time.sleep(0.005)
 
     def check(self) -> None:
         """Raise AssertionError if a member failed, or has finished no round for too long."""

@@ -21,7 +21,7 @@ def test_eight_readers_and_four_writers(tmp_path: Path, soak: float) -> None:
     memory = inode(arena)
     roles = [reader] * 6 + [claimant] * 2 + [writer] * 4
     with Fleet(arena, roles, tmp_path, start="spawn") as fleet:
-        fleet.await_beats()
+        fleet.await_start()
         fleet.watch(seconds / 2)
         arena.verify()
         fleet.watch(seconds / 2)

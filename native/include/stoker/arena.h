@@ -103,7 +103,8 @@ class Arena {
   // --- leases: a leased sample is not evicted ---
   // False when the pool of leases is used up or the lock was not to be had.
   bool lease(Ids ids, std::int64_t position);
-  // Drops this process's leases taken for positions up to this one.
+  // Drops this process's leases taken for positions up to this one; when the lock is not to be had,
+  // the next call does.
   void release(std::int64_t position);
 
   // --- regions ---

@@ -1,0 +1,133 @@
+"""SIGKILL at any instant: nobody hangs, no wrong bytes, all space comes back."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from stoker.policy import LRU, S3FIFO, Policy
+from stoker.store.arena import Arena
+from survival.board import Field, Row
+from survival.roles import claimant, put_only, reader, writer
+from survival.support import (
+    LOCK_BOUND,
+    MARGIN,
+    Fleet,
+    check_nothing_is_lost,
+    holders_of,
+    inode,
+    new_arena,
+)
+
+_KILLS = 100  # with each policy
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("policy", [LRU(), S3FIFO()], ids=lambda policy: policy.name)
+def test_two_hundred_kills(tmp_path: Path, soak: float, policy: Policy) -> None:
+    arena = new_arena(policy.regions())
+    memory = inode(arena)
+    end = time.monotonic() + soak / 2
+    kills = 0
+    with Fleet(arena, [reader, reader, writer, put_only, claimant, claimant], tmp_path) as fleet:
+        fleet.await_start()
+        while kills < _KILLS or time.monotonic() < end:
+            time.sleep(random.uniform(0, 0.05))
+            fleet.kill(fleet.pick())
+            kills += 1
+            fleet.check()
+            if kills % 20 == 0:
+                arena.verify()
+        fleet.await_rounds(range(6))
+        fleet.finish()
+    stats = arena.stats()
+    print(
+        f"\n{kills} kills: {stats['repairs']} of the lock's owner, {stats['reclaimed']} claims and "
+        f"reservations reclaimed, {stats['bypassed']} bypassed, "
+        f"{fleet.board.total(Field.READ)} reads, slowest call {fleet.slowest() * 1e3:.1f} ms"
+    )
+    assert stats["corrupt"] == 0
+    assert stats["reclaimed"] > 0
+    assert fleet.slowest() < LOCK_BOUND + MARGIN
+    check_nothing_is_lost(arena)
+    arena.close()
+    assert holders_of(memory) == []
+
+
+def _claim_and_sleep(arena: Arena, row: Row) -> None:
+    assert arena.claim([3, 4]).all()
+    row.add(Field.BEATS)
+    while True:
+        time.sleep(60)
+
+
+def test_a_waiter_hears_of_a_killed_claimant(tmp_path: Path) -> None:
+    arena = new_arena()
+    answers: list[tuple[bool, float]] = []
+
+    def wait() -> None:
+        begin = time.monotonic()
+        answers.append((bool(arena.wait([3, 4], 30).any()), time.monotonic() - begin))
+
+    with Fleet(arena, [_claim_and_sleep], tmp_path) as fleet:
+        fleet.await_start()
+        waiter = Thread(target=wait)
+        waiter.start()
+        time.sleep(0.2)
+        assert not answers
+        fleet.members[0].kill()
+        fleet.members[0].join()
+        waiter.join(10)
+    (there, took), *_ = answers
+    assert not there
+    assert took < 1.0
+    assert arena.stats()["reclaimed"] == 2
+    assert arena.claim([3, 4]).all()
+    arena.close()
+
+
+def test_the_claims_of_the_dead_can_be_claimed_at_once(tmp_path: Path) -> None:
+    arena = new_arena()
+    with Fleet(arena, [_claim_and_sleep], tmp_path) as fleet:
+        fleet.await_start()
+        assert arena.claim([3, 4, 5]).tolist() == [False, False, True]
+        assert not arena.put(3, b"not the caller's to put")
+    assert arena.claim([3, 4]).all()
+    assert arena.put_many([3, 4], [b"3", b"4"]).all()
+    arena.verify()
+    arena.close()
+
+
+def _lease_and_sleep(arena: Arena, row: Row) -> None:
+    assert arena.lease(np.arange(100), 0)
+    row.add(Field.BEATS)
+    while True:
+        time.sleep(60)
+
+
+def test_leases_end_with_their_process(tmp_path: Path) -> None:
+    arena = Arena(200, 10_000, 100)
+    sample = bytes(100)
+    assert arena.put_many(np.arange(100), [sample] * 100).all()
+    with Fleet(arena, [_lease_and_sleep], tmp_path) as fleet:
+        fleet.await_start()
+        assert not arena.put_many(np.arange(100, 200), [sample] * 100).any()
+    arena.reclaim()
+    assert arena.put_many(np.arange(100, 200), [sample] * 100).all()
+    arena.verify()
+    arena.close()
+
+
+def test_no_memory_is_left_when_the_last_holder_is_killed(tmp_path: Path) -> None:
+    arena = new_arena()
+    memory = inode(arena)
+    with Fleet(arena, [_claim_and_sleep], tmp_path) as fleet:
+        fleet.await_start()
+        arena.close()
+        assert holders_of(memory)
+    assert holders_of(memory) == []
