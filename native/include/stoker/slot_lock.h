@@ -21,7 +21,16 @@ class SlotLock {
   bool inherit(std::uint32_t slot);
 
  private:
+  // The word: {contended:1, times taken:20, owner slot + 1:11}. The count tells a dead owner's lock
+  // from one taken since by whoever lives in its slot now.
   static constexpr std::uint32_t kContended = 0x80000000;
+  static constexpr std::uint32_t kOwner = 0x7ff;
+  static_assert(kMaxSlots < kOwner);
+
+  static constexpr std::uint32_t taken_by(std::uint32_t seen, std::uint32_t slot) {
+    return ((seen + kOwner + 1) & ~(kContended | kOwner)) | (slot + 1);
+  }
+
   std::atomic<std::uint32_t>* word_;
   const Slots& slots_;
 };
