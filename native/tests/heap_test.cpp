@@ -1,0 +1,97 @@
+#include "stoker/heap.h"
+
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "check.h"
+
+using stoker::Header;
+using stoker::Heap;
+using stoker::kChunkNodes;
+using stoker::Node;
+using stoker::Rank;
+
+namespace {
+
+struct Heaps {
+  explicit Heaps(std::uint32_t ids, std::uint32_t num_chunks)
+      : chunks(Heap::chunk_words(num_chunks)),
+        nodes(std::size_t{num_chunks} * kChunkNodes),
+        ranks(new Rank[ids]()) {
+    header.num_chunks = header.free_chunks = num_chunks;
+    for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
+  }
+  Heap heap(std::uint32_t region) {
+    return {&header, region, chunks.data(), nodes.data(), ranks.get()};
+  }
+  Header header{};
+  std::vector<std::uint32_t> chunks;
+  std::vector<Node> nodes;
+  std::unique_ptr<Rank[]> ranks;
+};
+
+// Two heaps over one pool of nodes, against ordered sets of (key, id).
+void same_as_a_model() {
+  constexpr std::uint32_t kIds = 6000;
+  Heaps heaps(kIds, 8);
+  std::set<std::pair<double, std::uint32_t>> model[2];
+  std::map<std::uint32_t, std::pair<int, double>> where;
+  std::mt19937 random(3);
+  const auto key = [&] { return static_cast<double>(random() % 500); };
+  for (int step = 0; step < 60000; ++step) {
+    const std::uint32_t id = random() % kIds;
+    const auto known = where.find(id);
+    const int action = static_cast<int>(random() % 3);
+    if (known == where.end()) {
+      const int region = static_cast<int>(random() % 2);
+      const double value = key();
+      CHECK(heaps.heap(static_cast<std::uint32_t>(region)).push(id, value));
+      model[region].insert({value, id});
+      where[id] = {region, value};
+      continue;
+    }
+    auto& [region, value] = known->second;
+    Heap heap = heaps.heap(static_cast<std::uint32_t>(region));
+    const std::uint32_t pos = heaps.ranks[id].heap_pos;
+    CHECK(heap.at(pos).id == id && heap.at(pos).key == value);
+    CHECK(heaps.ranks[id].region == region + 1);
+    CHECK(heap.at(0).key == model[region].begin()->first);
+    CHECK(heap.at(0).id == model[region].begin()->second);
+    model[region].erase({value, id});
+    if (action == 0) {
+      value = key();
+      heap.update(pos, value);
+      model[region].insert({value, id});
+    } else if (action == 1) {
+      heap.remove(pos);
+      CHECK(heaps.ranks[id].region == 0);
+      where.erase(known);
+    } else {
+      model[region].insert({value, id});
+    }
+    CHECK(heap.size() == model[region].size());
+  }
+}
+
+void a_full_pool_refuses_and_chunks_come_back() {
+  Heaps heaps(3 * kChunkNodes, 2);
+  for (std::uint32_t id = 0; id < kChunkNodes; ++id) CHECK(heaps.heap(0).push(id, 0));
+  CHECK(heaps.heap(1).push(kChunkNodes, 0));
+  CHECK(!heaps.heap(0).push(kChunkNodes + 1, 0));
+  CHECK(heaps.heap(0).size() == kChunkNodes && heaps.ranks[kChunkNodes + 1].region == 0);
+  heaps.heap(1).remove(0);
+  CHECK(heaps.heap(0).push(kChunkNodes + 1, 0));
+  while (heaps.heap(0).size() > 0) heaps.heap(0).remove(0);
+  CHECK(heaps.header.free_chunks == 2);
+}
+
+}  // namespace
+
+int main() {
+  same_as_a_model();
+  a_full_pool_refuses_and_chunks_come_back();
+  return check::failures();
+}
