@@ -33,8 +33,8 @@ class Counters:
             raise ConfigError(
                 f"counters {list(fields)} x {rows} rows: give distinct names, rows >= 1"
             )
-        table = SharedArray.create((rows, len(fields)), np.float64, name="stoker-counters")
-        self._set_up(tuple(fields), table)
+        shared = SharedArray.create((rows, len(fields)), np.float64, name="stoker-counters")
+        self._set_up(tuple(fields), shared)
 
     def add(self, **amounts: float) -> None:
         """Add to the named fields. Raises KeyError for a name that is not a field."""
@@ -69,11 +69,11 @@ class Counters:
             self._warn(str(error))
             return self._row
         self._lock = weakref.finalize(self, os.close, fd)
-        table = self._table.array
-        for number, row in enumerate(table):
+        table: NDArray[np.float64] = self._table.array
+        for number in range(len(table)):
             if try_lock(fd, start=number, length=1):
-                self._row = row
-                return row
+                self._row = table[number]
+                return self._row
         self._warn(f"all {len(table)} rows are taken")
         return self._row
 

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -34,7 +35,7 @@ class Announcement:
     """What the holder of an arena says about it; all values can be written as JSON."""
 
     key: str
-    """Data set, cache stage and ABI, as given to ``open_arena``."""
+    """Data set and cache stage, as given to ``open_arena``."""
     token: str
     """Random; tells this arena from earlier and later ones of the same key."""
     description: str
@@ -120,13 +121,25 @@ def _receive_line(connection: socket.socket, received: list[Descriptor], deadlin
         # Wait outside the section: in it, every fork of this process would have to wait too.
         connection.recv(1, socket.MSG_PEEK)
         with unforked.no_fork:
-            flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            part, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS, flags)
+            part, fds = _receive(connection)
             received += [unforked.keep(Descriptor(fd)) for fd in fds]
         if not part:
             raise ConnectionError("the answer was cut short")
         line += part
     return line
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, array[int]]:
+    """Return some bytes and the descriptors sent along, which programs started do not inherit."""
+    fds = array("i")
+    # socket.recv_fds would ignore the flags.
+    flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    space = socket.CMSG_SPACE(_MAX_FDS * fds.itemsize)
+    part, ancillary, _, _ = connection.recvmsg(_MAX_BYTES, space, flags)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return part, fds
 
 
 def _parse(line: bytes) -> Announcement:

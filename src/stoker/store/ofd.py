@@ -26,14 +26,6 @@ def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) 
     return True
 
 
-def wait_lock(fd: int) -> None:
-    """Lock the whole file for this description alone, waiting as long as it takes.
-
-    The GIL is released. Raises :class:`OSError` for a bad descriptor.
-    """
-    _set(fd, fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0, 0)
-
-
 def unlock(fd: int) -> None:
     """Give back every lock that this description holds on the file."""
     _set(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)

@@ -37,7 +37,7 @@ class Place:
 
     @classmethod
     def of(cls, folder: Path, key: str) -> Place:
-        """Return the place of ``key``; any text may be a key."""
+        """Return the place of ``key``, any text."""
         return cls(folder, hashlib.sha256(key.encode()).hexdigest()[:24])
 
     @classmethod

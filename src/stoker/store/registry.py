@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
+from stoker import _core
 from stoker.errors import SegmentError
 from stoker.policy.base import Region
 from stoker.store import handshake, unforked
@@ -93,9 +94,10 @@ def open_arena(
 ) -> SharedArena:
     """Return the arena that this user's processes share under ``key``, made if need be.
 
-    ``key`` stands for the data set's content, the cache stage and the ABI; the other arguments
-    are for the case that the arena is new. One that exists is taken as it is, with a warning
-    if it has another size or other regions. When sharing fails (no safe runtime directory, a
+    ``key`` stands for the data set's content and the cache stage; together with ``num_ids`` and
+    the segment's ABI it makes the arena's identity. The other arguments are for the case that
+    it is new. One that exists is taken as it is, with a warning if it has another size or
+    other regions. When sharing fails (no safe runtime directory, a
     holder that does not answer) there is a warning and an arena of this process's own, as with
     ``share=False``.
 
@@ -156,12 +158,13 @@ def clean() -> int:
 
 
 def _open_shared(wanted: Announcement, num_ids: int, make: Callable[[], Arena]) -> SharedArena:
-    place = Place.of(prepare_runtime_dir(), wanted.key)
+    # Whoever could not use the arena, for its number of ids or its layout, does not meet it.
+    place = Place.of(prepare_runtime_dir(), f"{wanted.key} {num_ids} {_core.ABI}")
     deadline = time.monotonic() + _PATIENCE + wanted.capacity_bytes / _RESERVING
     pause = 0.002
     while True:
         try:
-            return _attach(place, wanted, num_ids)
+            return _attach(place, wanted)
         except (OSError, SegmentError) as error:
             why = error
         created = _create(place, wanted, make)
@@ -173,16 +176,13 @@ def _open_shared(wanted: Announcement, num_ids: int, make: Callable[[], Arena]) 
         pause = min(0.1, pause * 1.5)
 
 
-def _attach(place: Place, wanted: Announcement, num_ids: int) -> SharedArena:
+def _attach(place: Place, wanted: Announcement) -> SharedArena:
     """Take part in the arena that is served there; OSError or SegmentError if there is none."""
     said, fds, _ = handshake.inquire(place.socket)
     try:
         serve, holders = place.join(said.token)
         try:
             arena = Arena.attach(Handle(tuple(fd.fileno() for fd in fds), said.meta))
-            if arena.num_ids != num_ids:
-                arena.close()
-                raise ConnectionError(f"it has {arena.num_ids} ids, not {num_ids}")
             keeper = Keeper(place, serve, holders, None, arena, said)
         except BaseException:
             place.leave(serve, holders)

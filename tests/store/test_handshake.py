@@ -1,0 +1,168 @@
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from stoker.store import handshake, unforked
+from stoker.store.handshake import Announcement
+
+SAID = Announcement("key", "token", "/data", 1000, [{"name": "main"}], {"abi": 1}, {})
+
+
+def await_client(listener):
+    assert select.select([listener], [], [], 10)[0]
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A path, and a function that makes the next connection there get an answer."""
+    path = tmp_path / ("deep" * 30) / "a.sock"  # longer than a socket's address may be
+    path.parent.mkdir()
+    listener = handshake.listen(path)
+
+    def answer(answerer):
+        def run():
+            await_client(listener)
+            with contextlib.suppress(ConnectionError):
+                answerer(listener)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        threads.append(thread)
+        return path
+
+    threads = []
+    yield answer
+    for thread in threads:
+        thread.join()
+    unforked.drop(listener)
+
+
+def say(line, fds=()):
+    def answer(listener):
+        connection = listener.accept()[0]
+        with connection:
+            if line:
+                socket.send_fds(connection, [line], fds)
+
+    return answer
+
+
+def proper(**changes):
+    return json.dumps({"stoker": 1, **dataclasses.asdict(SAID), **changes}).encode() + b"\n"
+
+
+def open_fds():
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def test_descriptors_and_values_arrive(served, tmp_path):
+    (tmp_path / "file").write_text("hello")
+    with open(tmp_path / "file") as file:  # noqa: PTH123
+        said = dataclasses.replace(SAID, stats={"hits": np.int64(3), "odd": {1}})
+        path = served(lambda listener: handshake.answer(listener, said, [file.fileno()]))
+        got, fds, pid = handshake.inquire(path)
+    assert dataclasses.replace(got, stats={}) == SAID
+    assert got.stats == {"hits": 3, "odd": "{1}"}
+    assert pid == os.getpid()
+    assert [os.read(fd.fileno(), 9) for fd in fds] == [b"hello"]
+    assert not any(os.get_inheritable(fd.fileno()) for fd in fds)
+    for fd in fds:
+        unforked.drop(fd)
+
+
+def test_an_answer_may_come_in_pieces(served):
+    def answer(listener):
+        connection = listener.accept()[0]
+        with connection:
+            for at in range(0, len(proper()), 40):
+                connection.sendall(proper()[at : at + 40])
+                time.sleep(0.002)
+
+    assert handshake.inquire(served(answer))[0] == SAID
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"\xff\xfe garbage\n",
+        b"[1, 2]\n",
+        b"7\n",
+        b'{"stoker": 1}\n',
+        proper()[:-1],
+        proper(stoker=2),
+        proper(extra=1),
+        proper(token=5),
+        proper(meta=None),
+        b"x" * 200_000,
+    ],
+)
+def test_a_strange_answer_is_an_error_and_leaks_nothing(served, line):
+    before = open_fds()
+    with open("/dev/null") as file:  # noqa: PTH123
+        path = served(say(line, [file.fileno()]))
+        with pytest.raises(OSError):
+            handshake.inquire(path)
+    assert open_fds() == before
+
+
+def test_a_silent_server_is_given_up_in_time(served):
+    gave_up = threading.Event()
+
+    def answer(listener):
+        with listener.accept()[0]:
+            gave_up.wait(10)
+
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        handshake.inquire(served(answer), timeout=0.1)
+    assert time.monotonic() - begin < 5
+    gave_up.set()
+
+
+def test_nobody_there(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        handshake.inquire(tmp_path / "a.sock")
+    unforked.drop(handshake.listen(tmp_path / "a.sock"))
+    with pytest.raises(ConnectionRefusedError):
+        handshake.inquire(tmp_path / "a.sock")
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_strangers_are_turned_away(served, monkeypatch, side):
+    monkeypatch.setattr(handshake, "_peer", lambda connection: (1, os.geteuid() + 1))
+    if side == "server":
+        with pytest.raises(PermissionError, match="is served by user"):
+            handshake.inquire(served(say(proper())))
+    else:
+        path = served(lambda listener: handshake.answer(listener, SAID, []))
+        with socket.socket(socket.AF_UNIX) as client, handshake._Address(path) as address:
+            client.connect(address)
+            assert client.recv(10) == b"", "the answer would hand out the arena"
+
+
+def test_who_goes_away_at_once_is_no_trouble(served, tmp_path):
+    done = threading.Event()
+
+    def answer(listener):
+        for _ in range(20):
+            await_client(listener)
+            handshake.answer(listener, SAID, [])
+        done.set()
+
+    path = served(answer)
+    for _ in range(20):
+        client = socket.socket(socket.AF_UNIX)
+        with client, handshake._Address(path) as address:
+            client.connect(address)
+            client.send(os.urandom(100))
+    assert done.wait(10)
