@@ -52,7 +52,11 @@ def test_augmentation_does_not_depend_on_the_ranks(image_root: Path) -> None:
             images(image_root, with_noise), 6, cache=0, rank=rank, world_size=world_size
         )
         with loader:
-            return {i: float(b[0, 0, 0]) for x, _ in loader for i, b in zip(loader.last_ids, x)}
+            found: dict[int, float] = {}
+            for batch, _ in loader:
+                values = batch[:, 0, 0, 0].tolist()
+                found |= zip(loader.last_ids.tolist(), values, strict=True)
+            return found
 
     assert noise(0, 2) | noise(1, 2) == noise(0, 1)
 

@@ -76,7 +76,7 @@ def test_logits_and_labels_instead_of_losses(loader: Loader) -> None:
 def test_what_does_not_fit_is_refused_and_may_be_put_right(
     loader: Loader, arguments: dict[str, Any], message: str
 ) -> None:
-    batch, _ = next(iter(loader))
+    next(iter(loader))
     with pytest.raises(ConfigError, match=message):
         loader.observe(**arguments)
     loader.observe(torch.ones(8))
