@@ -55,7 +55,7 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
     help="Reads a second that the storage serves, over all workers.",
 )
 @click.option("--epochs", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=2, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
