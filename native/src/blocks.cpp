@@ -86,8 +86,8 @@ bool Blocks::allocate(std::uint32_t count, std::uint32_t max_extents,
   extents.clear();
   if (count == 0) return true;
   if (count > header_->free_blocks) return false;
-  const std::uint32_t limit = std::min(
-      header_->num_blocks, header_->cursor + std::min(kGlance, header_->num_blocks));
+  const std::uint32_t limit =
+      std::min(header_->num_blocks, header_->cursor + std::min(kGlance, header_->num_blocks));
   for (std::uint32_t from = header_->cursor; from < limit;) {
     const Extent run = next_run(from, limit, count);
     if (run.count == count) {
@@ -96,8 +96,9 @@ bool Blocks::allocate(std::uint32_t count, std::uint32_t max_extents,
     }
     from = std::max(run.first + run.count, from + 1);
   }
-  for (std::uint32_t least = count; extents.empty() && least > 0; least /= 4) {
+  for (std::uint32_t least = count; extents.empty(); least = std::max(least / 4, 1u)) {
     if (!collect(count, least, max_extents, extents)) extents.clear();
+    if (least == 1) break;
   }
   if (extents.empty()) return false;
   for (const Extent extent : extents) set(extent, true);
