@@ -54,7 +54,8 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   std::uint64_t blocks = 0;
   for (;; block *= 2) {
     // Payload, half a block lost per sample, and 5 % kept free so that runs are found.
-    blocks = geometry.capacity / block + samples * 5 / 8 + geometry.capacity / 20 / block + 64;
+    blocks = geometry.capacity / block + std::min<std::uint64_t>(samples * 5 / 8, kSpilled / 2) +
+             geometry.capacity / 20 / block + 64;
     if (blocks < kSpilled) break;
   }
   h.block_size = static_cast<std::uint32_t>(block);
@@ -108,7 +109,7 @@ Segment Segment::create(const Geometry& geometry) {
 }
 
 Segment Segment::attach(int descriptor) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(descriptor, &status) != 0 ||
       status.st_size < static_cast<off_t>(pages(sizeof(Header)))) {
     close(descriptor);
