@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::int64_t kInsist = 5'000'000'000;
 constexpr std::int64_t kStalled = 1'000'000'000;  // after a time-out, how long nobody waits
-constexpr std::int64_t kReclaimEvery = 1'000'000'000;
 
 Segment create(const Geometry& geometry) {
   if (geometry.num_ids == 0) throw ConfigError("num_ids must be at least 1");
@@ -50,13 +49,13 @@ Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held
   }
   arena.stalled_until_.store(0);  // the owner was not stopped, or goes on
   arena.evicted_ = nullptr;       // left over from a parent's thread, or from a throw
-  if (result == SlotLock::Result::kTakenFromDead) {
-    arena.repair();
-    arena.reclaim_dead();
+  if (result == SlotLock::Result::kTakenFromDead) arena.header_->unsound = 1;
+  try {
+    arena.put_in_order();
+  } catch (...) {  // no destructor follows
+    arena.lock_.release();
+    throw;
   }
-  if (arena.any_undone_.load()) arena.finish_undo();
-  const std::int64_t now = monotonic_ns();
-  if (now - arena.header_->reclaimed_at.load() > kReclaimEvery) arena.reclaim_dead();
 }
 
 Arena::Guard::~Guard() {

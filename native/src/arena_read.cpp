@@ -55,8 +55,7 @@ std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
       read_fence();
       if (entry.word.load(std::memory_order_relaxed) != word) {
         mine.torn.fetch_add(1, std::memory_order_relaxed);
-      } else if (!copied ||
-                 (blocks_store_->checksummed() && crc32c(0, out + at, length) != crc)) {
+      } else if (!copied || (blocks_store_->checksummed() && crc32c(0, out + at, length) != crc)) {
         mine.corrupt.fetch_add(1, std::memory_order_relaxed);
         discard({&ids[i], 1});
       } else {
@@ -120,7 +119,8 @@ bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Exten
   }
   *list = {parts[0], 1};
   extents.resize(count);
-  return blocks_store_->read(*list, extents.data(), count * sizeof(Extent));
+  return blocks_store_->read(*list, extents.data(), count * sizeof(Extent)) &&
+         crc32c(0, extents.data(), count * sizeof(Extent)) == parts[2];
 }
 
 // Readers only store keys that grow; eviction looks at them lazily.

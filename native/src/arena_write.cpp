@@ -88,8 +88,7 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
   for (std::size_t i = 0; i < ids.size(); ++i) {
     admitted[i] = reserved[i] != Reserved::kRefused;
     if (reserved[i] == Reserved::kTaken) {
-      admitted[i] = write(ids[i], samples[i]);
-      admitted[i] ? publish(ids[i]) : undo(ids[i]);
+      admitted[i] = write(ids[i], samples[i]) ? publish(ids[i]) : undo(ids[i]);
     } else if (reserved[i] == Reserved::kRefused) {
       give_back(ids[i]);
     }
@@ -118,8 +117,8 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   bool fitting = length <= header_->capacity && length <= asked.budget && length < UINT32_MAX;
   // An empty S3-FIFO fills both its queues: without that, main would wait an epoch for its share.
-  const bool filling = header_->evictions == 0 && asked.bytes >= asked.budget &&
-                       fits(asked, length, 0, 0);
+  const bool filling =
+      header_->evictions == 0 && asked.bytes >= asked.budget && fits(asked, length, 0, 0);
   const bool remembered = asked.ghost != kNone && tag == asked.ghost + 1;
   if (fitting && asked.pop == Pop::kPromote && (remembered || filling)) region = asked.promote_to;
   if (fitting) forget(id);
@@ -164,6 +163,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
 // Fills in the entry's extents.
 bool Arena::allocate(Entry& entry, std::uint32_t count) {
   if (!blocks_.allocate(count, most_extents(), extents_)) return false;
+  write_fence();  // readers of what was here must see that their version has gone
   std::uint32_t parts[4] = {0, 0, 0, 0};
   if (extents_.size() <= 2) {
     for (std::size_t i = 0; i < extents_.size(); ++i) {
@@ -181,6 +181,7 @@ bool Arena::allocate(Entry& entry, std::uint32_t count) {
     }
     parts[0] = list[0].first;
     parts[1] = static_cast<std::uint32_t>(extents_.size()) | kSpilled;
+    parts[2] = crc32c(0, extents_.data(), bytes);
   }
   for (int i = 0; i < 4; ++i) entry.extents[i].store(parts[i], std::memory_order_relaxed);
   return true;
@@ -209,28 +210,41 @@ bool Arena::write(std::uint32_t id, const Sample& sample) {
   record.length = static_cast<std::uint32_t>(sample.size);
   record.crc = crc32c(0, sample.data, sample.size);
   for (int i = 0; i < 4; ++i) record.extents[i] = entry.extents[i].load(std::memory_order_relaxed);
-  if (list.count != 0) record.list_crc = crc32c(0, extents.data(), extents.size() * sizeof(Extent));
   record.self_crc = BlockStore::self_crc(record);
   entry.crc.store(record.crc, std::memory_order_relaxed);
   return blocks_store_->put_record(record);
 }
 
-void Arena::publish(std::uint32_t id) { set_word(entries_[id], State::kReady, 0); }
+// False when the reservation was taken away (a repair found its blocks in use twice).
+bool Arena::publish(std::uint32_t id) {
+  Entry& entry = entries_[id];
+  const std::uint32_t me = slot();
+  std::uint64_t word = entry.word.load(std::memory_order_relaxed);
+  while (state_of(word) == State::kReserved && owner_of(word) == me) {
+    if (entry.word.compare_exchange_weak(word, next_word(word, State::kReady, 0),
+                                         std::memory_order_acq_rel)) {
+      if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
+      return true;
+    }
+  }
+  return false;
+}
 
-// Frees a reservation whose bytes could not be written.
-void Arena::undo(std::uint32_t id) {
+// Frees a reservation whose bytes could not be written, now or at the next lock; false.
+bool Arena::undo(std::uint32_t id) {
   {
     const Guard guard(*this);
     if (guard) {
       drop(id);
-      return;
+      return false;
     }
   }
   slot_table_[slot()].pending.fetch_add(1);
   const std::unique_lock waiting(undone_mutex_, std::try_to_lock);
-  if (!waiting) return;  // it ends with this process
+  if (!waiting) return false;  // it ends with this process
   undone_.push_back(id);
   any_undone_.store(true);
+  return false;
 }
 
 // Under the lock. After a fork the list may hold what is the parent's to undo, and the mutex may

@@ -1,8 +1,10 @@
 // Who leaves: admission rules, pop rules, ghosts. Only used under the lock.
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "stoker/arena.h"
+#include "stoker/crc32c.h"
 #include "stoker/keys.h"
 
 namespace stoker {
@@ -214,15 +216,24 @@ void Arena::evict(std::uint32_t region, std::uint32_t id) {
   if (from.ghost != kNone) remember(from.ghost, id);
 }
 
+// What cannot be copied, for want of memory or because the disk changed it, is not handed on.
 void Arena::keep_copy(std::uint32_t id, std::uint32_t length) {
+  const std::size_t count = evicted_->ids.size();
   const std::size_t before = evicted_->data.size();
-  evicted_->data.resize(before + length);
-  if (!copy_out(entries_[id], length, evicted_->data.data() + before)) {
-    evicted_->data.resize(before);
-    return;
+  bool kept = false;
+  try {
+    evicted_->data.resize(before + length);
+    evicted_->ids.push_back(id);
+    evicted_->offsets.push_back(static_cast<std::int64_t>(before + length));
+    unsigned char* copy = evicted_->data.data() + before;
+    kept = copy_out(entries_[id], length, copy) &&
+           (!blocks_store_->checksummed() || crc32c(0, copy, length) == entries_[id].crc.load());
+  } catch (const std::bad_alloc&) {
   }
-  evicted_->ids.push_back(id);
-  evicted_->offsets.push_back(static_cast<std::int64_t>(evicted_->data.size()));
+  if (kept) return;
+  evicted_->data.resize(before);
+  evicted_->ids.resize(count);
+  evicted_->offsets.resize(count + 1);
 }
 
 // A ghost's members are ids whose entries are empty; their lengths stay for its budget.
@@ -246,6 +257,8 @@ void Arena::free_blocks(const Entry& entry) {
   std::vector<Extent>& extents = extents_;
   if (load_extents(entry, extents, &list)) {
     for (const Extent extent : extents) blocks_.release(extent);
+  } else {
+    header_->unsound = 1;  // only a repair finds these blocks again
   }
   if (list.count != 0) blocks_.release(list);
 }

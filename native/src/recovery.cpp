@@ -9,25 +9,31 @@
 #include "stoker/futex.h"
 
 namespace stoker {
+namespace {
+
+constexpr std::int64_t kReclaimEvery = 1'000'000'000;
+
+}  // namespace
 
 // --- after a crash ---
 
 // Puts a slot in order whose last owner died; its new owner has not used it yet.
 void Arena::adopt(std::uint32_t slot) {
-  if (lock_.inherit(slot)) {
-    repair();
-  } else {
-    const auto result = lock_.acquire(slot, Guard::kWait);
-    if (result == SlotLock::Result::kTimedOut) {
-      throw SegmentError("no owner slot is free and the lock is held by a stopped process");
-    }
-    if (result == SlotLock::Result::kTakenFromDead) repair();
+  auto result = SlotLock::Result::kTakenFromDead;
+  if (!lock_.inherit(slot)) result = lock_.acquire(slot, Guard::kWait);
+  if (result == SlotLock::Result::kTimedOut) {
+    throw SegmentError("no owner slot is free and the lock is held by a stopped process");
   }
+  const struct Release {
+    SlotLock& lock;
+    ~Release() { lock.release(); }
+  } release{lock_};
+  if (result == SlotLock::Result::kTakenFromDead) header_->unsound = 1;
+  if (header_->unsound != 0) repair();
   std::vector<bool> dead(kMaxSlots, false);
   dead[slot] = true;
   reclaim_slots(dead);
   slot_table_[slot].in_use.store(1);
-  lock_.release();
 }
 
 // Empties all that is derived.
@@ -48,6 +54,17 @@ void Arena::repair() {
   reset_derived();
   for (std::uint32_t id = 0; id < header_->num_ids; ++id) readmit(id);
   rebuild_leases();
+  header_->unsound = 0;
+}
+
+// At the start of every hold of the lock.
+void Arena::put_in_order() {
+  if (header_->unsound != 0) {
+    repair();
+    reclaim_dead();
+  }
+  if (any_undone_.load()) finish_undo();
+  if (monotonic_ns() - header_->reclaimed_at.load() > kReclaimEvery) reclaim_dead();
 }
 
 void Arena::readmit(std::uint32_t id) {
@@ -216,7 +233,6 @@ bool Arena::recover(const Record& record) {
   std::vector<Extent> extents;
   if (!load_extents(entry, extents, &list)) return false;
   if (list.count != 0) {
-    if (crc32c(0, extents.data(), extents.size() * sizeof(Extent)) != record.list_crc) return false;
     extents.push_back(list);
   }
   if (!mark_all(extents)) return false;

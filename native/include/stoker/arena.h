@@ -154,10 +154,10 @@ class Arena {
   Reserved reserve(std::uint32_t id, std::uint64_t length, const double* key, std::uint32_t region);
   bool allocate(Entry& entry, std::uint32_t count);
   bool write(std::uint32_t id, const Sample& sample);
-  void publish(std::uint32_t id);
+  bool publish(std::uint32_t id);
   void put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
   Reserved place(std::uint32_t id, std::uint64_t length, const double* key, const Placing& placing);
-  void undo(std::uint32_t id);
+  bool undo(std::uint32_t id);
   void finish_undo();
   void set_word(Entry& entry, State state, std::uint32_t owner);
   bool give_back(std::uint32_t id);
@@ -183,6 +183,7 @@ class Arena {
   void drop(std::uint32_t id);
 
   // care (recovery.cpp)
+  void put_in_order();
   void adopt(std::uint32_t slot);
   void repair();
   void reset_derived();

@@ -18,11 +18,10 @@ struct Record {
   std::uint64_t generation;
   std::uint32_t id;
   std::uint32_t length;
-  std::uint32_t crc;       // of the payload
-  std::uint32_t list_crc;  // of the spilled extent list, else 0
+  std::uint32_t crc;  // of the payload
   std::uint32_t extents[4];
   std::uint32_t self_crc;  // of all the above
-  std::uint32_t unused[5];
+  std::uint32_t unused[6];
 };
 static_assert(sizeof(Record) == 64);
 

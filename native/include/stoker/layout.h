@@ -44,7 +44,8 @@ struct Extent {
 
 // The hot half of a sample: all that a reader needs, never across a cache line.
 // Up to two extents are inline. With kSpilled set in extents[1], extents[0] is a block that lists
-// `extents[1] & ~kSpilled` extents.
+// `extents[1] & ~kSpilled` extents, and extents[2] is the CRC of that list: a disk may have changed
+// it, and blocks are freed by what it says.
 struct alignas(32) Entry {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint32_t> length;
@@ -122,8 +123,8 @@ struct Header {
   std::uint32_t num_chunks;
   std::uint32_t num_leases;
   std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, leases_at, data_at;
-  std::uint64_t total_bytes;      // of the mapping
-  std::uint64_t file_data_at;     // segments on disk: where the blocks start in the file
+  std::uint64_t total_bytes;   // of the mapping
+  std::uint64_t file_data_at;  // segments on disk: where the blocks start in the file
   std::uint8_t on_disk;
   std::uint8_t exact;
 
@@ -132,6 +133,7 @@ struct Header {
   std::atomic<std::int64_t> reclaimed_at;  // CLOCK_MONOTONIC nanoseconds
 
   // Below: only under the lock.
+  std::uint32_t unsound;  // what is derived does not agree with the entries: repair before use
   std::uint32_t num_regions;
   std::uint32_t free_blocks;
   std::uint32_t cursor;  // next fit
