@@ -28,7 +28,7 @@ def test_first_accesses_are_fetched_in_one_read_and_later_ones_hit(store):
     first = store.serve(ids)
     check(first, ids)
     assert first.outcomes.tolist() == [FETCHED] * 4
-    assert store.source.reads == [[3, 7, 11, 900]]
+    assert store.source.reads == [[7, 3, 900, 11]]
     again = store.serve(np.array(ids[::-1], np.uint32))
     check(again, ids[::-1])
     assert again.outcomes.tolist() == [HIT] * 4
@@ -53,7 +53,7 @@ def test_a_repeated_id_is_read_once_and_its_repeats_hit(store):
     served = store.serve(ids)
     check(served, ids)
     assert served.outcomes.tolist() == [FETCHED, FETCHED, HIT, HIT, HIT]
-    assert store.source.reads == [[2, 8]]
+    assert store.source.reads == [[8, 2]]
     assert store.stats()["bytes_from_source"] == len(sample_of(2) + sample_of(8))
 
 

@@ -23,6 +23,7 @@ Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Bytes-like objects, or ``(data u8[total], offsets i64[n+1])``."""
 
 _MAX_IDS = 2**32 - 2
+_MAX_BYTES = 2**60
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class Arena:
     ) -> None:
         if not 1 <= num_ids <= _MAX_IDS:
             raise ConfigError(f"num_ids={num_ids} is refused: give 1 to {_MAX_IDS}")
-        if capacity_bytes < 0:
-            raise ConfigError(f"capacity_bytes={capacity_bytes} is refused: give at least 0")
-        if not mean_size > 0:
+        if not 0 <= capacity_bytes <= _MAX_BYTES:
+            raise ConfigError(f"capacity_bytes={capacity_bytes} is refused: give 0 to {_MAX_BYTES}")
+        if not 0 < mean_size <= _MAX_BYTES:
             raise ConfigError(f"mean_size={mean_size} is refused: give bytes above 0")
         mean = max(1, round(mean_size))
         needed = _core.segment_bytes(num_ids, capacity_bytes, mean, path is not None)
@@ -114,11 +115,21 @@ class Arena:
     def attach(cls, handle: Handle) -> Self:
         """Join the arena that ``handle`` came from; the handle's descriptors are copied.
 
-        Raises :class:`~stoker.errors.SegmentError` for a segment of another version.
+        Raises :class:`~stoker.errors.SegmentError` for a segment of another version, and for
+        descriptors that are none of an arena's.
         """
-        fds = [os.dup(fd) for fd in handle.fds]
-        for fd in fds:
-            os.set_inheritable(fd, False)
+        if len(handle.fds) not in (1, 2):
+            raise SegmentError(f"fds={handle.fds} are not a handle's: use an open arena's handle")
+        fds: list[int] = []
+        try:
+            fds += (os.dup(fd) for fd in handle.fds)
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise SegmentError(
+                f"fds={handle.fds} are not open here ({error.strerror}): keep the arena that the "
+                "handle came from open, and pass handles only while a process is spawned"
+            ) from error
         self = cls.__new__(cls)
         self._core = _core.Arena.attach(fds[0], fds[1] if len(fds) > 1 else -1)
         return self
@@ -246,9 +257,7 @@ class Arena:
 
     def set_keys(self, ids: ArrayLike, keys: ArrayLike) -> None:
         """Set the keys f64[n] of those ids that are in regions of order ``"key"``."""
-        values = _keys(keys)
-        assert values is not None
-        self._core.set_keys(self._ids(ids), values)
+        self._core.set_keys(self._ids(ids), _as_keys(keys))
 
     def keys(self, ids: ArrayLike) -> NDArray[np.float64]:
         """Return f64[n]: the key, clock or count that orders each sample; NaN if not cached."""
@@ -353,8 +362,10 @@ class Arena:
 
 
 def _keys(keys: ArrayLike | None) -> NDArray[np.float64] | None:
-    if keys is None:
-        return None
+    return None if keys is None else _as_keys(keys)
+
+
+def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
     array = np.ascontiguousarray(keys, np.float64)
     if array.ndim != 1 or np.isnan(array).any():
         raise ConfigError(f"keys of shape {array.shape} are refused: give f64[n] without NaN")

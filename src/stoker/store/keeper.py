@@ -118,6 +118,7 @@ class Keeper:
 
     def _stats(self) -> dict[str, Any]:
         try:
-            return dict(self._arena.stats())
+            with unforked.no_fork:  # a lock of the arena's, taken here, must not stay so in a child
+                return dict(self._arena.stats())
         except (StokerError, OSError):
             return {}  # closed meanwhile; the memory is still there to attach to

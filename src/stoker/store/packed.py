@@ -37,13 +37,11 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
         ends[mine] = offsets[index[mine] + 1]
     offsets = np.zeros(len(part) + 1, np.int64)
     np.cumsum(ends - starts, out=offsets[1:])
+    if not len(part):
+        return Packed(np.empty(0, np.uint8), offsets)
     apart = (part[1:] != part[:-1]) | (starts[1:] != ends[:-1])
-    firsts = [0, *(np.flatnonzero(apart) + 1).tolist()] if len(part) else []
-    lasts = [*(first - 1 for first in firsts[1:]), len(part) - 1]
-    if len(firsts) == 1:
-        return Packed(parts[part[0]].data[starts[0] : ends[-1]], offsets)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    for first, last in zip(firsts, lasts, strict=False):
-        chunk = parts[part[first]].data[starts[first] : ends[last]]
-        data[offsets[first] : offsets[last + 1]] = chunk
-    return Packed(data, offsets)
+    breaks = np.flatnonzero(apart)
+    firsts, lasts = np.append(0, breaks + 1), np.append(breaks, len(part) - 1)
+    runs = zip(part[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
+    chunks = [parts[number].data[start:end] for number, start, end in runs]
+    return Packed(chunks[0] if len(chunks) == 1 else np.concatenate(chunks), offsets)

@@ -160,17 +160,19 @@ def clean() -> int:
 def _open_shared(wanted: Announcement, num_ids: int, make: Callable[[], Arena]) -> SharedArena:
     # Whoever could not use the arena, for its number of ids or its layout, does not meet it.
     place = Place.of(prepare_runtime_dir(), f"{wanted.key} {num_ids} {_core.ABI}")
-    deadline = time.monotonic() + _PATIENCE + wanted.capacity_bytes / _RESERVING
-    pause = 0.002
+    begin, pause = time.monotonic(), 0.002
     while True:
         try:
             return _attach(place, wanted)
         except (OSError, SegmentError) as error:
             why = error
+            silent = isinstance(error, TimeoutError | BlockingIOError)
         created = _create(place, wanted, make)
         if created is not None:
             return created
-        if time.monotonic() > deadline:
+        # Nobody at the socket: a process may be reserving a large arena's memory right now.
+        patience = _PATIENCE + (0 if silent else wanted.capacity_bytes / _RESERVING)
+        if time.monotonic() - begin > patience:
             raise TimeoutError(f"{place.socket} does not answer: {why}")
         time.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(0.1, pause * 1.5)
@@ -199,9 +201,13 @@ def _create(place: Place, wanted: Announcement, make: Callable[[], Arena]) -> Sh
     serve = place.try_serve()
     if serve is None:
         return None
-    holders = place.try_alone(wanted.token)
+    holders = None
+    try:
+        holders = place.try_alone(wanted.token)
+    finally:
+        if holders is None:
+            unforked.drop(serve)
     if holders is None:
-        unforked.drop(serve)
         return None
     arena = listener = None
     try:

@@ -127,7 +127,7 @@ class Store:
         self, batch: Ids, cached: Packed, found: NDArray[np.bool_], position: int | None
     ) -> Served:
         missing = np.flatnonzero(~found)
-        ids, first, inverse = np.unique(batch[missing], return_index=True, return_inverse=True)
+        ids, first, inverse = _distinct(batch[missing])
         flight = Flight(self.source, self._tier, ids, position, self._wait_seconds)
         flight.run()
         part = np.zeros(len(batch), np.int64)
@@ -169,3 +169,16 @@ class Store:
             source_seconds=flight.source_seconds,
             wait_seconds=flight.wait_seconds,
         )
+
+
+def _distinct(ids: Ids) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
+    """Return distinct ids as they first appear, where that is, and for each id which it is.
+
+    In the order asked for, not sorted, so that what is read needs no rearranging.
+    """
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = first[order]
+    return ids[first], first, place[inverse]

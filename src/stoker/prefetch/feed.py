@@ -1,0 +1,120 @@
+"""What one rank is going to read, and how much of it may lie ready."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.uint32]
+
+
+class Segment(NamedTuple):
+    """One epoch of a rank's coming accesses."""
+
+    epoch: int
+    ids: Ids
+    """``u32[A]``, in the order of access."""
+    keys: NDArray[np.float64] | None
+    """``f64[A]``, under which each sample is kept after its access; None: the policy needs none."""
+    served: NDArray[np.uint8]
+    """``u8[A]``, shared with the rank's workers, who set 1 at what they have served."""
+
+
+class Group(NamedTuple):
+    """Accesses that are fetched together."""
+
+    ids: Ids
+    keys: NDArray[np.float64] | None
+    position: int
+    """Of the last one, counted since the feed began."""
+
+
+class Feed:
+    """The accesses of one rank still to come, and a window over them.
+
+    The window begins at the first access that is not served and holds ``window_bytes`` at most,
+    but always one sample. Workers serve in any order within it. Not thread-safe.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64], window_bytes: int) -> None:
+        self._sizes = sizes
+        self._window_bytes = window_bytes
+        self._segments: deque[Segment] = deque()
+        self._ends: deque[NDArray[np.int64]] = deque()
+        self._base = 0  # accesses in segments that are over
+        self._low = 0  # in the first segment: nothing before it is unserved
+        self._head = 0  # in all segments: nothing from it on was handed out
+
+    def add(self, segment: Segment) -> None:
+        """Append an epoch."""
+        self._segments.append(segment)
+        self._ends.append(np.cumsum(self._sizes[segment.ids], dtype=np.int64))
+
+    def reset(self) -> None:
+        """Forget all accesses, because the rank goes elsewhere."""
+        self._base += sum(len(segment.ids) for segment in self._segments)
+        self._segments.clear()
+        self._ends.clear()
+        self._low = self._head = 0
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs that are not over."""
+        return [segment.epoch for segment in self._segments]
+
+    def advance(self) -> int:
+        """Look at what was served, and return the position up to which everything is."""
+        while self._segments:
+            served = self._segments[0].served
+            rest = served[self._low :]
+            done = len(rest) if rest.all() else int(np.argmin(rest))
+            self._low += done
+            if self._low < len(served):
+                break
+            self._base += len(served)
+            self._head = max(0, self._head - len(served))
+            self._low = 0
+            self._segments.popleft()
+            self._ends.popleft()
+        self._head = max(self._head, self._low)
+        return self._base + self._low
+
+    def take(self, most: int) -> Group | None:
+        """Return the next accesses, at most ``most``, that the window has room for."""
+        offset = self._head
+        for segment, ends in zip(self._segments, self._ends, strict=True):
+            if offset < len(segment.ids):
+                return self._take_from(segment, ends, offset, most)
+            offset -= len(segment.ids)
+        return None
+
+    def _take_from(
+        self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int
+    ) -> Group | None:
+        room = self._window_bytes - self._bytes_before(self._head) + self._bytes_before(self._low)
+        before = int(ends[begin - 1]) if begin else 0
+        end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))
+        if end == begin:
+            if self._head > self._low:
+                return None
+            end = begin + 1
+        self._head += end - begin
+        wanted = begin + np.flatnonzero(segment.served[begin:end] == 0)
+        return Group(
+            segment.ids[wanted],
+            None if segment.keys is None else segment.keys[wanted],
+            self._base + self._head - 1,
+        )
+
+    def _bytes_before(self, offset: int) -> int:
+        """Bytes of the accesses before ``offset``, counted over all segments."""
+        total = 0
+        for ends in self._ends:
+            if offset <= len(ends):
+                return total + (int(ends[offset - 1]) if offset else 0)
+            total += int(ends[-1]) if len(ends) else 0
+            offset -= len(ends)
+        return total

@@ -1,0 +1,153 @@
+"""Brings what feeds ask for into the cache, several reads at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import SourceUnavailable, StokerError
+from stoker.prefetch.feed import Feed, Group
+from stoker.prefetch.pace import Pace
+from stoker.source.base import Source
+from stoker.store.arena import Arena
+
+log = logging.getLogger("stoker.prefetch")
+
+WINDOW = "window"
+"""Name of the arena's region for samples that wait for their access and are not to stay."""
+
+_GROUP_BYTES = 256 << 10
+_GROUP_SAMPLES = 32
+_BACK_OFF = 0.5  # seconds after a storage that gave up
+
+
+class Consumer(Protocol):
+    """One rank's share of the prefetch process."""
+
+    feed: Feed
+    arena: Arena
+    """A membership of its own, so that its leases end with it."""
+    fresh: NDArray[np.uint8]
+    """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
+
+
+class Fetcher:
+    """Walks feeds, and claims, reads and publishes what the cache lacks.
+
+    ``entrance`` is the region where new samples go; what it refuses goes to :data:`WINDOW`.
+    A sample that cannot be read is left to the worker that needs it, who says what is wrong.
+    :meth:`step` belongs to one thread; reads run in threads of its own.
+    """
+
+    def __init__(self, source: Source, entrance: str, pace: Pace | None = None) -> None:
+        self._source = source
+        self._entrance = entrance
+        self._pace = pace or Pace()
+        self._mutex = threading.Lock()
+        self._under_way = 0
+        self._pause_until = 0.0
+        self._pool = ThreadPoolExecutor(64, thread_name_prefix="stoker-fetch")
+        mean = max(1, int(source.sizes.mean()) if len(source) else 1)
+        self._most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
+
+    def step(self, consumers: Sequence[Consumer]) -> bool:
+        """Release what was served and start reads; True if any was started."""
+        for consumer in consumers:
+            consumer.arena.release(consumer.feed.advance() - 1)
+        started = False
+        progress = time.monotonic() >= self._pause_until
+        while progress:
+            progress = False
+            for consumer in consumers:
+                if self._under_way >= self._pace.limit:
+                    return started
+                progress = self._start(consumer) or progress
+                started = started or progress
+        return started
+
+    def close(self) -> None:
+        """Wait for the reads under way; start no more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _start(self, consumer: Consumer) -> bool:
+        group = consumer.feed.take(self._most)
+        if group is None:
+            return False
+        if group.ids.size:
+            # In order of the plan, which the release by position relies on.
+            consumer.arena.lease(group.ids, group.position)
+            missing, first = np.unique(group.ids, return_index=True)
+            absent = ~consumer.arena.contains(missing)
+            if absent.any():
+                keys = None if group.keys is None else group.keys[first[absent]]
+                with self._mutex:
+                    self._under_way += 1
+                self._pool.submit(
+                    self._fetch, consumer, Group(missing[absent], keys, group.position)
+                )
+        return True
+
+    def _fetch(self, consumer: Consumer, group: Group) -> None:
+        num_bytes = 0
+        try:
+            num_bytes = self._bring(consumer, group)
+        except SourceUnavailable as error:
+            log.info("the storage does not keep up: %s", error)
+            with self._mutex:
+                self._pace.throttled()
+                self._pause_until = time.monotonic() + _BACK_OFF
+        except (StokerError, OSError) as error:
+            log.info("not prefetched: %s", error)
+        finally:
+            with self._mutex:
+                saturated = self._under_way >= self._pace.limit
+                self._under_way -= 1
+                self._pace.done(num_bytes, time.monotonic(), saturated)
+
+    def _bring(self, consumer: Consumer, group: Group) -> int:
+        own = consumer.arena.claim(group.ids)
+        ids = group.ids[own]
+        if not ids.size:
+            return 0
+        left = ids
+        try:
+            data, offsets, errors = self._source.read_packed(ids)
+            good = np.ones(len(ids), bool)
+            good[list(errors)] = False
+            throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
+            if good.any():
+                left = self._publish(consumer, group, own, good, data, offsets)
+            if throttled:
+                raise throttled[0]
+            return len(data)
+        finally:
+            if left.size:
+                consumer.arena.abandon(left)
+
+    def _publish(
+        self,
+        consumer: Consumer,
+        group: Group,
+        own: NDArray[np.bool_],
+        good: NDArray[np.bool_],
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint32]:
+        """Put the good ones into the cache; return those that did not get there."""
+        ids = group.ids[own]
+        keys = None if group.keys is None else group.keys[own][good]
+        lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
+        packed = np.concatenate([[0], np.cumsum(lengths)])
+        consumer.fresh[ids[good]] = 1
+        admitted = consumer.arena.put_many(
+            ids[good], (data, packed), keys, self._entrance, overflow=WINDOW
+        )
+        consumer.fresh[ids[good][~admitted]] = 0
+        return np.concatenate([ids[~good], ids[good][~admitted]])

@@ -1,0 +1,159 @@
+"""The prefetch process: ``python -m stoker.prefetch.process JOB LISTENER LOCK``.
+
+The arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
+lock that says there is such a process. It ends when no rank is connected any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import StokerError
+from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
+from stoker.prefetch.feed import Feed, Segment
+from stoker.prefetch.fetcher import Fetcher
+from stoker.prefetch.job import Job
+from stoker.store.arena import Arena
+
+log = logging.getLogger("stoker.prefetch")
+
+_LINGER = 5.0  # seconds without a rank after which the process ends
+_BUSY, _IDLE = 0.001, 0.02  # seconds between two looks at what was served
+
+
+class Rank:
+    """One connected rank: its channel, its membership of the arena, its feed."""
+
+    def __init__(self, channel: Channel, job: Job) -> None:
+        self.channel = channel
+        self.arena = Arena.attach(job.handle)
+        self.feed = Feed(job.source.sizes, 0)
+        self.fresh = np.zeros(len(job.source), np.uint8)
+        self._sizes = job.source.sizes
+
+    def hear(self) -> bool:
+        """Take one message; False when the rank has gone or makes no sense."""
+        try:
+            received = self.channel.receive()
+        except OSError:
+            return False
+        if received is None:
+            return False
+        message, fds = received
+        try:
+            return self._obey(message, fds)
+        except (KeyError, ValueError, TypeError, OSError, IndexError):
+            log.info("a rank sent what is no order: %s", message)
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _obey(self, message: dict[str, object], fds: list[int]) -> bool:
+        order = message["order"]
+        if order == "join":
+            self.feed = Feed(self._sizes, int(str(message["window_bytes"])))
+            self.fresh = _mapped(fds[0], np.uint8)
+        elif order == "segment":
+            ids = _mapped(fds[0], np.uint32)[: int(str(message["length"]))]
+            keys = _mapped(fds[2], np.float64)[: len(ids)] if len(fds) > 2 else None
+            served = _mapped(fds[1], np.uint8)[: len(ids)]
+            if ids.size and int(ids.max()) >= len(self._sizes):
+                raise ValueError("ids are out of range")
+            self.feed.add(Segment(int(str(message["epoch"])), ids, keys, served))
+        elif order == "reset":
+            self.feed.reset()
+        else:
+            raise ValueError("unknown order")
+        return True
+
+    def close(self) -> None:
+        """Let go of the rank; its leases end."""
+        self.channel.close()
+        self.arena.close()
+
+
+def serve(job: Job, listener: socket.socket) -> None:
+    """Prefetch for the ranks that connect, until there have been none for a while."""
+    listener.setblocking(False)
+    fetcher = Fetcher(job.source, job.entrance)
+    ranks: dict[int, Rank] = {}
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    said = last = time.monotonic()
+    pause = _BUSY
+    while ranks or time.monotonic() - last < _LINGER:
+        for fd, _ in poll.poll(pause * 1000):
+            if fd == listener.fileno():
+                _admit(listener, job, ranks, poll)
+            elif not ranks[fd].hear():
+                poll.unregister(fd)
+                ranks.pop(fd).close()
+        now = time.monotonic()
+        last = now if ranks else last
+        if now - said >= ALIVE_EVERY:
+            said = now
+            _tell_alive(ranks)
+        try:
+            pause = _BUSY if fetcher.step(list(ranks.values())) else min(_IDLE, pause * 1.5)
+        except (StokerError, OSError) as error:
+            log.info("the cache is not to be had: %s", error)
+            pause = _IDLE
+    fetcher.close()
+
+
+def _admit(
+    listener: socket.socket, job: Job, ranks: dict[int, Rank], poll: select.poll
+) -> None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return
+    connection.setblocking(True)
+    channel = Channel(connection)
+    if channel.user() != os.geteuid():
+        channel.close()
+        return
+    ranks[channel.fileno()] = Rank(channel, job)
+    poll.register(channel.fileno(), select.POLLIN)
+
+
+def _tell_alive(ranks: dict[int, Rank]) -> None:
+    alive = {"pid": os.getpid(), "namespace": pid_namespace()}
+    for rank in ranks.values():
+        with contextlib.suppress(OSError):
+            rank.channel.send(alive)
+
+
+def _mapped(fd: int, dtype: type[np.generic]) -> NDArray[np.generic]:  # type: ignore[type-arg]
+    """Return the shared memory of ``fd`` as an array; it stays mapped as long as the array."""
+    size = os.fstat(fd).st_size
+    return np.frombuffer(mmap.mmap(fd, size), dtype, size // np.dtype(dtype).itemsize)
+
+
+def main() -> None:
+    """Run the process on the descriptors given as arguments."""
+    if os.fork():  # whoever started us need not wait for our end
+        os._exit(0)
+    job_fd, listener_fd, lock_fd = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
+    os.set_inheritable(lock_fd, False)
+    with os.fdopen(job_fd, "rb") as file:
+        job: Job = pickle.load(file)
+    serve(job, socket.socket(fileno=listener_fd))
+
+
+if __name__ == "__main__":
+    main()
