@@ -122,13 +122,27 @@ def test_a_batch_sampler_supplies_the_plan() -> None:
         assert len(loader) == 3
 
 
+def test_a_sampler_without_length_or_end() -> None:
+    def forever() -> Any:
+        while True:
+            yield from range(100)
+
+    class Endless:
+        def __iter__(self) -> Any:
+            return forever()
+
+    with loader_of(sampler=Endless()) as loader:
+        for number, (batch, _) in zip(range(10), loader, strict=False):
+            assert batch[0] == number * 16 % 100
+
+
 def test_a_sampler_of_lists_without_batching_gives_lists() -> None:
     with loader_of(batch_size=None, sampler=[[3, 4], [5, 6]]) as loader:
         assert [[int(i) for i, _ in batch] for batch in loader] == [[3, 4], [5, 6]]
 
 
 def test_a_sampler_that_asks_for_what_is_not_there() -> None:
-    with loader_of(sampler=[5, 100]) as loader, pytest.raises(IndexError, match="from 5 to 100"):
+    with loader_of(sampler=[5, 100]) as loader, pytest.raises(ConfigError, match="from 5 to 100"):
         drain_all(loader)
 
 

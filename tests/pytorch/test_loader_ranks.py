@@ -156,6 +156,14 @@ def test_ranks_share_the_cache_of_a_wrapped_set_without_a_name(tmp_path: Path) -
     assert sum(fetched) == 40
 
 
+def test_ranks_that_cannot_agree_on_a_private_cache_are_told() -> None:
+    with (
+        Loader(wrap(Squares(40)), batch_size=4, rank=0, world_size=2) as loader,
+        pytest.warns(RuntimeWarning, match="2 ranks each keep a cache"),
+    ):
+        iter(loader)
+
+
 def own_sampler(rank: int) -> list[list[int]]:
     dataset = SampleDataset(numbers(20), number_of)
     sampler = DistributedSampler(dataset, seed=3)

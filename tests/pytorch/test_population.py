@@ -5,6 +5,7 @@ import pytest
 from torch.utils.data import Subset
 
 from pytorch.parts import number_of, numbers
+from stoker.errors import ConfigError
 from stoker.pytorch import SampleDataset
 from stoker.pytorch.population import Population
 
@@ -28,7 +29,7 @@ def test_nested_subsets_and_repeats() -> None:
     assert population.ids(np.array([-1, 0])).tolist() == [7, 19]
     sizes = dataset.source.sizes
     assert population.sizes(sizes).tolist() == sizes[[5, 7, 19]].tolist()
-    with pytest.raises(IndexError, match="from 0 to 4"):
+    with pytest.raises(ConfigError, match="from 0 to 4"):
         population.ids(np.array([0, 4]))
 
 

@@ -19,19 +19,17 @@ class BatchServer(Dataset[Any]):
     """The data set of the inner torch loader, whose "indices" are Requests.
 
     Fetches, transforms and collates a batch in one call. Attributes that it does not have are
-    those of the user's own data set, so that ``get_worker_info().dataset`` goes on working in a
+    those of the base data set, so that ``get_worker_info().dataset`` is of use in a
     ``worker_init_fn``.
     """
 
     def __init__(
         self,
-        view: Any,
         cached: CachedDataset,
         collate: Callable[[Any], Any],
         on_error: OnError,
         seed: int,
     ) -> None:
-        self._view = view
         self._cached = cached
         self._replacer = Replacer(cached, on_error)
         self._collate = collate
@@ -70,10 +68,10 @@ class BatchServer(Dataset[Any]):
         return Envelope(batch, meta, failures)
 
     def __getattr__(self, name: str) -> Any:
-        view = self.__dict__.get("_view")
-        if view is None or name.startswith("__"):
+        cached = self.__dict__.get("_cached")
+        if cached is None or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(view, name)
+        return getattr(cached.dataset, name)
 
 
 def as_it_is(envelope: Envelope) -> Envelope:

@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 class LoaderIterator:
     """Yields the batches of one epoch, and measures how long the training loop waits for them."""
 
-    def __init__(self, loader: Loader, envelopes: Iterator[Envelope], length: int) -> None:
+    def __init__(self, loader: Loader, envelopes: Iterator[Envelope]) -> None:
         self._loader = loader
         self._envelopes: Iterator[Envelope] | None = envelopes
-        self._length = length
 
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._loader)
 
     def __next__(self) -> Any:
         if self._envelopes is None:
@@ -41,5 +40,10 @@ class LoaderIterator:
         return self._loader.receive(envelope)
 
     def stop(self) -> None:
-        """Let go of the workers; going on raises SegmentError."""
+        """Stop the workers and let go of them; going on raises SegmentError."""
+        # A traceback may hold torch's iterator, which stops its workers only when it is deleted,
+        # and takes 5 seconds for each when the garbage collector does that.
+        shutdown = getattr(self._envelopes, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
         self._envelopes = None

@@ -367,21 +367,19 @@ class Loader(DataLoader[Any]):
         # Tokens are never reused, also when an epoch is run again.
         inner.requests.begin(self._iterations << 32, epoch, self._draws(epoch))
         self._iterations += 1
-        iterator = LoaderIterator(self, iter(inner), len(self))
+        iterator = LoaderIterator(self, iter(inner))
         self._running = weakref.ref(iterator)
         return iterator
 
     def _make_inner(self, cached: CachedDataset) -> InnerLoader:
-        collate = self.collate_fn
-        server = BatchServer(self.dataset, cached, collate, self._on_error, self._seed)
+        server = BatchServer(cached, self.collate_fn, self._on_error, self._seed)
         return InnerLoader(self, server, RequestSampler())
 
     def _draws(self, epoch: int) -> Callable[[], Iterator[Draw]]:
         """Return what draws this rank's batches of ``epoch``."""
         if self._own_order:
-            ranks = self._ranks.now()
-            indices: Any = self._index_sampler
-            return partial(draws_of, indices, self._population, ranks)
+            indices: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+            return partial(draws_of, indices, self._population, self._ranks.now())
         plan = self._planner.plan(self._scores, epoch)
         return partial(self._planner.draws, plan, self.batch_size, self.drop_last)
 

@@ -22,7 +22,7 @@ class _Copy(NamedTuple):
     ids: NDArray[np.uint32]
     step: int
     losses: torch.Tensor
-    done: Any  # torch.Event
+    done: Any  # an event of that accelerator
 
 
 class Observer:
@@ -75,10 +75,12 @@ class Observer:
         self._device = values.device
         self.step += 1
         self._drain(wait=False)
-        if values.device.type == "cpu":
-            self._store(meta.ids, values, self.step - 1)
+        step = self.step - 1
+        copy = None if values.device.type == "cpu" else _start_copy(meta.ids, step, values)
+        if copy is None:
+            self._store(meta.ids, values.cpu(), step)
         else:
-            self._copies.append(_start_copy(meta.ids, self.step - 1, values))
+            self._copies.append(copy)
 
     def weights(self) -> torch.Tensor:
         """Return the loss weights of the batch that is spoken of; see ``Loader.weights``."""
@@ -169,10 +171,16 @@ def _per_sample(
     return values
 
 
-def _start_copy(ids: NDArray[np.uint32], step: int, losses: torch.Tensor) -> _Copy:
-    """Start copying losses to pinned memory; the stream goes on computing meanwhile."""
+def _start_copy(ids: NDArray[np.uint32], step: int, losses: torch.Tensor) -> _Copy | None:
+    """Start copying losses to pinned memory while their stream goes on computing.
+
+    None for a kind of device that has no events to tell when that is done.
+    """
+    kind: Any = getattr(torch, losses.device.type, None)
+    if not (hasattr(kind, "Event") and hasattr(kind, "current_stream")):
+        return None
     target = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
     target.copy_(losses, non_blocking=True)
-    done = torch.Event(losses.device)
-    done.record(torch.accelerator.current_stream())
+    done = kind.Event()
+    done.record(kind.current_stream(losses.device))
     return _Copy(ids, step, target, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 
@@ -34,6 +35,7 @@ def cached(
 
     For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
     those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
+    Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
     setup = CacheSetup(Population(dataset), cache, as_recipe(recipe).policy, cache_stage)
     return setup.open(current_ranks(), None)
@@ -91,9 +93,7 @@ class CacheSetup:
         return CachedDataset(self.population.base, store, self.stage, shared)
 
     def _open_arena(self, ranks: Ranks) -> SharedArena:
-        key = self.stage.key
-        if self.stage.is_private:
-            key = from_rank_zero(key, ranks)
+        key = self._agreed_key(ranks) if self.stage.is_private else self.stage.key
         if self.population.label:
             key += f"-subset-{self.population.label}"
         base = self.population.base
@@ -105,6 +105,18 @@ class CacheSetup:
             self.policy.regions(),
             description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
         )
+
+    def _agreed_key(self, ranks: Ranks) -> str:
+        """Return the private key that all ranks use."""
+        agreed = from_rank_zero(self.stage.key, ranks)
+        if agreed is None:
+            warnings.warn(
+                f"{ranks.world_size} ranks each keep a cache of their own, as they cannot agree "
+                "on one: initialize torch.distributed first, or give wrap() a name",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return agreed or self.stage.key
 
     def describe(self, cached: CachedDataset, recipe: Recipe) -> str:
         """Return a line on the cache that was opened and what to expect of it."""

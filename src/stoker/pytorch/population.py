@@ -14,7 +14,7 @@ from stoker.pytorch.dataset import SourceDataset
 
 
 class Population:
-    """The samples that indices of ``view``, what the user gave, stand for in ``base``.
+    """The samples that indices of ``view``, the user's data set, stand for in ``base``.
 
     ``base`` is the data set under any number of Subsets, so that scores and cache speak of the
     same ids whatever part is trained on. Immutable.
@@ -24,7 +24,6 @@ class Population:
     """
 
     def __init__(self, view: Any) -> None:
-        self.view = view
         self.base, self._ids = _unwrapped(view)
         if len(self) == 0:
             raise ConfigError(f"{type(view).__name__} has 0 samples: there is nothing to load")
@@ -35,12 +34,12 @@ class Population:
     def ids(self, indices: NDArray[np.int64] | NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return base ids ``u32[n]`` for indices of the view ``[n]``; negative ones count back.
 
-        Raises IndexError for those out of range.
+        Raises :class:`~stoker.errors.ConfigError` for those out of range.
         """
         if indices.size and not -len(self) <= indices.min() <= indices.max() < len(self):
-            raise IndexError(
-                f"the sampler gave indices from {indices.min()} to {indices.max()}, and there "
-                f"are {len(self)} samples"
+            raise ConfigError(
+                f"the sampler gave indices from {indices.min()} to {indices.max()}, which is out "
+                f"of range: there are {len(self)} samples, 0 to {len(self) - 1}"
             )
         if indices.dtype.kind == "i":
             indices = np.where(indices < 0, indices + len(self), indices)

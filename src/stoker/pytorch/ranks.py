@@ -70,15 +70,17 @@ def current_ranks() -> Ranks:
     return given or Ranks(0, 1)
 
 
-def from_rank_zero(text: str, ranks: Ranks) -> str:
+def from_rank_zero(text: str, ranks: Ranks) -> str | None:
     """Return the text that rank 0 gave; every rank of torch.distributed must call this.
 
-    A process keeps its own when there is no process group of that many ranks to ask.
+    None when there is no process group of that many ranks to ask.
     """
-    if ranks.world_size == 1 or not (distributed.is_available() and distributed.is_initialized()):
+    if ranks.world_size == 1:
         return text
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
     if distributed.get_world_size() != ranks.world_size:
-        return text
+        return None
     box = [text]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
