@@ -39,6 +39,7 @@ def test_pixels_are_views_and_wider_numbers_aligned() -> None:
     pixels = unpack_decoded(memoryview(raw))
     raw[-1] = 9
     assert pixels[-1, -1, -1] == 9 and pixels.flags.writeable
+    assert unpack_decoded(memoryview(bytes(raw))).flags.writeable
     packed = pack_decoded(np.arange(5.0))
     assert unpack_decoded(memoryview(b"x" + packed)[1:]).flags.aligned
 

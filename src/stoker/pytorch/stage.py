@@ -163,8 +163,8 @@ def pack_decoded(value: Any) -> bytes:
 def unpack_decoded(data: memoryview) -> Any:
     """Return what :func:`pack_decoded` was given.
 
-    An array of single bytes is a view of ``data``; others are copied, since they may lie
-    unaligned in it.
+    An array of single bytes is a view of ``data`` where that is writable; others are copied,
+    since they may lie unaligned in it. Either way the array may be written to.
     """
     if data[0] == _PICKLED:
         return loads(data[1:])
@@ -173,4 +173,6 @@ def unpack_decoded(data: memoryview) -> Any:
     dtype = np.dtype(str(data[_HEAD.size : shape_begins], "ascii"))
     shape = struct.unpack_from(f"<{ndim}q", data, shape_begins)
     pixels = np.frombuffer(data, np.uint8, offset=shape_begins + 8 * ndim)
-    return (pixels if dtype.itemsize == 1 else pixels.copy()).view(dtype).reshape(shape)
+    if dtype.itemsize > 1 or data.readonly:
+        pixels = pixels.copy()
+    return pixels.view(dtype).reshape(shape)
