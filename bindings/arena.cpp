@@ -56,7 +56,7 @@ stoker::Arena::Ids span(const IdArray& ids) { return {ids.data(), ids.size()}; }
 // Bytes-like objects held while the GIL is released.
 class Views {
  public:
-  explicit Views(nb::sequence samples) {
+  explicit Views(nb::sequence samples) : Views() {  // whole by now: a throw below releases
     const std::size_t count = nb::len(samples);
     views_.reserve(count);
     samples_.reserve(count);
@@ -75,6 +75,7 @@ class Views {
   const std::vector<stoker::Sample>& samples() const { return samples_; }
 
  private:
+  Views() = default;
   std::vector<Py_buffer> views_;
   std::vector<stoker::Sample> samples_;
 };
@@ -126,11 +127,13 @@ Array1<bool> put(const PyArena& self, const IdArray& ids,
                  const std::string& region, const std::string& overflow,
                  stoker::Evicted* evicted = nullptr) {
   const auto arena = self.open();
-  if (samples.size() != ids.size() || (keys && keys->size() != ids.size())) {
-    throw stoker::ConfigError(std::to_string(ids.size()) + " ids with " +
-                              std::to_string(samples.size()) +
-                              " samples: give one sample, and one key if any, for each id");
-  }
+  const auto check = [&](std::size_t count, const char* what) {
+    if (count == ids.size()) return;
+    throw stoker::ConfigError(std::to_string(count) + what + std::to_string(ids.size()) +
+                              " ids: give one for each");
+  };
+  check(samples.size(), " samples for ");
+  if (keys) check(keys->size(), " keys for ");
   stoker::Arena::Placing placing{arena->region(region)};
   if (!overflow.empty()) placing.overflow = arena->region(overflow);
   if (keys) placing.keys = keys->data();

@@ -200,7 +200,7 @@ def holders_of(number: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             lines = (process / "maps").read_text().splitlines()
-            found += [f"{process}: {line}" for line in lines if _is_memory(line, number)]
+            found += [f"{process}/maps: {line}" for line in lines if _is_memory(line, number)]
             for fd in (process / "fd").iterdir():
                 if "memfd:stoker" in str(fd.readlink()) and str(fd.stat().st_ino) == number:
                     found.append(str(fd))

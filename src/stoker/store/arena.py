@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from multiprocessing import context, reduction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeGuard, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker import _core
-from stoker.errors import CapacityError, ConfigError
+from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.policy.base import Admission, Order, Pop, Region
 from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes
@@ -24,6 +24,7 @@ Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _MAX_IDS = 2**32 - 2
 _MAX_BYTES = 2**60
+_LONGEST = 1e9  # seconds that fit into the clock's nanoseconds
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Arena:
             raise SegmentError(f"fds={handle.fds} are not a handle's: use an open arena's handle")
         fds: list[int] = []
         try:
-            fds += (os.dup(fd) for fd in handle.fds)
+            fds.extend(map(os.dup, handle.fds))
         except OSError as error:
             for fd in fds:
                 os.close(fd)
@@ -193,16 +194,8 @@ class Arena:
         had within 50 ms nothing is inserted, and ``bypassed`` counts it.
         """
         wanted, values = self._ids(ids), _keys(keys)
-        if isinstance(samples, tuple) and len(samples) == 2 and isinstance(samples[1], np.ndarray):
-            data, offsets = samples
-            return self._core.put_packed(
-                wanted,
-                np.ascontiguousarray(data, np.uint8),
-                np.ascontiguousarray(offsets, np.int64),
-                values,
-                region,
-                overflow,
-            )
+        if _are_packed(samples):
+            return self._core.put_packed(wanted, *_packed(*samples), values, region, overflow)
         return self._core.put(wanted, samples, values, region, overflow)
 
     def exchange_many(
@@ -220,12 +213,7 @@ class Arena:
         evicted samples, for a tier below.
         """
         return self._core.exchange(
-            self._ids(ids),
-            np.ascontiguousarray(data, np.uint8),
-            np.ascontiguousarray(offsets, np.int64),
-            _keys(keys),
-            region,
-            overflow,
+            self._ids(ids), *_packed(data, offsets), _keys(keys), region, overflow
         )
 
     def get_many(
@@ -281,7 +269,9 @@ class Arena:
 
         False: the claimant gave up, died or is too slow, so the caller reads the source itself.
         """
-        return self._core.wait(self._ids(ids), timeout)
+        if not timeout >= 0:
+            raise ConfigError(f"timeout={timeout} is refused: give 0 or more seconds")
+        return self._core.wait(self._ids(ids), min(timeout, _LONGEST))
 
     # Leases
 
@@ -363,6 +353,26 @@ class Arena:
 
 def _keys(keys: ArrayLike | None) -> NDArray[np.float64] | None:
     return None if keys is None else _as_keys(keys)
+
+
+def _are_packed(samples: Samples) -> TypeGuard[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    # Two samples that are arrays may come as a tuple too; offsets are never bytes.
+    pair = isinstance(samples, tuple) and len(samples) == 2 and isinstance(samples[1], np.ndarray)
+    return pair and samples[1].dtype != np.uint8
+
+
+def _packed(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    # Checked, since a conversion would change numbers without a word.
+    data, offsets = np.asarray(data), np.asarray(offsets)
+    wrong = data.dtype != np.uint8 or offsets.dtype.kind not in "iu"
+    if wrong or (data.ndim, offsets.ndim) != (1, 1):
+        raise ConfigError(
+            f"data of shape {data.shape}, {data.dtype} with offsets of shape {offsets.shape}, "
+            f"{offsets.dtype} are refused: give u8[total] and i64[n+1]"
+        )
+    return np.ascontiguousarray(data), np.ascontiguousarray(offsets, np.int64)
 
 
 def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
