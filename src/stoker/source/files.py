@@ -118,7 +118,7 @@ class FileSource(BaseSource):
         )
         if not status.any():
             return data, offsets, {}
-        return *_without(status != 0, data, offsets), self._errors(wanted, status)
+        return *without(status != 0, data, offsets), self._errors(wanted, status)
 
     def _errors(self, ids: npt.NDArray[np.uint32], status: npt.NDArray[np.int32]) -> Errors:
         """Return what went wrong, by position in ``ids``."""
@@ -141,8 +141,8 @@ def check_threads(threads: int) -> int:
     return threads
 
 
-def _without(failed: npt.NDArray[np.bool_], data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
-    """Return the packed batch with no bytes for the samples that failed."""
+def without(failed: npt.NDArray[np.bool_], data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
+    """Return the packed batch with no bytes for the samples that failed, bool[n]."""
     sizes = np.diff(offsets)
     kept = np.repeat(~failed, sizes)
     return data[kept], offsets_of(np.where(failed, 0, sizes))

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from stoker.errors import ConfigError
-from stoker.shared import SharedArray
+from stoker.source.class_folders import ClassFolders, check_extensions
 from stoker.source.files import FileSource, check_threads
+from stoker.source.folder_cache import FolderCache
 from stoker.source.folder_listing import IMAGE_EXTENSIONS, FolderListing, list_folder
-from stoker.source.listing_cache import ListingCache
 
 
-class ImageFolderSource(FileSource):
+class ImageFolderSource(ClassFolders, FileSource):
     """The files of class folders, with the ids and targets of torchvision's ``ImageFolder``.
 
     The listing is kept in ``$XDG_CACHE_HOME/stoker/listings`` (``~/.cache/...``) and used again
-    while no directory has changed; :class:`stoker.source.listing_cache.ListingCache` says what
+    while no directory has changed; :class:`stoker.source.folder_cache.FolderCache` says what
     that notices and what not. For everything else see :class:`FileSource`.
     """
 
@@ -44,12 +40,11 @@ class ImageFolderSource(FileSource):
         cannot be read; :class:`SampleNotFound` for a link that leads nowhere.
         """
         check_threads(threads)
-        if isinstance(extensions, str) or not extensions:
-            raise ConfigError(f'extensions={extensions!r}: give a tuple like (".jpg", ".png")')
+        check_extensions(extensions)
         folder = Path(root).absolute()
         top = os.path.join(os.fsencode(folder), b"")  # noqa: PTH118
-        cache = ListingCache(top, extensions, allow_empty) if cache_listing else None
-        listing = cache.load(top, threads) if cache else None
+        cache = FolderCache(top, extensions, allow_empty) if cache_listing else None
+        listing = cache.load(threads) if cache else None
         if listing is None:
             listing = list_folder(top, extensions, threads, allow_empty)
             if cache:
@@ -59,21 +54,4 @@ class ImageFolderSource(FileSource):
     def _hold_folder(self, listing: FolderListing, threads: int, drop_page_cache: bool) -> None:
         """Keep the listing in shared memory."""
         self._hold(listing.files, threads, drop_page_cache)
-        self._classes = listing.classes
-        targets = np.repeat(np.arange(len(listing.classes)), listing.class_sizes)
-        self._targets = SharedArray.copy_of(targets, "targets")
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, sorted; the place in it is the target."""
-        return self._classes
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The target of each class name."""
-        return {name: target for target, name in enumerate(self._classes)}
-
-    @property
-    def targets(self) -> npt.NDArray[np.int64]:
-        """The target of each sample, i64[N], read-only."""
-        return self._targets.read_only
+        self._hold_classes(listing.classes, listing.class_sizes)

@@ -1,0 +1,51 @@
+"""Turns what storage said into Stoker's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.errors import (
+    ConfigError,
+    SampleCorrupt,
+    SampleNotFound,
+    SourceError,
+    SourceUnavailable,
+)
+from stoker.source.base import about
+from stoker.source.remote.backend import Why
+from stoker.source.remote.engine import Failure
+
+
+def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceError:
+    """Return the error for samples ``ids`` in the object ``name``.
+
+    Raises :class:`ConfigError` where the credentials or the request itself are at fault: that is
+    not a matter of these samples.
+    """
+    raise_refused(name, failure)
+    tried = f"{failure.attempts} attempts in {failure.seconds:.1f} s"
+    kind: type[SourceError] = SourceUnavailable
+    if failure.why is Why.NOT_FOUND:
+        kind = SampleNotFound
+        text = f"{name} is not there: put it back, or make the data set anew to list it again"
+    elif failure.why is None:
+        kind = SampleCorrupt
+        text = f"{name}: {failure.message}: make the data set anew to list it again"
+    elif failure.why is Why.CUT:
+        kind = SampleCorrupt
+        text = f"{name} did not arrive whole ({tried}); the last time: {failure.message}"
+    else:
+        text = f"{name} could not be read ({tried}); the last time: {failure.message}"
+    return about(kind(text), ids)
+
+
+def raise_refused(name: str, failure: Failure) -> None:
+    """Raise ConfigError if the credentials or the request itself are at fault."""
+    if failure.why is Why.REFUSED:
+        raise ConfigError(
+            f"the storage refuses to give {name}, also after asking for credentials anew: "
+            f"{failure.message}; check the credentials (storage_options, environment), and "
+            "whether the object exists: some storages hide that from those who may not list"
+        )
+    if failure.why is Why.INVALID:
+        raise ConfigError(f"{name} cannot be asked for like this: {failure.message}")

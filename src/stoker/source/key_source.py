@@ -1,0 +1,124 @@
+"""A data set of objects: one key, one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError
+from stoker.shared import SharedArray
+from stoker.source.base import BaseSource, Errors, Packed, about, check_ids
+from stoker.source.failures import error_of
+from stoker.source.files import without
+from stoker.source.keys import Keys
+from stoker.source.packed import Offsets, offsets_of, unpack
+from stoker.source.remote.client import Client
+from stoker.source.remote.engine import Tally, Wanted
+
+
+class KeySource(BaseSource):
+    """What sources of objects have in common; they differ in how the keys are found.
+
+    What is known of the objects lies in shared memory: about 32 bytes and the name below the
+    prefix for each, once per node however many workers there are.
+
+    The client of the storage lives in a helper process, one for each process that reads, started
+    by exec at the first read: it survives forks of its user, and needs none of its user's time.
+    Thread-safe; works in children of every start method, also after the parent has read.
+
+    An object that was replaced since it was listed is reported as corrupt where the storage
+    tells versions apart, or else when its size changed.
+    """
+
+    def _hold(self, client: Client, root: str, prefix: str, keys: Keys) -> None:
+        """Keep ``keys``, the names below ``prefix``, in shared memory."""
+        self._client, self._root, self._prefix = client, root, prefix
+        self._names = SharedArray.copy_of(keys.names, "names")
+        self._offsets = SharedArray.copy_of(keys.offsets, "offsets")
+        self._sizes = SharedArray.copy_of(keys.sizes, "sizes")
+        self._tags = SharedArray.copy_of(keys.tags, "versions")
+        self._fingerprint = keys.fingerprint
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._sizes.array)
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each object when it was listed, i64[N], read-only."""
+        return self._sizes.read_only
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the names below the prefix, sizes and versions (ETag or time), in order."""
+        return self._fingerprint
+
+    @property
+    def tally(self) -> Tally:
+        """What this process has asked of the storage so far."""
+        return self._client.tally
+
+    def name(self, sample_id: int) -> str:
+        """Return the object's address."""
+        return self._root + self._key(sample_id)
+
+    def _key(self, sample_id: int) -> str:
+        begin, end = self._offsets.array[sample_id : sample_id + 2]
+        return self._prefix + self._names.array[begin:end].tobytes().decode()
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        """Return the objects' contents; see :meth:`Source.read`."""
+        data, offsets, errors = self.read_packed(ids)
+        if errors:
+            wanted = check_ids(ids, len(self))
+            raise about(errors[min(errors)], wanted[sorted(errors)].tolist())
+        return unpack(data, offsets)
+
+    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
+        """Return the contents, None for each that failed; see :meth:`Source.read_each`."""
+        data, offsets, errors = self.read_packed(ids)
+        samples: list[bytes | None] = [*unpack(data, offsets)]
+        for index in errors:
+            samples[index] = None
+        return samples, errors
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        """Return the contents in one array; see :meth:`Source.read_packed`.
+
+        Raises :class:`ConfigError` also when the credentials are refused, after asking for new
+        ones: that is not a matter of these samples.
+        """
+        if self._closed:
+            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+        wanted = check_ids(ids, len(self))
+        sizes = self._sizes.array[wanted]
+        data, failures = self._client.fetch(
+            Wanted(
+                keys=[self._key(sample) for sample in wanted.tolist()],
+                starts=np.full(len(wanted), -1, np.int64),
+                lengths=sizes,
+                sizes=sizes,
+                tags=self._tags.array[wanted],
+            )
+        )
+        offsets = offsets_of(sizes)
+        if not failures:
+            return data, offsets, {}
+        failed = np.zeros(len(wanted), np.bool_)
+        failed[list(failures)] = True
+        errors = {
+            index: error_of(self.name(sample), failures[index], [sample])
+            for index in sorted(failures)
+            for sample in [int(wanted[index])]
+        }
+        return *without(failed, data, offsets), errors
+
+    def close(self) -> None:
+        """End this process's helper and refuse further reads."""
+        self._closed = True
+        self._client.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))

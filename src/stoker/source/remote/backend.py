@@ -1,0 +1,154 @@
+"""What one kind of storage has to be able to do, and the ways in which it can fail."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+UNKNOWN_TAG = 0
+"""The tag of an object of which the storage does not say what version it is."""
+
+
+class Entry(NamedTuple):
+    """One object as the storage describes it."""
+
+    key: bytes
+    """Its name in the storage, in UTF-8."""
+    size: int
+    """Bytes."""
+    tag: int
+    """What tells this version from others, 64 bits; see :func:`tag_of`."""
+
+
+class Got(NamedTuple):
+    """What a read returned."""
+
+    data: memoryview
+    """The bytes, flat."""
+    size: int
+    """Bytes of the whole object as the storage states them now; -1 if it does not."""
+    tag: int
+    """The version that was read; ``UNKNOWN_TAG`` if the storage does not say."""
+
+
+class Why(Enum):
+    """Why a request failed, as far as it decides what to do next."""
+
+    NOT_FOUND = "not found"
+    """There is no such object. Asking again is of no use."""
+    REFUSED = "refused"
+    """The credentials were not accepted: ask for new ones, once."""
+    THROTTLED = "throttled"
+    """Too many requests: ask again, after a longer while."""
+    CUT = "cut"
+    """The body ended early: ask again."""
+    TRANSIENT = "transient"
+    """Anything else that may pass: ask again."""
+    INVALID = "invalid"
+    """The request itself is wrong (a bad option, a bad key). Asking again is of no use."""
+
+
+class Fault(Exception):
+    """A request that failed; backends raise nothing else. Pickles."""
+
+    def __init__(self, why: Why, message: str) -> None:
+        super().__init__(why, message)
+        self.why = why
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Backend(Protocol):
+    """One place in one kind of storage. All methods block, and may be called from many threads."""
+
+    def pages(self, prefix: str, after: str = "") -> Iterator[list[Entry]]:
+        """Yield pages of the objects whose keys begin with ``prefix`` and sort after ``after``.
+
+        In no particular order, though most storages keep that of the keys.
+        """
+        ...
+
+    def folders(self, prefix: str) -> tuple[list[str], list[Entry]]:
+        """Return what is directly below ``prefix``: folders (with their slash), and objects."""
+        ...
+
+    def head(self, key: str) -> Entry:
+        """Return what the storage says of one object."""
+        ...
+
+    def get(self, key: str, start: int, length: int) -> Got:
+        """Return ``length`` bytes from ``start``, fewer where the object ends; all if negative."""
+        ...
+
+    def renew(self) -> None:
+        """Forget the credentials, so that the next request asks its provider for new ones."""
+        ...
+
+
+class Place(Protocol):
+    """What a backend is made from: describes a place, holds nothing open, pickles."""
+
+    @property
+    def root(self) -> str:
+        """What the place is called; a rate limit is for all that have the same."""
+        ...
+
+    def open(self, concurrency: int) -> Backend:
+        """Return a backend that ``concurrency`` threads will use at once; raises Fault."""
+        ...
+
+
+@dataclass(frozen=True)
+class ObstorePlace:
+    """A bucket, container, host or directory that obstore reads."""
+
+    root: str
+    """Like ``s3://bucket``."""
+    options: bytes
+    """Pickled dictionary of options; they may hold classes that only the helper should load."""
+
+    def open(self, concurrency: int) -> Backend:
+        """Return an obstore client for it; raises Fault for options it refuses."""
+        from stoker.source.remote.obstore_backend import ObstoreBackend
+
+        return ObstoreBackend(self.root, self.options, concurrency)
+
+
+@dataclass(frozen=True)
+class FsspecPlace:
+    """A file system that fsspec knows."""
+
+    root: str
+    """Like ``ftp://``; keys are the paths that its file system gives them."""
+    options: bytes
+    """Pickled dictionary of options."""
+
+    def open(self, concurrency: int) -> Backend:
+        """Return the file system; raises Fault for options it refuses."""
+        from stoker.source.remote.fsspec_backend import FsspecBackend
+
+        return FsspecBackend(self.root, self.options)
+
+
+@dataclass(frozen=True)
+class LocalPlace:
+    """The files of this machine; keys are absolute paths."""
+
+    root: str = "file://"
+
+    def open(self, concurrency: int) -> Backend:
+        """Return the backend."""
+        from stoker.source.remote.local_backend import LocalBackend
+
+        return LocalBackend()
+
+
+def tag_of(*versions: object) -> int:
+    """Return 64 bits that tell versions apart: a hash of an ETag or of what else there is."""
+    text = "\0".join(map(str, versions)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") or 1

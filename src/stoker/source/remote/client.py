@@ -1,0 +1,171 @@
+"""A handle on a place in storage that any process can use, whatever it was started by."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from stoker.errors import ConfigError, SourceUnavailable
+from stoker.source.keys import Keys
+from stoker.source.pace import Pace
+from stoker.source.packed import Bytes
+from stoker.source.remote.backend import Entry, Fault, LocalPlace, Place
+from stoker.source.remote.engine import Engine, Failure, Tally, Wanted
+from stoker.source.remote.helper import Helper, HelperDied
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_STARTS = 3  # helpers that may die under one call before it is given up
+
+_clients_here = False
+
+
+def serve_clients_here() -> None:
+    """Let clients run in this process instead of a helper's.
+
+    For a process of Stoker's own that was started by exec, runs no code of the user's, never
+    forks, and ends by ``os._exit``: the prefetcher. It saves a process and a copy.
+    """
+    global _clients_here
+    _clients_here = True
+
+
+class _Link(Protocol):
+    """What a client works through: an engine here, or one in a helper."""
+
+    def call(self, method: str, *arguments: Any) -> Any: ...
+
+    def fetch(self, wanted: Wanted, num_bytes: int) -> tuple[Bytes, dict[int, Failure]]: ...
+
+    def close(self) -> None: ...
+
+
+class _Here:
+    """An engine in this process."""
+
+    def __init__(self, place: Place, pace: Pace) -> None:
+        self._engine = Engine(place, pace)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method == "tally":
+            return self._engine.tally
+        return getattr(self._engine, method)(*arguments)
+
+    def fetch(self, wanted: Wanted, num_bytes: int) -> tuple[Bytes, dict[int, Failure]]:
+        data = np.empty(num_bytes, np.uint8)
+        return data, self._engine.fetch(wanted, data.data)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Client:
+    """One place in storage, opened when it is first used in a process, and once in each.
+
+    Pickles, and may be inherited through a fork at any time: what is opened stays with the
+    process that opened it. Thread-safe. All methods raise :class:`ConfigError` when the place
+    cannot be opened, and :class:`SourceUnavailable` when the helper process keeps dying.
+    """
+
+    def __init__(self, place: Place, pace: Pace, in_process: bool = False) -> None:
+        """Name the place; nothing is opened yet. ``in_process`` is for what is safe to fork."""
+        self._place, self._pace = place, pace
+        self._in_process = in_process or isinstance(place, LocalPlace)
+        self._start()
+
+    def _start(self) -> None:
+        self._link: _Link | None = None
+        self._opening = threading.Lock()
+        _clients.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def fetch(self, wanted: Wanted) -> tuple[Bytes, dict[int, Failure]]:
+        """Return ``(data u8[sum of lengths], failures by index)``; see :meth:`Engine.fetch`."""
+        num_bytes = int(wanted.lengths.sum())
+        return self._through(lambda link: link.fetch(wanted, num_bytes))
+
+    def head(self, keys: list[str]) -> list[Entry | Failure]:
+        """Return what the storage says of each object."""
+        return cast(list[Entry | Failure], self._through(lambda link: link.call("head", keys)))
+
+    def list_all(self, prefix: str) -> Keys | Failure:
+        """Return all objects that begin with ``prefix``, sorted by key."""
+        return cast(Keys | Failure, self._through(lambda link: link.call("list_all", prefix)))
+
+    def list_folders(self, prefix: str) -> Keys | Failure:
+        """Return all objects in the folders directly below ``prefix``."""
+        return cast(Keys | Failure, self._through(lambda link: link.call("list_folders", prefix)))
+
+    def page(self, prefix: str, after: str) -> list[Entry] | Failure:
+        """Return the first page of objects that begin with ``prefix`` and sort after ``after``."""
+        return cast(
+            list[Entry] | Failure, self._through(lambda link: link.call("page", prefix, after))
+        )
+
+    @property
+    def tally(self) -> Tally:
+        """What this process has asked of the storage since it opened it."""
+        with self._opening:
+            link = self._link
+        return Tally() if link is None else cast(Tally, link.call("tally"))
+
+    def close(self) -> None:
+        """Close what this process has opened; another use would open it again."""
+        with self._opening:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _through(self, use: Callable[[_Link], _T]) -> _T:
+        """Return ``use(link)``; a helper that dies in it is replaced."""
+        for _ in range(_STARTS):
+            link: _Link | None = None
+            try:
+                link = self._open()
+                return use(link)
+            except Fault as fault:
+                raise ConfigError(f"{fault}: check the address and storage_options") from fault
+            except HelperDied as error:
+                _log.warning("%s; starting it again", error)
+                last = error
+                if link is not None:
+                    self._forget(link)
+        raise SourceUnavailable(f"{last}, {_STARTS} times: see the log for why") from last
+
+    def _open(self) -> _Link:
+        with self._opening:
+            if self._link is None:
+                here = self._in_process or _clients_here
+                self._link = (_Here if here else Helper)(self._place, self._pace)
+            return self._link
+
+    def _forget(self, link: _Link) -> None:
+        with self._opening:
+            if self._link is link:
+                self._link = None
+        link.close()
+
+
+_OF_A_PROCESS = ("_link", "_opening")
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for client in list(_clients):
+        client._link = None
+        client._opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

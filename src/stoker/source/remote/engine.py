@@ -1,0 +1,282 @@
+"""Gets many pieces of many objects at once: bounded concurrency, retries, hedging, rate limit."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.source.keys import Keys, concatenate, pack_entries
+from stoker.source.pace import Pace
+from stoker.source.packed import Offsets
+from stoker.source.rate_limit import RateLimit
+from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
+from stoker.source.remote.latencies import Latencies
+from stoker.source.remote.listing import list_prefix
+
+_T = TypeVar("_T")
+_NO_USE = (Why.NOT_FOUND, Why.INVALID)
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Pieces of objects, to be laid one after the other."""
+
+    keys: list[str]
+    """The object of each piece."""
+    starts: Offsets
+    """Where each begins, i64[n]; negative for the whole object."""
+    lengths: Offsets
+    """Bytes of each, i64[n]."""
+    sizes: Offsets
+    """Bytes of the whole object as it was listed, i64[n]."""
+    tags: npt.NDArray[np.uint64]
+    """The object's version as it was listed, u64[n]."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a piece could not be had in the end. Pickles."""
+
+    why: Why | None
+    """None when the object is not the one that was listed."""
+    message: str
+    attempts: int
+    seconds: float
+    """From the first attempt to giving up."""
+
+
+@dataclass
+class Tally:
+    """What was asked of the storage so far."""
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+    hedged: int = 0
+    received_bytes: int = 0
+
+
+class Engine:
+    """Uses one backend with many threads. Thread-safe; belongs to the process that made it."""
+
+    def __init__(self, place: Place, pace: Pace) -> None:
+        """Open ``place``; raises Fault when it refuses its options."""
+        self._backend: Backend = place.open(pace.concurrency)
+        self._pace = pace
+        limits = (pace.requests_per_second, pace.bytes_per_second)
+        self._limit = RateLimit(place.root, *limits) if any(limits) else None
+        self._lanes = ThreadPoolExecutor(pace.concurrency, "stoker-fetch")
+        self._spares = ThreadPoolExecutor(2 * pace.concurrency, "stoker-hedge")
+        self._latencies = Latencies(pace.hedge) if pace.hedge is not None else None
+        self._draw = random.Random()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._failing_since: float | None = None
+        self.tally = Tally()
+
+    def fetch(self, wanted: Wanted, into: memoryview) -> dict[int, Failure]:
+        """Put the pieces into ``into`` (u8[sum of lengths]); return why those that lack do."""
+        ends = np.cumsum(wanted.lengths).tolist()
+        lengths = wanted.lengths.tolist()
+        sizes = wanted.sizes.tolist()
+        tags = wanted.tags.tolist()
+        starts = wanted.starts.tolist()
+        failures: dict[int, Failure] = {}
+
+        def piece(index: int) -> None:
+            end, length = ends[index], lengths[index]
+            if length == 0:
+                return
+            key, start = wanted.keys[index], starts[index]
+            ask = -1 if start < 0 else length
+
+            def attempt() -> Got:
+                got = self._hedged(lambda: self._get(key, max(start, 0), ask, length))
+                _check(got, length, sizes[index], tags[index])
+                return got
+
+            try:
+                into[end - length : end] = self._until_had(attempt).data
+            except _GivenUp as error:
+                failures[index] = error.failure
+
+        self._spread(piece, len(lengths))
+        return failures
+
+    def head(self, keys: list[str]) -> list[Entry | Failure]:
+        """Return what the storage says of each object."""
+        answers: list[Entry | Failure | None] = [None] * len(keys)
+
+        def one(index: int) -> None:
+            answers[index] = self._answer(lambda: self._backend.head(keys[index]))
+
+        self._spread(one, len(keys))
+        return [answer for answer in answers if answer is not None]
+
+    def list_all(self, prefix: str) -> Keys | Failure:
+        """Return all objects that begin with ``prefix``, sorted by key."""
+        try:
+            return list_prefix(self._backend, prefix, self._until_had)
+        except _GivenUp as error:
+            return error.failure
+
+    def list_folders(self, prefix: str) -> Keys | Failure:
+        """Return all objects in the folders directly below ``prefix``, which are listed at once.
+
+        Folder by folder, sorted by key in each; what lies beside them is left out.
+        """
+        try:
+            below: tuple[list[str], list[Entry]] = self._until_had(
+                lambda: self._backend.folders(prefix)
+            )
+            folders = sorted(below[0])
+            parts: list[Keys] = [pack_entries([])] * len(folders)
+
+            def one(index: int) -> None:
+                parts[index] = list_prefix(self._backend, folders[index], self._until_had)
+
+            self._spread(one, len(folders))
+            return concatenate(parts)
+        except _GivenUp as error:
+            return error.failure
+
+    def page(self, prefix: str, after: str) -> list[Entry] | Failure:
+        """Return the first page of objects that begin with ``prefix`` and sort after ``after``."""
+        return self._answer(lambda: next(iter(self._backend.pages(prefix, after)), []))
+
+    def close(self) -> None:
+        """Stop: what is waiting to be asked again gives up."""
+        self._closing.set()
+        self._lanes.shutdown(wait=False, cancel_futures=True)
+        self._spares.shutdown(wait=False, cancel_futures=True)
+
+    def _spread(self, work: Callable[[int], None], length: int) -> None:
+        """Do ``work(i)`` for every ``i`` below ``length``, on as many lanes as there are."""
+        turn = count()
+
+        def lane() -> None:
+            while (index := next(turn)) < length:
+                work(index)
+
+        lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
+        for done in lanes:
+            done.result()
+
+    def _answer(self, ask: Callable[[], _T]) -> _T | Failure:
+        try:
+            return self._until_had(ask)
+        except _GivenUp as error:
+            return error.failure
+
+    def _until_had(self, attempt: Callable[[], _T]) -> _T:
+        """Return what ``attempt`` returns, once it does; raises _GivenUp."""
+        begin = time.monotonic()
+        renewed = False
+        for failures in count(1):
+            generation = self._generation
+            try:
+                answer = attempt()
+            except Fault as fault:
+                self._count(retries=1, throttled=int(fault.why is Why.THROTTLED))
+                if fault.why is Why.REFUSED and not renewed:
+                    renewed = True
+                    self._renew(generation)
+                    continue
+                if self._is_hopeless(fault, failures, begin):
+                    raise _GivenUp(fault, failures, time.monotonic() - begin) from fault
+                self._pause(fault, failures)
+            except _Changed as error:
+                raise _GivenUp(error, failures, time.monotonic() - begin) from error
+            else:
+                self._failing_since = None
+                return answer
+        raise AssertionError("count() does not end")
+
+    def _is_hopeless(self, fault: Fault, failures: int, begin: float) -> bool:
+        if fault.why in _NO_USE or fault.why is Why.REFUSED or self._closing.is_set():
+            return True
+        now = time.monotonic()
+        since = self._failing_since
+        if since is None:
+            self._failing_since = since = now
+        return self._pace.retry.is_over(failures, now - begin) or (
+            now - since >= self._pace.retry.deadline
+        )
+
+    def _pause(self, fault: Fault, failures: int) -> None:
+        with self._lock:
+            seconds = self._pace.retry.wait(failures, fault.why is Why.THROTTLED, self._draw)
+        self._closing.wait(seconds)
+
+    def _renew(self, generation: int) -> None:
+        """Have new credentials asked for, once for all who were refused with the old ones."""
+        with self._lock:
+            if generation == self._generation:
+                self._generation += 1
+                self._backend.renew()
+
+    def _get(self, key: str, start: int, ask: int, length: int) -> Got:
+        if self._limit is not None:
+            self._limit.wait(length, self._closing)
+        begin = time.monotonic()
+        self._count(requests=1)
+        got = self._backend.get(key, start, ask)
+        self._count(received_bytes=len(got.data))
+        if self._latencies is not None:
+            self._latencies.add(time.monotonic() - begin)
+        return got
+
+    def _hedged(self, request: Callable[[], Got]) -> Got:
+        """Return the answer to ``request``, or to a second one like it if the first is late."""
+        late = self._latencies.late if self._latencies is not None else None
+        if late is None:
+            return request()
+        first: Future[Got] = self._spares.submit(request)
+        if wait((first,), late).done:
+            return first.result()
+        self._count(hedged=1)
+        both = {first, self._spares.submit(request)}
+        while both:
+            done, both = wait(both, return_when=FIRST_COMPLETED)
+            winner = min(done, key=lambda future: future.exception() is not None)
+            if winner.exception() is None or not both:
+                break
+        return winner.result()
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, value in more.items():
+                setattr(self.tally, name, getattr(self.tally, name) + value)
+
+
+class _Changed(Exception):
+    """The object is not the one that was listed."""
+
+
+class _GivenUp(Exception):
+    """The attempts at one request are over."""
+
+    def __init__(self, error: Exception, attempts: int, seconds: float) -> None:
+        super().__init__(str(error))
+        why = error.why if isinstance(error, Fault) else None
+        self.failure = Failure(why, str(error), attempts, seconds)
+
+
+def _check(got: Got, length: int, size: int, tag: int) -> None:
+    """Raise unless the bytes are those that were listed."""
+    if got.size >= 0 and got.size != size:
+        raise _Changed(f"it has {got.size} bytes now, and had {size} when it was listed")
+    if tag != UNKNOWN_TAG and got.tag not in (tag, UNKNOWN_TAG):
+        raise _Changed("it was replaced by another version since it was listed")
+    if len(got.data) != length:
+        raise Fault(Why.CUT, f"the body ended after {len(got.data)} of {length} bytes")

@@ -1,0 +1,178 @@
+"""Reads S3, Google Cloud Storage, Azure, HTTP and local directories through obstore."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from stoker.source.remote.backend import UNKNOWN_TAG, Entry, Fault, Got, Why, tag_of
+
+_T = TypeVar("_T")
+_PAGE = 1000  # what S3 returns at most for one request
+_STATUS = re.compile(r"status code: (\d{3})")
+_EXPIRED = re.compile(
+    r"ExpiredToken|RequestExpired|TokenRefreshRequired|InvalidToken|"
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed"
+)
+_THROTTLED = re.compile(r"SlowDown|Throttl|RequestLimitExceeded|ServerBusy|TooManyRequests")
+_NO_CREDENTIALS = re.compile(r"[Cc]redential|MetadataToken|metadata token|169\.254\.169\.254")
+# A stall shows sooner than in obstore's own 30 seconds, and a large slow body may take longer.
+_TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "15s", "timeout": "300s"}
+_CLIENT_OPTIONS = {
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers",
+    "http1_only", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url",
+    "proxy_ca_certificate", "proxy_excludes", "randomize_addresses", "read_timeout",
+    "root_certificate", "timeout", "user_agent",
+}  # fmt: skip
+
+
+class ObstoreBackend:
+    """One obstore client; see :class:`stoker.source.remote.backend.Backend`."""
+
+    def __init__(self, root: str, options: bytes, concurrency: int) -> None:
+        """Make the client; ``concurrency`` connections are kept. Raises Fault for bad options."""
+        import obstore
+
+        self._obstore = obstore
+        self._root = root
+        self._options, self._concurrency = options, concurrency
+        self._store = self._make()
+
+    def _make(self) -> Any:
+        from obstore import store
+
+        scheme = self._root.partition("://")[0]
+        make = _stores(store)[scheme]
+        try:
+            # Unpickled anew each time: a provider of credentials starts without old ones.
+            return make(self._root, **_arguments(pickle.loads(self._options), self._concurrency))
+        except Exception as error:
+            raise Fault(Why.INVALID, f"obstore refused {self._root}: {_first(error)}") from error
+
+    def pages(self, prefix: str, after: str = "") -> Iterator[list[Entry]]:
+        """Yield pages of objects; see :meth:`Backend.pages`."""
+        # obstore takes whole path segments as a prefix; what is finer is sieved here.
+        folder, _, rest = prefix.rpartition("/")
+        pages = self._ask(
+            lambda: self._obstore.list(
+                self._store, folder or None, offset=after or None, chunk_size=_PAGE
+            )
+        )
+        begins = prefix.encode()
+        for page in self._each(pages):
+            entries = [_entry(meta) for meta in page]
+            yield [found for found in entries if found.key.startswith(begins)] if rest else entries
+
+    def _each(self, pages: Any) -> Iterator[Any]:
+        while True:
+            page = self._ask(lambda: next(pages, None))
+            if page is None:
+                return
+            yield page
+
+    def folders(self, prefix: str) -> tuple[list[str], list[Entry]]:
+        """Return what is directly below a folder; see :meth:`Backend.folders`."""
+        found = self._ask(
+            lambda: self._obstore.list_with_delimiter(self._store, prefix.rstrip("/") or None)
+        )
+        return [name + "/" for name in found["common_prefixes"]], [
+            _entry(meta) for meta in found["objects"]
+        ]
+
+    def head(self, key: str) -> Entry:
+        """Return what the storage says of one object."""
+        return _entry(self._ask(lambda: self._obstore.head(self._store, key)))
+
+    def get(self, key: str, start: int, length: int) -> Got:
+        """Return bytes of one object; see :meth:`Backend.get`."""
+        options: Any = None if length < 0 else {"range": (start, start + length)}
+
+        def request() -> Got:
+            result = self._obstore.get(self._store, key, options=options)
+            meta = _entry(result.meta)
+            return Got(memoryview(result.bytes()), meta.size, meta.tag)
+
+        return self._ask(request)
+
+    def renew(self) -> None:
+        """Make the client anew: its provider of credentials is asked again."""
+        self._store = self._make()
+
+    def _ask(self, request: Callable[[], _T]) -> _T:
+        try:
+            return request()
+        except Exception as error:
+            raise self._fault(error) from error
+
+    def _fault(self, error: Exception) -> Fault:
+        """Return what obstore's exception means."""
+        from obstore import exceptions
+
+        text = _first(error)
+        if isinstance(error, FileNotFoundError):
+            return Fault(Why.NOT_FOUND, text)
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return Fault(Why.REFUSED, text)
+        if isinstance(error, ValueError | exceptions.NotSupportedError):
+            return Fault(Why.INVALID, text)
+        return Fault(_why(text), text)
+
+
+def _why(text: str) -> Why:
+    """Return what a generic error is about; only its text tells."""
+    status = _STATUS.search(text)
+    code = int(status[1]) if status else 0
+    if _EXPIRED.search(text):
+        return Why.REFUSED
+    if code in (429, 503) or _THROTTLED.search(text):
+        return Why.THROTTLED
+    if code == 501 or (300 <= code < 500 and code != 408):
+        return Why.INVALID
+    if "body error" in text:
+        return Why.CUT
+    if not code and _NO_CREDENTIALS.search(text):
+        return Why.REFUSED
+    if "non-partial response" in text or "Content-Length Header missing" in text:
+        return Why.INVALID
+    return Why.TRANSIENT
+
+
+def _first(error: Exception) -> str:
+    """Return the message without obstore's dump of the structures behind it."""
+    return str(error).partition("\n\nDebug source:")[0]
+
+
+def _entry(meta: Any) -> Entry:
+    version = meta["e_tag"] or meta["version"]
+    if not version and meta["last_modified"].timestamp() > 0:
+        version = meta["last_modified"].isoformat()
+    tag = tag_of(version) if version else UNKNOWN_TAG
+    return Entry(meta["path"].encode(), meta["size"], tag)
+
+
+def _stores(store: Any) -> dict[str, Callable[..., Any]]:
+    azure = store.AzureStore.from_url
+    return {
+        "s3": store.S3Store.from_url,
+        "s3a": store.S3Store.from_url,
+        "gs": store.GCSStore.from_url,
+        **dict.fromkeys(("az", "azure", "adl", "abfs", "abfss"), azure),
+        "http": store.HTTPStore.from_url,
+        "https": store.HTTPStore.from_url,
+        "file": lambda root, **_: store.LocalStore("/"),
+    }
+
+
+def _arguments(options: dict[str, Any], concurrency: int) -> dict[str, Any]:
+    """Return the options as obstore wants them: those of its HTTP client apart."""
+    client = {
+        **_TIMEOUTS,
+        "pool_max_idle_per_host": str(concurrency),
+        **{name: value for name, value in options.items() if name in _CLIENT_OPTIONS},
+        **options.get("client_options", {}),
+    }
+    rest = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+    # Retries are the engine's, which knows the deadline and tells throttling apart.
+    return {"retry_config": {"max_retries": 0}, **rest, "client_options": client}
