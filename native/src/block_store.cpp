@@ -6,10 +6,12 @@
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "stoker/crc32c.h"
 #include "stoker/error.h"
 #include "stoker/racy_copy.h"
+#include "stoker/segment.h"
 
 namespace stoker {
 namespace {
@@ -67,7 +69,7 @@ bool pwrite_all(int descriptor, const void* from, std::uint64_t bytes, off_t at)
 }
 
 bool lock_file(int descriptor, short type) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = 0;
@@ -116,11 +118,12 @@ FileBlocks::FileBlocks(const Header* header, const std::string& path) : header_(
   if (descriptor_ < 0) throw SegmentError(describe_errno("open " + path, errno));
   try {
     if (!lock_file(descriptor_, F_WRLCK)) {
-      throw SegmentError(path + " is in use by another process: share its arena, or use another path");
+      throw SegmentError(path +
+                         " is in use by another process: share its arena, or use another path");
     }
-    struct stat status {};
+    struct stat status{};
     if (fstat(descriptor_, &status) != 0) throw SegmentError(describe_errno("stat " + path, errno));
-    if (status.st_size == 0) {
+    if (status.st_size == 0 || unfinished(status.st_size)) {
       create(path);
     } else {
       check(path);
@@ -144,17 +147,26 @@ FileBlocks::~FileBlocks() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 
+off_t FileBlocks::bytes() const {
+  return static_cast<off_t>(header_->file_data_at +
+                            std::uint64_t{header_->num_blocks} * header_->block_size);
+}
+
+// Whether the file's maker died before it wrote the first page.
+bool FileBlocks::unfinished(off_t size) const {
+  const std::vector<char> zeros(kPage, 0);
+  std::vector<char> first(kPage);
+  return size == bytes() && pread_all(descriptor_, first.data(), first.size(), 0) && first == zeros;
+}
+
 void FileBlocks::create(const std::string& path) {
-  const auto bytes = static_cast<off_t>(header_->file_data_at +
-                                        static_cast<std::uint64_t>(header_->num_blocks) *
-                                            header_->block_size);
   // The room is taken now; a file system that cannot do that tells at each write instead.
-  const bool reserved = fallocate(descriptor_, 0, 0, bytes) == 0;
-  if (!reserved && (errno != EOPNOTSUPP || ftruncate(descriptor_, bytes) != 0)) {
-    const int code = errno;
+  int code = reserve_pages(descriptor_, bytes());
+  if (code == EOPNOTSUPP) code = ftruncate(descriptor_, bytes()) == 0 ? 0 : errno;
+  if (code != 0) {
     if (ftruncate(descriptor_, 0) == 0) unlink(path.c_str());
     throw CapacityError(
-        describe_errno("reserve " + std::to_string(bytes) + " bytes of disk in " + path, code));
+        describe_errno("reserve " + std::to_string(bytes()) + " bytes of disk in " + path, code));
   }
   const FileHeader file = file_header(header_);
   if (!pwrite_all(descriptor_, &file, sizeof(file), 0)) {

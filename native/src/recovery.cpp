@@ -207,8 +207,9 @@ void Arena::recover_file() {
   constexpr std::uint32_t kAtOnce = 4096;
   std::vector<Record> page(kAtOnce);
   std::vector<Record> sound;
-  for (std::uint32_t first = 0; first < header_->num_ids; first += kAtOnce) {
-    const std::uint32_t count = std::min(kAtOnce, header_->num_ids - first);
+  std::uint32_t count = 0;
+  for (std::uint32_t first = 0; first < header_->num_ids; first += count) {
+    count = std::min(kAtOnce, header_->num_ids - first);
     if (!blocks_store_->get_records(first, {page.data(), count})) continue;
     for (std::uint32_t i = 0; i < count; ++i) {
       const Record& record = page[i];

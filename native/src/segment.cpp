@@ -37,6 +37,18 @@ unsigned char* map(int descriptor, std::uint64_t bytes) {
 
 }  // namespace
 
+int reserve_pages(int descriptor, off_t bytes) {
+  constexpr off_t kPiece = off_t{64} << 20;
+  for (off_t at = 0; at < bytes;) {
+    if (fallocate(descriptor, 0, at, std::min(kPiece, bytes - at)) == 0) {
+      at += kPiece;
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
 void Segment::plan(const Geometry& geometry, Header& h) {
   h.abi = kAbi;
   h.num_ids = geometry.num_ids;
@@ -93,8 +105,9 @@ Segment Segment::create(const Geometry& geometry) {
   if (descriptor < 0) throw CapacityError(describe_errno("memfd_create", errno));
   const auto bytes = static_cast<off_t>(header.total_bytes);
   // Reserved now, since a page that cannot be had later would be a SIGBUS in somebody's memcpy.
-  if (ftruncate(descriptor, bytes) != 0 || fallocate(descriptor, 0, 0, bytes) != 0) {
-    const int code = errno;
+  int code = ftruncate(descriptor, bytes) != 0 ? errno : 0;
+  if (code == 0) code = reserve_pages(descriptor, bytes);
+  if (code != 0) {
     close(descriptor);
     throw CapacityError(describe_errno(
         "reserve " + std::to_string(bytes) + " bytes of memory for a cache of " +

@@ -120,6 +120,7 @@ template <typename Body>
 pid_t spawn(Body body) {
   const pid_t child = fork();
   if (child != 0) return child;
+  check::failed = 0;
   alarm(60);
   try {
     body();

@@ -4,6 +4,8 @@
 // it, and it is never mapped: an I/O error or a full disk is an error code, not a SIGBUS.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -63,6 +65,8 @@ class FileBlocks : public BlockStore {
   void share();
 
  private:
+  off_t bytes() const;
+  bool unfinished(off_t size) const;
   void create(const std::string& path);
   void check(const std::string& path) const;
 

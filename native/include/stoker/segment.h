@@ -1,6 +1,8 @@
 // The memory that processes share: a sealed memfd, and for a segment on disk the file beside it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
@@ -16,6 +18,10 @@ struct Geometry {
   bool exact;
   std::uint64_t seed;
 };
+
+// Takes the room for so many bytes of a file, in pieces, since a signal makes a long request begin
+// again. Returns 0 or the errno.
+int reserve_pages(int descriptor, off_t bytes);
 
 class Segment {
  public:
