@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pytorch.parts import ids_in, images, number_of, numbers, with_noise
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError
-from stoker.pytorch import CachedDataset, SampleDataset, cached
+from stoker.pytorch import CachedDataset, SampleDataset, with_cache
 from stoker.source import MemorySource
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("stage", ["encoded", "decoded"])
 def test_in_the_loaders_of_others(image_root: Path, make: Any, workers: int, stage: str) -> None:
-    dataset = cached(images(image_root), "100%", cache_stage=stage)
+    dataset = with_cache(images(image_root), "100%", cache_stage=stage)
     loader = make(Subset(dataset, range(0, 60, 2)), batch_size=8, num_workers=workers)
     for _ in range(2):
         found = [i for batch, _ in loader for i in ids_in(batch)]
@@ -37,7 +37,7 @@ def test_in_the_loaders_of_others(image_root: Path, make: Any, workers: int, sta
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_in_workers_of_other_start_methods(image_root: Path, method: str) -> None:
-    dataset = cached(images(image_root), "100%")
+    dataset = with_cache(images(image_root), "100%")
     loader = DataLoader(
         dataset,
         batch_size=8,
@@ -53,7 +53,7 @@ def test_in_workers_of_other_start_methods(image_root: Path, method: str) -> Non
 
 
 def test_stateful_data_loader_resumes_over_the_cache(image_root: Path) -> None:
-    dataset = cached(images(image_root), "100%")
+    dataset = with_cache(images(image_root), "100%")
     loader = StatefulDataLoader(dataset, batch_size=8, num_workers=2)
     iterator = iter(loader)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_stateful_data_loader_resumes_over_the_cache(image_root: Path) -> None:
 
 
 def test_threads_share_it() -> None:
-    dataset = cached(SampleDataset(numbers(200), number_of), "30%", recipe="lru")
+    dataset = with_cache(SampleDataset(numbers(200), number_of), "30%", recipe="lru")
     orders = [np.random.default_rng(seed).permutation(200) for seed in range(8)]
 
     def read(order: Any) -> bool:
@@ -81,7 +81,7 @@ def test_threads_share_it() -> None:
 
 
 def test_one_sample(image_root: Path) -> None:
-    dataset = cached(images(image_root), "50%")
+    dataset = with_cache(images(image_root), "50%")
     assert len(dataset) == 60
     assert int(dataset[-1][0][0, 0, 0]) == 59
     with pytest.raises(IndexError, match="index 60"):
@@ -93,13 +93,13 @@ def test_one_sample(image_root: Path) -> None:
 
 def test_transforms_come_after_the_cache(image_root: Path) -> None:
     for stage in ("encoded", "decoded"):
-        dataset = cached(images(image_root, with_noise), "100%", cache_stage=stage)
+        dataset = with_cache(images(image_root, with_noise), "100%", cache_stage=stage)
         assert not torch.equal(dataset[5][0], dataset[5][0])
         dataset.close()
 
 
 def test_what_cannot_be_decoded_is_named() -> None:
-    dataset = cached(SampleDataset(MemorySource([b"00000000", b"?" * 8]), number_of), "100%")
+    dataset = with_cache(SampleDataset(MemorySource([b"00000000", b"?" * 8]), number_of), "100%")
     assert isinstance(dataset, CachedDataset)
     with pytest.raises(SampleCorrupt, match="sample 1"):
         dataset.__getitems__([0, 1])
@@ -108,13 +108,13 @@ def test_what_cannot_be_decoded_is_named() -> None:
 
 
 def test_two_caches_of_the_same_samples_are_one(image_root: Path) -> None:
-    first, second = (cached(images(image_root), "100%") for _ in "ab")
+    first, second = (with_cache(images(image_root), "100%") for _ in "ab")
     list(first.__getitems__(range(60)))
     list(second.__getitems__(range(60)))
     assert second.store.stats()["hits"] == 60
     with pytest.warns(RuntimeWarning, match="a running job's cache"):
-        third = cached(images(image_root), "50%")
-    decoded = cached(images(image_root), "100%", cache_stage="decoded")
+        third = with_cache(images(image_root), "50%")
+    decoded = with_cache(images(image_root), "100%", cache_stage="decoded")
     list(decoded.__getitems__(range(60)))
     assert decoded.store.stats()["hits"] == 0
     for one in (first, second, third, decoded):
@@ -123,4 +123,4 @@ def test_two_caches_of_the_same_samples_are_one(image_root: Path) -> None:
 
 def test_it_refuses_what_the_loader_refuses(image_root: Path) -> None:
     with pytest.raises(ConfigError, match="120%"):
-        cached(images(image_root), "120%")
+        with_cache(images(image_root), "120%")

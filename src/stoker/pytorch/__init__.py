@@ -14,9 +14,9 @@ from stoker.pytorch.decode import decode_image
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.losses import per_sample_loss
 from stoker.pytorch.meta import Failure, Meta
-from stoker.pytorch.open_cache import cached
+from stoker.pytorch.open_cache import with_cache
 from stoker.pytorch.stats import Stats
-from stoker.pytorch.wrap import WrappedDataset, wrap
+from stoker.pytorch.wrapped import WrappedDataset, wrap
 
 __all__ = [
     "CachedDataset",
@@ -28,8 +28,8 @@ __all__ = [
     "SourceDataset",
     "Stats",
     "WrappedDataset",
-    "cached",
     "decode_image",
     "per_sample_loss",
+    "with_cache",
     "wrap",
 ]

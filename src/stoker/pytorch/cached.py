@@ -30,7 +30,7 @@ class Fetched(NamedTuple):
 class CachedDataset(Dataset[Any]):
     """The samples of ``dataset``, served through ``store`` a batch at a time.
 
-    :func:`~stoker.pytorch.open_cache.cached` makes one. It works in any loader that takes a
+    :func:`~stoker.pytorch.with_cache` makes one. It works in any loader that takes a
     map-style data set: torch's DataLoader, torchdata's StatefulDataLoader, Subset. Indices are
     ids of ``dataset``. Worker processes of any start method share the store's cache; safe in
     any thread as far as the data set's transforms are.

@@ -24,7 +24,7 @@ from stoker.store.store import Store
 from stoker.types import format_bytes, parse_bytes
 
 
-def cached(
+def with_cache(
     dataset: SourceDataset,
     cache: int | float | str = "20%",
     *,

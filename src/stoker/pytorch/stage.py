@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.pytorch.compact import dumps, loads
 from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.wrap import WrappedDataset
+from stoker.pytorch.wrapped import WrappedDataset
 from stoker.source.base import BaseSource, Source
 from stoker.store.counters import Counters
 
