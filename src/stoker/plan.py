@@ -37,6 +37,8 @@ class Plan:
     """u32[A], the sample of each access. Read-only."""
     weights: NDArray[np.float32] | None = None
     """f32[A], the weight of each access in the loss; None when all are one. Read-only."""
+    following: Plan | None = field(default=None, repr=False)
+    """The plan that comes after this one, where it is known already."""
     _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,11 +58,11 @@ class Plan:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
 
-    def __getstate__(self) -> tuple[int, int, dict[str, SharedArray]]:
-        return self.epoch, self.start, self._memory
+    def __getstate__(self) -> tuple[int, int, Plan | None, dict[str, SharedArray]]:
+        return self.epoch, self.start, self.following, self._memory
 
-    def __setstate__(self, state: tuple[int, int, dict[str, SharedArray]]) -> None:
-        for name, value in zip(("epoch", "start", "_memory"), state, strict=True):
+    def __setstate__(self, state: tuple[int, int, Plan | None, dict[str, SharedArray]]) -> None:
+        for name, value in zip(("epoch", "start", "following", "_memory"), state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "weights", None)
         self._show()
@@ -70,14 +72,31 @@ class Plan:
 
     @property
     def next_use(self) -> NDArray[np.int64]:
-        """i64[A], the position within the plan of the next access to the same id; A for none.
+        """i64[A], the position of the next access to the same id; :attr:`horizon` for none.
 
-        Computed at the first use, in shared memory; ask before starting children so that they
-        share it. Read-only.
+        Positions go on into the plan that follows. Computed at the first use, in shared memory;
+        ask before starting children so that they share it. Read-only.
         """
         if "next_use" not in self._memory:
-            self._memory["next_use"] = _next_use(self.ids)
+            ids = self.ids
+            if self.following is not None:
+                ids = np.concatenate([ids, self.following.ids])
+            self._memory["next_use"] = _next_use(ids, len(self))
         return _read_only(self._memory["next_use"])
+
+    @property
+    def horizon(self) -> int:
+        """Accesses that are known: of this plan and of the one that follows."""
+        return len(self) + (0 if self.following is None else len(self.following))
+
+    def first_use(self, num_samples: int) -> NDArray[np.int64]:
+        """Return i64[num_samples], the position of each id's first access; horizon for none."""
+        first = np.full(num_samples, self.horizon, np.int64)
+        if self.following is not None:
+            first = len(self) + self.following.first_use(num_samples)
+        # The last assignment to an element wins, so the earliest access comes last.
+        first[self.ids[::-1]] = np.arange(len(self))[::-1]
+        return first
 
     @cached_property
     def identity(self) -> str:
@@ -142,15 +161,20 @@ def _check_weights(weights: NDArray[np.float32], length: int) -> None:
         )
 
 
-def _next_use(ids: NDArray[np.uint32]) -> SharedArray:
-    """Sort (id, position) pairs as single numbers: the neighbour with the same id is the next."""
+def _next_use(ids: NDArray[np.uint32], wanted: int) -> SharedArray:
+    """Return the next accesses of the first ``wanted`` ones.
+
+    Sorts (id, position) pairs as single numbers: the neighbour with the same id is the next.
+    """
     length = len(ids)
     pairs = ids.astype(np.uint64) << np.uint64(32)
     pairs |= np.arange(length, dtype=np.uint64)
     pairs.sort()
     same = np.flatnonzero(pairs[1:] >> np.uint64(32) == pairs[:-1] >> np.uint64(32))
     pairs &= np.uint64(0xFFFFFFFF)
-    memory = SharedArray.create(length, np.int64, name="plan.next_use")
+    here, there = pairs[same], pairs[same + 1]
+    within = here < wanted
+    memory = SharedArray.create(wanted, np.int64, name="plan.next_use")
     memory.array.fill(length)
-    memory.array[pairs[same]] = pairs[same + 1]
+    memory.array[here[within]] = there[within]
     return memory

@@ -57,7 +57,7 @@ class CountingSource(BaseSource):
 def lru_tier(num_ids=1000, capacity=10_000):
     arena = ReferenceArena(num_ids, capacity)
     arena.configure(LRU().regions())
-    return MemoryTier(arena, LRU())
+    return MemoryTier(arena)
 
 
 class BrokenTier(NullTier):

@@ -3,7 +3,6 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from stoker.policy.base import Region
 from stoker.policy.lru import LRU
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
@@ -15,7 +14,7 @@ from store.doubles import lru_tier
 def native_tier(num_ids, capacity_bytes):
     arena = Arena(num_ids, capacity_bytes, 200)
     arena.configure(LRU().regions())
-    return MemoryTier(arena, LRU())
+    return MemoryTier(arena)
 
 
 class TestOverTheReference(TierConformance):
@@ -28,29 +27,13 @@ class TestOverTheNativeArena(TierConformance):
         return native_tier(num_ids, capacity_bytes)
 
 
-class ByPosition:
-    """A researcher's own policy: the key is the position of the access."""
-
-    name = "by-position"
-    natural_keys = False
-
-    def regions(self):
-        return (Region("mine", 1.0),)
-
-    def keys(self, ids, scores, plan, position):
-        assert (scores, plan) == ("scores", "plan")
-        return np.arange(position, position + len(ids), dtype=np.float64)
-
-
-def test_a_policys_keys_are_set_at_each_access():
+def test_keys_are_set_at_each_access():
     arena = ReferenceArena(100, 10_000)
-    arena.configure(ByPosition().regions())
-    tier = MemoryTier(arena, ByPosition(), "scores")
-    tier.plan = "plan"
-    tier.put_many(as_ids([1, 2]), pack_ids([1, 2]), 50)
+    tier = MemoryTier(arena)
+    tier.put_many(as_ids([1, 2]), pack_ids([1, 2]), np.array([50.0, 51.0]))
     assert arena.keys([1, 2]).tolist() == [50, 51]
-    tier.get_many(as_ids([9, 2]), 70)
-    assert arena.keys([1, 2]).tolist() == [50, 70]
+    tier.get_many(as_ids([9, 2]), np.array([70.0, 71.0]))
+    assert arena.keys([1, 2]).tolist() == [50, 71]
 
 
 def put_one(tier):
@@ -76,5 +59,5 @@ def test_children_share_the_memory(method):
 def test_closing_releases_by_the_owners_way():
     released = []
     arena = ReferenceArena(100, 10_000)
-    MemoryTier(arena, LRU(), release=lambda: released.append(1)).close()
+    MemoryTier(arena, release=lambda: released.append(1)).close()
     assert released == [1]

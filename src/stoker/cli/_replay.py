@@ -46,7 +46,7 @@ def replay(
     arena = Arena(len(sizes), cache_bytes, mean_size=float(sizes.mean()), exact=True, seed=seed)
     arena.configure(recipe.policy.regions())
     accesses = hits = total_bytes = hit_bytes = 0
-    with Store(source, MemoryTier(arena, recipe.policy)) as store:
+    with Store(source, MemoryTier(arena, recipe.policy.regions()[0].name)) as store:
         for epoch in range(epochs):
             ids = sampler.plan(None, epoch).ids
             for start in range(0, len(ids), _BATCH):

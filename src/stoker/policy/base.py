@@ -122,12 +122,14 @@ class Policy(Protocol):
         ids: NDArray[np.uint32],
         scores: Scores | None,
         plan: Plan | None,
-        position: int | None,
+        position: NDArray[np.int64] | None,
     ) -> NDArray[np.float64] | None:
         """Return f64[n], one key per id of ``ids`` u32[n]; the smallest key leaves first.
 
-        ``position`` is the global position in the job of the access being served, where known.
-        None as result means that the arena's own order supplies the keys.
+        ``position`` i64[n]: places in ``plan`` of the accesses after which the keys hold; None:
+        they hold from the start of the plan on, before any access. Asked in the training process,
+        for coming accesses ahead of time. None as result means that the arena's own order
+        supplies the keys.
         """
         ...
 
@@ -142,6 +144,6 @@ class NaturalOrder:
         ids: NDArray[np.uint32],
         scores: Scores | None,
         plan: Plan | None,
-        position: int | None,
+        position: NDArray[np.int64] | None,
     ) -> None:
         """Return None: recency, frequency or insertion is noted by the arena."""

@@ -19,7 +19,7 @@ _MAX_FDS = 8
 
 def pid_namespace() -> int:
     """Return what tells this process's pid namespace from others."""
-    return os.stat("/proc/self/ns/pid").st_ino
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 class Channel:

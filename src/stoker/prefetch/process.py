@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,9 +115,7 @@ def serve(job: Job, listener: socket.socket) -> None:
     fetcher.close()
 
 
-def _admit(
-    listener: socket.socket, job: Job, ranks: dict[int, Rank], poll: select.poll
-) -> None:
+def _admit(listener: socket.socket, job: Job, ranks: dict[int, Rank], poll: select.poll) -> None:
     try:
         connection, _ = listener.accept()
     except OSError:
@@ -137,7 +136,7 @@ def _tell_alive(ranks: dict[int, Rank]) -> None:
             rank.channel.send(alive)
 
 
-def _mapped(fd: int, dtype: type[np.generic]) -> NDArray[np.generic]:  # type: ignore[type-arg]
+def _mapped(fd: int, dtype: type[np.generic]) -> NDArray[Any]:
     """Return the shared memory of ``fd`` as an array; it stays mapped as long as the array."""
     size = os.fstat(fd).st_size
     return np.frombuffer(mmap.mmap(fd, size), dtype, size // np.dtype(dtype).itemsize)

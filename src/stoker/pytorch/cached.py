@@ -14,6 +14,7 @@ from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.stage import Stage
 from stoker.store.registry import SharedArena
 from stoker.store.store import Store
+from stoker.store.tier import Keys
 
 
 class Fetched(NamedTuple):
@@ -48,13 +49,13 @@ class CachedDataset(Dataset[Any]):
         self.stage = stage
         self._shared = shared
 
-    def fetch(self, ids: NDArray[np.uint32], position: int | None = None) -> Fetched:
+    def fetch(self, ids: NDArray[np.uint32], keys: Keys = None) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
-        ``position`` is the place of ``ids[0]`` in the plan. What cannot be read or decoded is
-        reported in ``errors``.
+        ``keys`` are those of the cache policy after these accesses. What cannot be read or
+        decoded is reported in ``errors``.
         """
-        served = self.store.serve(ids, position)
+        served = self.store.serve(ids, keys)
         errors = dict(served.errors)
         decoded: list[Any] = [None] * len(served)
         decode = self.stage.decoded

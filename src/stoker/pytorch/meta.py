@@ -26,6 +26,8 @@ class Request:
     """``i64[n]``, places in the epoch's plan of the whole job; augmentation derives from them."""
     weights: NDArray[np.float32] | None
     """``f32[n]``, or None when all are one."""
+    keys: NDArray[np.float64] | None
+    """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
     spares: NDArray[np.uint32]
     """``u32[k]``, what this rank served before: replacements for samples that fail."""
     single: bool = False

@@ -44,7 +44,7 @@ class Replacer:
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
         """
-        fetched = self._cached.fetch(request.ids, int(request.positions[0]))
+        fetched = self._cached.fetch(request.ids, request.keys)
         if not fetched.errors:
             return request.ids, fetched, ()
         ids = request.ids.copy()

@@ -88,7 +88,7 @@ class CacheSetup:
                 self.population.base, Store(self.stage.source, NullTier()), self.stage
             )
         shared = self._open_arena(ranks)
-        tier = MemoryTier(shared.arena, self.policy, scores)
+        tier = MemoryTier(shared.arena, self.policy.regions()[0].name)
         store = Store(self.stage.source, tier)
         return CachedDataset(self.population.base, store, self.stage, shared)
 

@@ -25,6 +25,8 @@ class Draw(NamedTuple):
     """``i64[n]``, places in the epoch's plan of the whole job."""
     weights: NDArray[np.float32] | None = None
     """``f32[n]``, or None when all are one."""
+    keys: NDArray[np.float64] | None = None
+    """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
 

@@ -47,6 +47,7 @@ class RequestSampler:
                 ids=draw.ids,
                 positions=draw.positions,
                 weights=draw.weights,
+                keys=draw.keys,
                 spares=spares,
                 single=draw.single,
             )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import SourceError
 from stoker.store.packed import Packed, pick
-from stoker.store.tier import Ids, Tier
+from stoker.store.tier import Ids, Keys, Tier
 from stoker.types import Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Flight:
     """
 
     def __init__(
-        self, source: Source, tier: Tier, ids: Ids, position: int | None, wait_seconds: float
+        self, source: Source, tier: Tier, ids: Ids, keys: Keys, wait_seconds: float
     ) -> None:
         self.ids = ids
         self.parts: list[Packed] = []
@@ -47,7 +47,7 @@ class Flight:
         self.wait_seconds = 0.0
         self._source = source
         self._tier = tier
-        self._position = position
+        self._keys = keys
         self._wait_limit = wait_seconds
 
     def run(self) -> None:
@@ -74,7 +74,8 @@ class Flight:
                 if keep.any():
                     samples = read if keep.all() else pick(read, np.flatnonzero(keep))
                     kept = self.ids[reading[keep]]
-                    published = kept[self._tier.put_many(kept, samples, self._position)]
+                    keys = self._keys_of(reading[keep])
+                    published = kept[self._tier.put_many(kept, samples, keys)]
                     unpublished = np.setdiff1d(unpublished, published, assume_unique=True)
         finally:
             # Reached on KeyboardInterrupt too: a claim left behind stalls every other process.
@@ -111,10 +112,13 @@ class Flight:
             if time.perf_counter() - now < span:
                 break  # nobody is at work on those any more
         self.wait_seconds += time.perf_counter() - begin
-        brought, found = self._tier.get_many(self.ids[slots], self._position)
+        brought, found = self._tier.get_many(self.ids[slots], self._keys_of(slots))
         self._arrived(slots[found], brought, np.flatnonzero(found))
         self.outcomes[slots[found]] = Outcome.HIT
         return slots[~found]
+
+    def _keys_of(self, slots: Slots) -> Keys:
+        return None if self._keys is None else self._keys[slots]
 
     def _arrived(self, slots: Slots, packed: Packed, index: Slots) -> None:
         self.part[slots] = len(self.parts)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from stoker.errors import StokerError
 from stoker.store.null import NullTier
 from stoker.store.packed import Packed
-from stoker.store.tier import Ids, Mask, Tier
+from stoker.store.tier import Ids, Keys, Mask, Tier
 
 _T = TypeVar("_T")
 
@@ -29,17 +29,17 @@ class GuardedTier:
         self._on_error = on_error
         self._warned = False
 
-    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return what is cached, or nothing when the cache fails."""
         try:
-            return self.tier.get_many(ids, position)
+            return self.tier.get_many(ids, keys)
         except (StokerError, OSError) as error:
             return self._failed(error, self._null.get_many(ids))
 
-    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
         """Offer samples; none is kept when the cache fails."""
         try:
-            return self.tier.put_many(ids, samples, position)
+            return self.tier.put_many(ids, samples, keys)
         except (StokerError, OSError) as error:
             return self._failed(error, self._null.put_many(ids, samples))
 

@@ -1,4 +1,4 @@
-"""The tier in memory: an arena, and a policy that says who stays."""
+"""The tier in memory: an arena, and the region where new samples go."""
 
 from __future__ import annotations
 
@@ -6,56 +6,41 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.store.packed import Packed
-from stoker.store.tier import Ids, Mask
+from stoker.store.tier import Ids, Keys, Mask
 
 if TYPE_CHECKING:
-    from stoker.plan import Plan
-    from stoker.policy.base import Policy
-    from stoker.scores import Scores
     from stoker.store.arena import Arena
 
 
 class MemoryTier:
     """Keeps samples in an :class:`~stoker.store.arena.Arena` under the keys of a policy.
 
-    ``arena`` must have been given the regions of ``policy``; new samples enter the first one.
-    ``scores`` and :attr:`plan` are what the policy may look at. The tier owns the arena and
-    closes it, by ``release`` if given (:meth:`SharedArena.close`, for one that was opened
-    shared). Safe in any thread; pickled to another process it attaches to the same memory.
+    New samples go to the region ``entrance``. The tier owns the arena and closes it, by
+    ``release`` if given (:meth:`SharedArena.close`, for one that was opened shared). Safe in any
+    thread; pickled to another process it attaches to the same memory.
     """
 
     def __init__(
         self,
         arena: Arena,
-        policy: Policy,
-        scores: Scores | None = None,
+        entrance: str = "main",
         *,
         release: Callable[[], None] | None = None,
     ) -> None:
         self.arena = arena
-        self.policy = policy
-        self.scores = scores
-        self.plan: Plan | None = None
-        """The accesses to come, for policies that look ahead; set anew for each epoch."""
+        self.entrance = entrance
         self._release = release
-        self._entrance = policy.regions()[0].name
 
-    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
-        """Return the cached samples and which were found; re-keys those found if need be."""
+    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+        """Return the cached samples and which were found, and give those their new keys."""
         data, offsets, found = self.arena.get_many(ids)
-        if not self.policy.natural_keys and found.any():
-            cached = ids[found]
-            keys = self.policy.keys(cached, self.scores, self.plan, position or 0)
-            if keys is not None:
-                self.arena.set_keys(cached, keys)
+        if keys is not None and found.any():
+            self.arena.set_keys(ids[found], keys[found])
         return Packed(data, offsets), found
 
-    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
-        """Offer samples under the policy's keys, and return which are cached now."""
-        keys = None
-        if not self.policy.natural_keys:
-            keys = self.policy.keys(ids, self.scores, self.plan, position or 0)
-        return self.arena.put_many(ids, tuple(samples), keys, self._entrance)
+    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
+        """Offer samples, and return which are cached now."""
+        return self.arena.put_many(ids, tuple(samples), keys, self.entrance)
 
     def claim(self, ids: Ids) -> Mask:
         """Claim missing samples, and return which the caller got."""

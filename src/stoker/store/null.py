@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stoker.store.packed import Packed
-from stoker.store.tier import Ids, Mask
+from stoker.store.tier import Ids, Keys, Mask
 
 
 class NullTier:
@@ -17,12 +17,12 @@ class NullTier:
     Holds no state; safe in any thread and process.
     """
 
-    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Find nothing."""
         empty = Packed(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64))
         return empty, np.zeros(len(ids), np.bool_)
 
-    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
         """Keep nothing."""
         return np.zeros(len(ids), np.bool_)
 

@@ -16,7 +16,7 @@ from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
 from stoker.store.packed import Packed, gather
 from stoker.store.served import Served
-from stoker.store.tier import Ids, Tier
+from stoker.store.tier import Ids, Keys, Tier
 from stoker.types import Outcome
 
 FIELDS = (
@@ -58,11 +58,11 @@ class Store:
         self._closed = False
         self._guard()
 
-    def serve(self, ids: ArrayLike, position: int | None = None) -> Served:
+    def serve(self, ids: ArrayLike, keys: Keys = None) -> Served:
         """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are welcome.
 
-        ``position`` is the place of ``ids[0]`` in the plan, for policies that look ahead. A
-        sample that cannot be read is reported in ``errors`` of the result, not raised. The
+        ``keys`` (``f64[n]``) are those of the cache policy after these accesses, where it needs
+        any. A sample that cannot be read is reported in ``errors`` of the result, not raised. The
         first access to an id that is not cached is FETCHED; repeats of it in the same batch,
         and samples that another process was fetching, are HIT.
 
@@ -72,14 +72,14 @@ class Store:
         if self._closed:
             raise SegmentError("the store is closed: make a new one to read samples")
         batch = check_ids(ids, len(self.source))
-        cached, found = self._tier.get_many(batch, position)
+        cached, found = self._tier.get_many(batch, keys)
         if found.all():
             self.counters.add(
                 accesses=len(batch), hits=len(batch), bytes_from_cache=len(cached.data)
             )
             outcomes = np.zeros(len(batch), np.int8)
             return Served(batch, cached.data, cached.offsets, outcomes)
-        return self._serve_misses(batch, cached, found, position)
+        return self._serve_misses(batch, cached, found, keys)
 
     def stats(self) -> dict[str, Any]:
         """Return what all processes counted so far, and the tier's own counters.
@@ -124,11 +124,12 @@ class Store:
         self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
 
     def _serve_misses(
-        self, batch: Ids, cached: Packed, found: NDArray[np.bool_], position: int | None
+        self, batch: Ids, cached: Packed, found: NDArray[np.bool_], keys: Keys
     ) -> Served:
         missing = np.flatnonzero(~found)
         ids, first, inverse = _distinct(batch[missing])
-        flight = Flight(self.source, self._tier, ids, position, self._wait_seconds)
+        own_keys = None if keys is None else keys[missing[first]]
+        flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds)
         flight.run()
         part = np.zeros(len(batch), np.int64)
         index = np.arange(len(batch))

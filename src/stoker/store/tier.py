@@ -15,6 +15,9 @@ Ids = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 """One truth value per id, ``bool[n]``."""
 
+Keys = NDArray[np.float64] | None
+"""What a policy orders samples by, ``f64[n]``, the smallest leaves first; None: its own order."""
+
 
 class Tier(Protocol):
     """A place that keeps copies of samples, shared by any number of threads and processes.
@@ -25,14 +28,14 @@ class Tier(Protocol):
     a :class:`~stoker.errors.StokerError` or an :class:`OSError`, and costs only a cache miss.
     """
 
-    def get_many(self, ids: Ids, position: int | None = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return the cached samples and which were found; one not found has zero length.
 
-        ``position`` is the place in the plan of the first of these accesses, if known.
+        ``keys`` are those that samples have after this access.
         """
         ...
 
-    def put_many(self, ids: Ids, samples: Packed, position: int | None = None) -> Mask:
+    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
         """Offer samples, and return which are cached now. Ends the caller's claims on those."""
         ...
 

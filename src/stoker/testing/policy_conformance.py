@@ -67,7 +67,7 @@ class PolicyConformance:
     def test_keys_are_one_number_per_id(self, policy: Policy, scores: Scores, plan: Plan) -> None:
         """f64[n] without NaN, also for no ids; None exactly where keys are natural."""
         for ids in (plan.ids[:17], plan.ids[:0]):
-            keys = policy.keys(ids, scores, plan, plan.start)
+            keys = policy.keys(ids, scores, plan, np.arange(len(ids)))
             assert (keys is None) == policy.natural_keys
             if keys is not None:
                 assert keys.shape == ids.shape and keys.dtype == np.float64
@@ -75,11 +75,11 @@ class PolicyConformance:
 
     def test_keys_are_pure(self, policy: Policy, scores: Scores, plan: Plan) -> None:
         """The same question has the same answer, later and in a pickled copy."""
-        position = plan.start + 5
+        position = np.arange(5, 25)
         ids = plan.ids[5:25]
         before = scores.values.copy()
         first = policy.keys(ids, scores, plan, position)
-        policy.keys(plan.ids[:50], scores, plan, plan.start)
+        policy.keys(plan.ids[:50], scores, plan, None)
         copy = pickle.loads(pickle.dumps(policy))
         assert copy.regions() == policy.regions()
         for other in (policy, copy):
@@ -108,7 +108,7 @@ class PolicyConformance:
                 hits += 1
                 assert data.tobytes() == sample
             else:
-                keys = policy.keys(ids, scores, plan, plan.start + step % len(plan))
+                keys = policy.keys(ids, scores, plan, np.array([step % len(plan)]))
                 arena.put_many(ids, [sample], keys, region=entrance)
             assert arena.stats()["payload_bytes"] <= self.capacity
         arena.verify()

@@ -1,0 +1,79 @@
+"""Next use: the sample that is needed latest leaves first, since the plan is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.policy.base import Region
+from stoker.scores import Scores
+
+
+@dataclass(frozen=True, eq=False)
+class NextUse:
+    """Belady's rule with a cost: key = -(time to next use) x size / cost of fetching it again.
+
+    With ``request_bytes=0`` a sample costs its bytes, and this is Belady's MIN (IBM Systems
+    Journal 1966), which NoPFS (SC 2021) applies to training. ``request_bytes`` is what a request
+    costs on top, in bytes (latency x bandwidth, or bandwidth / IOPS): then small samples, of
+    which more fit, are worth more. A newcomer enters only if no victim is needed before it.
+
+    Times count from the start of the plan, so the keys of what is cached have to be asked anew
+    at each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
+    """
+
+    name: ClassVar[str] = "next_use"
+    natural_keys: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True
+
+    request_bytes: float = 0.0
+    """Cost of a request beside its bytes, in bytes, 0 or more."""
+    sizes: NDArray[np.int64] | None = field(default=None, repr=False)
+    """``i64[N]``, bytes of each sample; needed with ``request_bytes``, given by the loader."""
+
+    def __post_init__(self) -> None:
+        if not self.request_bytes >= 0:
+            raise ConfigError(f"request_bytes={self.request_bytes} is refused: give 0 or more")
+
+    def regions(self) -> tuple[Region, ...]:
+        """One region ordered by our keys, whose newcomers must beat their victims."""
+        return (Region("main", 1.0, order="key", admission="beats_victims"),)
+
+    def for_sizes(self, sizes: NDArray[np.int64]) -> NextUse:
+        """Return this policy for samples of these sizes."""
+        return replace(self, sizes=sizes)
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: minus the weighted time from the plan's start to the next use.
+
+        ``position`` i64[n] are the accesses after which it is sought; None: from the start on.
+        Without a plan all keys are 0.
+        """
+        if plan is None or not len(ids):
+            return np.zeros(len(ids))
+        if position is not None:
+            upcoming = plan.next_use[position]
+        else:
+            ends = [int(part.max()) + 1 for part in (ids, plan.ids) if len(part)]
+            if plan.following is not None and len(plan.following):
+                ends.append(int(plan.following.ids.max()) + 1)
+            upcoming = plan.first_use(max(ends))[ids]
+        return -upcoming.astype(np.float64) * self._weights(ids)
+
+    def _weights(self, ids: NDArray[np.uint32]) -> NDArray[np.float64] | float:
+        if self.request_bytes == 0 or self.sizes is None:
+            return 1.0
+        sizes = np.maximum(self.sizes[ids], 1)
+        weights: NDArray[np.float64] = sizes / (self.request_bytes + sizes)
+        return weights
