@@ -14,7 +14,7 @@ from stoker.policy.base import Region
 from stoker.scores import Scores
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class NextUse:
     """Belady's rule with a cost: key = -(time to next use) x size / cost of fetching it again.
 
@@ -23,8 +23,8 @@ class NextUse:
     costs on top, in bytes (latency x bandwidth, or bandwidth / IOPS): then small samples, of
     which more fit, are worth more. A newcomer enters only if no victim is needed before it.
 
-    Times count from the start of the plan, so the keys of what is cached have to be asked anew
-    at each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
+    With a cost, times count from the start of the plan, so the keys of what is cached have to be
+    asked anew at each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
     """
 
     name: ClassVar[str] = "next_use"
@@ -33,7 +33,7 @@ class NextUse:
 
     request_bytes: float = 0.0
     """Cost of a request beside its bytes, in bytes, 0 or more."""
-    sizes: NDArray[np.int64] | None = field(default=None, repr=False)
+    sizes: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     """``i64[N]``, bytes of each sample; needed with ``request_bytes``, given by the loader."""
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class NextUse:
         plan: Plan | None,
         position: NDArray[np.int64] | None,
     ) -> NDArray[np.float64]:
-        """Return f64[n]: minus the weighted time from the plan's start to the next use.
+        """Return f64[n]: minus the time of the next use, in accesses, weighted if there is a cost.
 
         ``position`` i64[n] are the accesses after which it is sought; None: from the start on.
         Without a plan all keys are 0.
@@ -69,11 +69,7 @@ class NextUse:
             if plan.following is not None and len(plan.following):
                 ends.append(int(plan.following.ids.max()) + 1)
             upcoming = plan.first_use(max(ends))[ids]
-        return -upcoming.astype(np.float64) * self._weights(ids)
-
-    def _weights(self, ids: NDArray[np.uint32]) -> NDArray[np.float64] | float:
         if self.request_bytes == 0 or self.sizes is None:
-            return 1.0
+            return -(plan.start + upcoming).astype(np.float64)
         sizes = np.maximum(self.sizes[ids], 1)
-        weights: NDArray[np.float64] = sizes / (self.request_bytes + sizes)
-        return weights
+        return -upcoming * sizes / (self.request_bytes + sizes)

@@ -14,6 +14,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.recipes.base import Recipe
+from stoker.recipes.belady import belady
 from stoker.recipes.fifo import fifo
 from stoker.recipes.lfu import lfu
 from stoker.recipes.lru import lru
@@ -24,6 +25,7 @@ from stoker.recipes.sieve import sieve
 
 __all__ = [
     "Recipe",
+    "belady",
     "fifo",
     "get",
     "lfu",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 _PAGES: dict[str, Callable[..., Recipe]] = {
-    page.__name__: page for page in (fifo, lfu, lru, minio, random, s3fifo, sieve)
+    page.__name__: page for page in (belady, fifo, lfu, lru, minio, random, s3fifo, sieve)
 }
 
 
