@@ -1,6 +1,7 @@
 """Next use against Belady's rule played out by hand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_as_many_hits_as_the_textbook(seed: int, capacity: int) -> None:
 def uniform_plans(num_samples: int, epochs: int) -> list[Plan]:
     sampler = UniformSampler(num_samples, seed=3)
     plans = [sampler.plan(None, epoch) for epoch in range(epochs + 1)]
-    return [replace(plan, following=after) for plan, after in zip(plans, plans[1:], strict=False)]
+    return [replace(plan, following=after) for plan, after in pairwise(plans)]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
