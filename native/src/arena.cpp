@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::int64_t kInsist = 5'000'000'000;
 constexpr std::int64_t kStalled = 1'000'000'000;  // after a time-out, how long nobody waits
+constexpr std::int64_t kGlance = 1'000'000;       // longer than this
 
 Segment create(const Geometry& geometry) {
   if (geometry.num_ids == 0) throw ConfigError("num_ids must be at least 1");
@@ -39,9 +40,10 @@ Segment attach(int memory, int file) {
 
 Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held_(false) {
   const std::uint32_t me = arena.slot();
-  // One stopped process must not cost everybody 50 ms at every step.
+  // One stopped process must not cost everybody 50 ms at every step; the short wait leaves the CPU
+  // to an owner that has only lost it to us.
   const bool stalled = timeout_ns == kWait && monotonic_ns() < arena.stalled_until_.load();
-  const auto result = arena.lock_.acquire(me, stalled ? 0 : timeout_ns);
+  const auto result = arena.lock_.acquire(me, stalled ? kGlance : timeout_ns);
   held_ = result != SlotLock::Result::kTimedOut;
   if (!held_) {
     if (!stalled) arena.stalled_until_.store(monotonic_ns() + kStalled);
