@@ -12,12 +12,13 @@ import numpy.typing as npt
 from stoker import _core
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, Errors, Packed, about, check_ids
+from stoker.source.base import Errors, Packed, about, check_ids
 from stoker.source.listing import AnyPath, Listing, failure, list_paths
-from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
+from stoker.source.packed import Offsets, offsets_of
+from stoker.source.packed_source import PackedSource, without
 
 
-class FileSource(BaseSource):
+class FileSource(PackedSource):
     """Files given by a list of paths, read by a native pool of threads without the GIL.
 
     What is known of the files lies in shared memory: about 24 bytes and the name below the common
@@ -81,22 +82,6 @@ class FileSource(BaseSource):
         begin, end = self._offsets.array[sample_id : sample_id + 2]
         return os.fsdecode(self._root + self._names.array[begin:end].tobytes())
 
-    def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        """Return the files' contents; see :meth:`Source.read`."""
-        data, offsets, errors = self.read_packed(ids)
-        if errors:
-            wanted = check_ids(ids, len(self))
-            raise about(errors[min(errors)], wanted[sorted(errors)].tolist())
-        return unpack(data, offsets)
-
-    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
-        """Return the contents, None for each that failed; see :meth:`Source.read_each`."""
-        data, offsets, errors = self.read_packed(ids)
-        samples: list[bytes | None] = [*unpack(data, offsets)]
-        for index in errors:
-            samples[index] = None
-        return samples, errors
-
     def read_packed(self, ids: npt.ArrayLike) -> Packed:
         """Return the contents in one array; see :meth:`Source.read_packed`."""
         reader = self._reader
@@ -116,9 +101,7 @@ class FileSource(BaseSource):
             status,
             self._drop_page_cache,
         )
-        if not status.any():
-            return data, offsets, {}
-        return *without(status != 0, data, offsets), self._errors(wanted, status)
+        return without(self._errors(wanted, status), data, offsets)
 
     def _errors(self, ids: npt.NDArray[np.uint32], status: npt.NDArray[np.int32]) -> Errors:
         """Return what went wrong, by position in ``ids``."""
@@ -139,10 +122,3 @@ def check_threads(threads: int) -> int:
     if not 1 <= threads <= 1024:
         raise ConfigError(f"threads={threads} is out of range: give 1 to 1024")
     return threads
-
-
-def without(failed: npt.NDArray[np.bool_], data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
-    """Return the packed batch with no bytes for the samples that failed, bool[n]."""
-    sizes = np.diff(offsets)
-    kept = np.repeat(~failed, sizes)
-    return data[kept], offsets_of(np.where(failed, 0, sizes))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, Errors, Packed, about, check_ids
+from stoker.source.base import Packed, check_ids
 from stoker.source.failures import error_of
-from stoker.source.files import without
 from stoker.source.keys import Keys
-from stoker.source.packed import Offsets, offsets_of, unpack
+from stoker.source.packed import Offsets, offsets_of
+from stoker.source.packed_source import PackedSource, without
 from stoker.source.remote.client import Client
 from stoker.source.remote.engine import Tally, Wanted
 
 
-class KeySource(BaseSource):
+class KeySource(PackedSource):
     """What sources of objects have in common; they differ in how the keys are found.
 
     What is known of the objects lies in shared memory: about 32 bytes and the name below the
@@ -68,22 +66,6 @@ class KeySource(BaseSource):
         begin, end = self._offsets.array[sample_id : sample_id + 2]
         return self._prefix + self._names.array[begin:end].tobytes().decode()
 
-    def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        """Return the objects' contents; see :meth:`Source.read`."""
-        data, offsets, errors = self.read_packed(ids)
-        if errors:
-            wanted = check_ids(ids, len(self))
-            raise about(errors[min(errors)], wanted[sorted(errors)].tolist())
-        return unpack(data, offsets)
-
-    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
-        """Return the contents, None for each that failed; see :meth:`Source.read_each`."""
-        data, offsets, errors = self.read_packed(ids)
-        samples: list[bytes | None] = [*unpack(data, offsets)]
-        for index in errors:
-            samples[index] = None
-        return samples, errors
-
     def read_packed(self, ids: npt.ArrayLike) -> Packed:
         """Return the contents in one array; see :meth:`Source.read_packed`.
 
@@ -103,22 +85,14 @@ class KeySource(BaseSource):
                 tags=self._tags.array[wanted],
             )
         )
-        offsets = offsets_of(sizes)
-        if not failures:
-            return data, offsets, {}
-        failed = np.zeros(len(wanted), np.bool_)
-        failed[list(failures)] = True
         errors = {
             index: error_of(self.name(sample), failures[index], [sample])
-            for index in sorted(failures)
-            for sample in [int(wanted[index])]
+            for index, sample in enumerate(wanted.tolist())
+            if index in failures
         }
-        return *without(failed, data, offsets), errors
+        return without(errors, data, offsets_of(sizes))
 
     def close(self) -> None:
         """End this process's helper and refuse further reads."""
         self._closed = True
         self._client.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))

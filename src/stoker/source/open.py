@@ -1,0 +1,79 @@
+"""Picks the source for an address: ``open_source("s3://bucket/train")``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.source.base import Source
+from stoker.source.files import FileSource
+from stoker.source.fsspec_source import FsspecSource
+from stoker.source.image_folder import ImageFolderSource
+from stoker.source.image_prefix import ImagePrefixSource
+from stoker.source.objects import ObjectSource
+from stoker.source.remote.place import OBJECT_SCHEMES
+from stoker.source.shards import ShardSource, expand
+
+Place = str | Path
+
+
+def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
+    """Return a source for what ``where`` is; ``options`` are those of its class.
+
+    ============================================== ==================================
+    ``/data/train`` (a folder)                     :class:`ImageFolderSource`
+    ``/data/x.jpg``, a list of paths               :class:`FileSource`
+    ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
+    ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
+    ``s3://bucket/train``, ``gs://``, ``az://``    :class:`ObjectSource`
+    ``ftp://host/folder`` and others of fsspec     :class:`FsspecSource`
+    ============================================== ==================================
+
+    For class folders in object stores use :func:`open_image_folder`. Raises
+    :class:`ConfigError` for an empty list, an option that the class does not have, and what the
+    class refuses; other errors as the class.
+    """
+    several = not isinstance(where, str | Path)
+    places = [str(where)] if isinstance(where, str | Path) else [str(place) for place in where]
+    if not places:
+        raise ConfigError("where is empty: give an address, a path, or a list of them")
+    kind, argument = _kind(places, several)
+    source: Source = _make(kind, argument, options)
+    return source
+
+
+def open_image_folder(root: Place, **options: Any) -> ImageFolderSource | ImagePrefixSource:
+    """Return the source of class folders at a path or an address, with classes and targets.
+
+    Raises as :class:`ImageFolderSource` and :class:`ImagePrefixSource` do.
+    """
+    kind = ImagePrefixSource if "://" in str(root) else ImageFolderSource
+    made: ImageFolderSource | ImagePrefixSource = _make(kind, str(root), options)
+    return made
+
+
+def _kind(places: list[str], several: bool) -> tuple[Any, Any]:
+    """Return the class, and what its first argument is."""
+    if any(".tar" in Path(place).name.lower() or place.endswith(".tgz") for place in places):
+        return ShardSource, expand(places)
+    remote = [place for place in places if "://" in place]
+    if several or not remote:
+        if remote:
+            raise ConfigError(
+                f"a list with {remote[0]}: give ObjectSource the common address and the keys"
+            )
+        is_folder = not several and Path(places[0]).is_dir()
+        return (ImageFolderSource, places[0]) if is_folder else (FileSource, places)
+    scheme = places[0].partition("://")[0].lower()
+    return (ObjectSource if scheme in OBJECT_SCHEMES else FsspecSource), places[0]
+
+
+def _make(kind: Any, argument: Any, options: dict[str, Any]) -> Any:
+    try:
+        return kind(argument, **options)
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"{kind.__name__} for {argument!r}: {error}") from error

@@ -1,0 +1,43 @@
+"""What sources have in common whose ``read_packed`` is the one that does the work."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.source.base import BaseSource, Errors, Packed, about, check_ids
+from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
+
+
+class PackedSource(BaseSource):
+    """Supplies ``read`` and ``read_each``; a subclass defines ``read_packed`` and the rest."""
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        """Return the samples of ``ids``; see :meth:`Source.read`."""
+        data, offsets, errors = self.read_packed(ids)
+        if errors:
+            wanted = check_ids(ids, len(self))
+            raise about(errors[min(errors)], wanted[sorted(errors)].tolist())
+        return unpack(data, offsets)
+
+    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
+        """Return the samples, None for each that failed; see :meth:`Source.read_each`."""
+        data, offsets, errors = self.read_packed(ids)
+        samples: list[bytes | None] = [*unpack(data, offsets)]
+        for index in errors:
+            samples[index] = None
+        return samples, errors
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        """Return the samples in one array; see :meth:`Source.read_packed`."""
+        raise NotImplementedError(f"{type(self).__name__} has to define read_packed")
+
+
+def without(errors: Errors, data: Bytes, offsets: Offsets) -> Packed:
+    """Return the packed batch with no bytes for the samples that have an error."""
+    if not errors:
+        return data, offsets, errors
+    sizes = np.diff(offsets)
+    failed = np.zeros(len(sizes), np.bool_)
+    failed[list(errors)] = True
+    return data[np.repeat(~failed, sizes)], offsets_of(np.where(failed, 0, sizes)), errors

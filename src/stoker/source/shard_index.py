@@ -1,0 +1,176 @@
+"""Where each sample of a set of tar shards lies, in a few arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.source.listing_cache import Arrays
+from stoker.source.packed import Bytes, Offsets, offsets_of
+from stoker.source.parts import HEADER
+from stoker.source.tar_members import Member
+
+Codes = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """N samples of P parts, in the order of the shards and of the files in them."""
+
+    first: Offsets
+    """The first part of each sample, and P at the end, i64[N + 1]."""
+    shards: Codes
+    """The shard of each part, u32[P]."""
+    starts: Offsets
+    """Where its data begin in the shard, i64[P]."""
+    sizes: Offsets
+    """Bytes of its data, i64[P]."""
+    kinds: Codes
+    """Which of ``extensions`` its file has, u32[P]."""
+    extensions: tuple[str, ...]
+    names: Bytes
+    """The key of each sample, one after the other, u8[total]."""
+    offsets: Offsets
+    """Where each key begins, i64[N + 1]."""
+
+    def only(self, extensions: Sequence[str]) -> ShardIndex:
+        """Return the index with one part for each sample: the first that has one of these.
+
+        Raises :class:`ConfigError` when a sample has no such part.
+        """
+        rank = np.full(len(self.extensions) + 1, len(extensions), np.int64)
+        for place, extension in reversed(list(enumerate(extensions))):
+            if extension in self.extensions:
+                rank[self.extensions.index(extension)] = place
+        found = rank[self.kinds]
+        sample = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+        order = np.lexsort((np.arange(len(found)), found, sample))
+        chosen = order[self.first[:-1]]
+        lacking = np.flatnonzero(found[chosen] == len(extensions))
+        if len(lacking):
+            key = self.key(int(lacking[0]))
+            raise ConfigError(
+                f"part={';'.join(extensions)!r}: {len(lacking)} samples have no such part, the "
+                f"first is {key!r}; there are {', '.join(sorted(self.extensions))}"
+            )
+        return ShardIndex(
+            np.arange(len(chosen) + 1),
+            self.shards[chosen],
+            self.starts[chosen],
+            self.sizes[chosen],
+            self.kinds[chosen],
+            self.extensions,
+            self.names,
+            self.offsets,
+        )
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        begin, end = self.offsets[sample : sample + 2]
+        return self.names[begin:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def framed_sizes(self) -> Offsets:
+        """Return the bytes of each sample with its parts framed, i64[N]."""
+        headers = [HEADER.size + len(name.encode()) for name in self.extensions]
+        framed = self.sizes + np.array(headers, np.int64)[self.kinds]
+        total: Offsets = np.diff(offsets_of(framed)[self.first])
+        return total
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of where everything lies."""
+        digest = hashlib.blake2b(digest_size=16, person=b"stoker.shards")
+        for array in self.as_arrays().values():
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def as_arrays(self) -> Arrays:
+        """Return the index as arrays by name."""
+        fields: dict[str, Any] = {**vars(self)}
+        fields["extensions"] = np.frombuffer("\0".join(self.extensions).encode(), np.uint8)
+        return fields
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> ShardIndex:
+        """Return what :meth:`as_arrays` was made from."""
+        extensions = tuple(arrays["extensions"].tobytes().decode().split("\0"))
+        return cls(**{**arrays, "extensions": extensions})  # type: ignore[arg-type]
+
+
+def index_of(shards: Iterable[Sequence[Member]], name: Callable[[int], str]) -> ShardIndex:
+    """Return the index of the files of each shard; ``name(i)`` says what shard ``i`` is called.
+
+    As in WebDataset, a file's key is its path up to the first dot of the file name, the rest is
+    its extension, in lower case; consecutive files of one key are one sample. Files without an
+    extension, hidden ones and those called ``__like_this__`` are left out.
+
+    Raises :class:`SampleCorrupt` for a sample that has two parts of one extension, and
+    :class:`ConfigError` when there are no samples.
+    """
+    builder = _Builder()
+    for number, files in enumerate(shards):
+        builder.begin_shard()
+        for file in files:
+            if not builder.add(number, file):
+                raise SampleCorrupt(
+                    f"{name(number)}: the sample of {file.path!r} has two parts of that extension"
+                )
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._parts: list[tuple[int, int, int, int]] = []
+        self._keys: list[bytes] = []
+        self._extensions: dict[str, int] = {}
+        self._key: str | None = None
+        self._seen: set[int] = set()
+
+    def begin_shard(self) -> None:
+        """No sample goes on in the next shard."""
+        self._key = None
+
+    def add(self, shard: int, file: Member) -> bool:
+        """Add a file; return False if its sample already has such a part."""
+        folder, slash, base = file.path.removeprefix("./").rpartition("/")
+        stem, dot, extension = base.partition(".")
+        if not stem or not dot or (base.startswith("__") and base.endswith("__")):
+            return True
+        key = folder + slash + stem
+        if key != self._key:
+            self._key = key
+            self._seen = set()
+            self._first.append(len(self._parts))
+            self._keys.append(key.encode("utf-8", "surrogateescape"))
+        kind = self._extensions.setdefault(extension.lower(), len(self._extensions))
+        if kind in self._seen:
+            return False
+        self._seen.add(kind)
+        self._parts.append((shard, file.start, file.size, kind))
+        return True
+
+    def finish(self) -> ShardIndex:
+        """Return the index."""
+        if not self._parts:
+            raise ConfigError(
+                "the shards contain no samples: files are expected to be called key.extension"
+            )
+        parts = np.array(self._parts, np.int64)
+        lengths = np.fromiter(map(len, self._keys), np.int64, len(self._keys))
+        return ShardIndex(
+            first=np.array([*self._first, len(parts)], np.int64),
+            shards=parts[:, 0].astype(np.uint32),
+            starts=np.ascontiguousarray(parts[:, 1]),
+            sizes=np.ascontiguousarray(parts[:, 2]),
+            kinds=parts[:, 3].astype(np.uint32),
+            extensions=tuple(self._extensions),
+            names=np.frombuffer(b"".join(self._keys), np.uint8),
+            offsets=offsets_of(lengths),
+        )

@@ -1,0 +1,302 @@
+"""A data set in tar shards, in the layout of WebDataset: read by ranges, in any order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.shared import SharedArray
+from stoker.source.base import Packed, check_ids
+from stoker.source.coalesce import Requests, coalesce
+from stoker.source.failures import error_of
+from stoker.source.key_listing import KeyListing
+from stoker.source.keys import Keys
+from stoker.source.listing_cache import ListingCache
+from stoker.source.pace import Pace
+from stoker.source.packed import Bytes, Offsets, offsets_of
+from stoker.source.packed_source import PackedSource, without
+from stoker.source.parts import part_header
+from stoker.source.remote.client import Client
+from stoker.source.remote.engine import Wanted
+from stoker.source.remote.place import OBJECT_SCHEMES, Address, address_of, local_address
+from stoker.source.shard_index import ShardIndex, index_of
+from stoker.source.tar_members import Member, members
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_COUNT = re.compile(r"(\d+)\.\.(\d+)")
+_COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_INDEXING = 16  # shards indexed at once
+# How much data is rather read along than skipped, when only the headers are wanted.
+_SEEK_LOCAL, _SEEK_REMOTE = 64 << 10, 1 << 20
+
+
+class ShardSource(PackedSource):
+    """The samples of tar files: consecutive files ``key.extension`` of one key are a sample.
+
+    A sample's bytes are its parts, framed so that :func:`stoker.source.parts.split_parts` takes
+    them apart; with ``part`` they are the bytes of that part alone. Samples are in the order in
+    which the shards and their files come.
+
+    The shards are indexed once, in one pass over each, many at once: headers only where files
+    are large, everything where they are small. The index is kept with the listings on local
+    disk, and is used as long as name, size and version of all shards are the same: one request
+    for each shard tells. It takes about 40 bytes and the key for each sample, in shared memory.
+
+    Ranges of one shard that lie close together are read by one request, so batches of
+    neighbours cost little, and samples at random positions one request each.
+
+    Processes, threads and forks: as :class:`KeySource`; local shards need no helper.
+    """
+
+    def __init__(
+        self,
+        shards: str | Path | Sequence[str | Path],
+        *,
+        part: str | None = None,
+        coalesce_gap: int = 64 << 10,
+        largest_request: int = 8 << 20,
+        storage_options: Mapping[str, Any] | None = None,
+        pace: Pace | None = None,
+        cache_index: bool = True,
+    ) -> None:
+        """Index the shards, or take the index from the disk of this machine.
+
+        ``shards`` are paths or addresses of one bucket or host, or one with braces:
+        ``train-{000..099}.tar``, ``{a,b}.tar``. ``part`` is an extension like ``"jpg"``, or
+        several like ``"jpg;png"`` of which each sample has one. ``coalesce_gap`` and
+        ``largest_request`` are in bytes. ``storage_options`` and ``pace`` are those of
+        :class:`ObjectSource`. ``cache_index=False`` neither uses nor keeps an index.
+
+        Raises :class:`ConfigError` for compressed archives, no shards, shards in several places,
+        no samples, or a ``part`` that samples lack; :class:`SampleNotFound` for a shard that is
+        not there; :class:`SampleCorrupt` for one that is damaged; :class:`SourceUnavailable`.
+        """
+        if coalesce_gap < 0 or largest_request < 1:
+            raise ConfigError(
+                f"coalesce_gap={coalesce_gap}, largest_request={largest_request}: give bytes, "
+                "0 or more and 1 or more"
+            )
+        self._gap, self._largest = coalesce_gap, largest_request
+        address, names = _place_of(expand(shards), storage_options)
+        self._root = address.root
+        in_process = address.root == "memory://"
+        self._client = Client(address.place, pace or Pace(), in_process)
+        self._closed = False
+        listed = KeyListing(self._client, address, 0.0).of(names)
+        self._hold(listed, self._index(address, listed, cache_index), part)
+
+    def _index(self, address: Address, shards: Keys, cache_index: bool) -> ShardIndex:
+        """Return the index of all parts, made or stored."""
+        # Without versions nothing would tell that a shard was replaced by one of the same size.
+        cached = cache_index and bool(shards.tags.all())
+        question = repr(("shards", address.root, address.question, shards.fingerprint))
+        cache = ListingCache(question) if cached else None
+        stored = cache.load() if cache is not None else None
+        if stored is not None:
+            return ShardIndex.from_arrays(stored)
+        seek = _SEEK_REMOTE if address.root else _SEEK_LOCAL
+
+        def files(shard: int) -> list[Member]:
+            return self._members(shards, shard, seek)
+
+        with ThreadPoolExecutor(_INDEXING, "stoker-index") as pool:
+            index = index_of(
+                pool.map(files, range(len(shards))), lambda i: self._root + shards[i].decode()
+            )
+        if cache is not None:
+            cache.store(index.as_arrays())
+        return index
+
+    def _members(self, shards: Keys, shard: int, seek: int) -> list[Member]:
+        """Return the files of one shard; errors name it."""
+        name = self._root + shards[shard].decode()
+
+        def read(start: int, length: int) -> memoryview:
+            one = np.array([shard])
+            data, failures = self._client.fetch(
+                _wanted(shards, one, np.array([start]), np.array([length]))
+            )
+            if failures:
+                raise error_of(name, failures[0])
+            return data.data
+
+        try:
+            return list(members(read, int(shards.sizes[shard]), seek))
+        except SampleCorrupt as error:
+            raise SampleCorrupt(f"{name}: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+    def _hold(self, shards: Keys, index: ShardIndex, part: str | None) -> None:
+        """Keep everything in shared memory."""
+        self._framed = part is None
+        if part is not None:
+            index = index.only([extension.lower() for extension in part.split(";")])
+        sizes = index.framed_sizes() if self._framed else index.sizes
+        self._fingerprint = f"{shards.fingerprint}{index.fingerprint}{part or ''}"
+        self._shards = shards
+
+        self._extensions = index.extensions
+        self._sizes = SharedArray.copy_of(sizes, "sizes")
+        arrays = {name: array for name, array in index.as_arrays().items() if name != "extensions"}
+        self._arrays = {name: SharedArray.copy_of(array, name) for name, array in arrays.items()}
+
+    @property
+    def _parts(self) -> ShardIndex:
+        """The index, as views of the shared memory."""
+        return ShardIndex(
+            **{name: shared.array for name, shared in self._arrays.items()},
+            extensions=self._extensions,
+        )
+
+    def __len__(self) -> int:
+        return len(self._sizes.array)
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each sample, framed or of its one part, i64[N], read-only."""
+        return self._sizes.read_only
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the shards' names, sizes and versions, of where the parts lie, and ``part``."""
+        return self._fingerprint
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """All extensions that there are, in the order in which they first come."""
+        return self._extensions
+
+    def name(self, sample_id: int) -> str:
+        """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
+        index = self._parts
+        shard = int(index.shards[index.first[sample_id]])
+        return f"{self._root}{self._shards[shard].decode()}#{index.key(sample_id)}"
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        """Return the samples in one array; see :meth:`Source.read_packed`.
+
+        Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.
+        """
+        if self._closed:
+            raise ConfigError("this ShardSource is closed: make a new one to read from")
+        wanted = check_ids(ids, len(self))
+        index = self._parts
+        first, last = index.first[wanted], index.first[wanted.astype(np.int64) + 1] - 1
+        requests = coalesce(
+            index.shards[first],
+            index.starts[first],
+            index.starts[last] + index.sizes[last],
+            self._gap,
+            self._largest,
+        )
+        fetched, failures = self._client.fetch(
+            _wanted(self._shards, requests.shards, requests.starts, requests.lengths)
+        )
+        data, offsets = self._lay_out(wanted, index, requests, fetched)
+        errors = {
+            place: error_of(self.name(sample), failures[request], [sample])
+            for place, (sample, request) in enumerate(
+                zip(wanted.tolist(), requests.request_of.tolist(), strict=True)
+            )
+            if request in failures
+        }
+        return without(errors, data, offsets)
+
+    def _lay_out(
+        self, wanted: npt.NDArray[np.uint32], index: ShardIndex, requests: Requests, fetched: Bytes
+    ) -> tuple[Bytes, Offsets]:
+        """Return the samples one after the other, taken from what the requests brought."""
+        offsets = offsets_of(self._sizes.array[wanted])
+        data = np.empty(offsets[-1], np.uint8)
+        into, source = data.data, fetched.data
+        # Where byte 0 of the shard would be in `fetched`.
+        origins = (offsets_of(requests.lengths)[:-1] - requests.starts).tolist()
+        for place, sample in enumerate(wanted.tolist()):
+            at, origin = int(offsets[place]), origins[requests.request_of[place]]
+            for part in range(index.first[sample], index.first[sample + 1]):
+                size = int(index.sizes[part])
+                if self._framed:
+                    header = part_header(self._extensions[index.kinds[part]], size)
+                    into[at : at + len(header)] = header
+                    at += len(header)
+                begin = origin + int(index.starts[part])
+                into[at : at + size] = source[begin : begin + size]
+                at += size
+        return data, offsets
+
+    def close(self) -> None:
+        """Let go of the storage and refuse further reads."""
+        self._closed = True
+        self._client.close()
+
+
+def _wanted(shards: Keys, which: npt.NDArray[Any], starts: Offsets, lengths: Offsets) -> Wanted:
+    """Return the request for ranges of these shards."""
+    return Wanted(
+        keys=[shards[shard].decode() for shard in which.tolist()],
+        starts=starts,
+        lengths=lengths,
+        sizes=shards.sizes[which],
+        tags=shards.tags[which],
+    )
+
+
+def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return the addresses of the shards, braces written out.
+
+    Raises :class:`ConfigError` when there are none, or one is a compressed archive.
+    """
+    given = [shards] if isinstance(shards, str | Path) else list(shards)
+    names = [name for pattern in given for name in _written_out(str(pattern))]
+    if not names:
+        raise ConfigError("shards is empty: give at least one tar file")
+    for name in names:
+        if name.lower().endswith(_COMPRESSED):
+            raise ConfigError(
+                f"{name} is compressed, so samples in it cannot be read one by one: unpack it to "
+                "a plain .tar (images do not get smaller anyway)"
+            )
+    return names
+
+
+def _written_out(pattern: str) -> list[str]:
+    """Return what a pattern with braces stands for."""
+    pieces = _BRACES.split(pattern)
+    choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if count := _COUNT.fullmatch(inside):
+        low, high = int(count[1]), int(count[2])
+        if low > high:
+            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
+        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
+    return inside.split(",")
+
+
+def _place_of(
+    shards: list[str], storage_options: Mapping[str, Any] | None
+) -> tuple[Address, list[str]]:
+    """Return the place that all shards are in, and their keys there."""
+    if not any("://" in shard for shard in shards):
+        paths = [str(Path(shard).absolute()) for shard in shards]
+        return local_address(""), paths
+    addresses = []
+    for shard in shards:
+        scheme = shard.partition("://")[0].lower()
+        by_fsspec = scheme not in OBJECT_SCHEMES
+        addresses.append(address_of(shard, storage_options, by_fsspec=by_fsspec))
+    roots = {address.root for address in addresses}
+    if len(roots) > 1:
+        raise ConfigError(f"the shards are in several places ({', '.join(sorted(roots))}): use one")
+    return addresses[0], [address.prefix for address in addresses]
