@@ -16,17 +16,20 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import pytest
 
 from stoker.policy.base import Region
 from stoker.store.arena import Arena, Handle
 from survival.board import Board, Field, Row
-from survival.payloads import NUM_IDS, SIZES
+from survival.payloads import NUM_IDS, SIZES, sample
 
 CAPACITY = int(SIZES.sum()) // 5
 LOCK_BOUND = 0.05  # seconds: how long a call may wait for the lock
 MARGIN = 0.15  # seconds: what a shared virtual machine may add that the kernel does not report
 PATIENCE = 30.0  # seconds without a finished round after which a process counts as stuck
+PROBE = NUM_IDS - 1  # the id by which tests see whether the lock can be had
 _PR_SET_PDEATHSIG = 1
+_TRIES = 400
 
 Role = Callable[[Arena, Row], None]
 
@@ -169,6 +172,24 @@ class Fleet:
         pid = self.members[place].pid
         assert pid is not None
         return pid
+
+
+def _lock_is_held_up(probe: Arena) -> bool:
+    """Return whether a call that needs the lock gives up on it."""
+    begin = time.monotonic()
+    kept = probe.put(PROBE, sample(PROBE))
+    return not kept and time.monotonic() - begin > 0.9 * LOCK_BOUND
+
+
+def stop_inside_the_lock(fleet: Fleet, place: int, probe: Arena) -> None:
+    """Stop a member that puts all the time at an instant at which it holds the lock."""
+    for _ in range(_TRIES):
+        fleet.stop(place)
+        if _lock_is_held_up(probe):
+            return
+        fleet.go_on(place)
+        time.sleep(random.uniform(0, 0.01))
+    pytest.fail(f"none of {_TRIES} stops came while the process held the lock")
 
 
 def check_nothing_is_lost(arena: Arena) -> None:

@@ -103,6 +103,41 @@ def test_the_claims_of_the_dead_can_be_claimed_at_once(tmp_path: Path) -> None:
     arena.close()
 
 
+_LARGE = 64 << 20
+
+
+def _copy_in(arena: Arena, row: Row) -> None:
+    data = np.full(_LARGE, 7, np.uint8)
+    while True:
+        assert arena.put(0, data)
+        row.add(Field.BEATS)
+        arena.discard([0])
+
+
+def test_what_was_being_copied_in_is_reclaimed(tmp_path: Path) -> None:
+    arena = Arena(10, _LARGE, _LARGE)
+    memory = inode(arena)
+    free = arena.stats()["free_blocks"]
+    with Fleet(arena, [_copy_in], tmp_path) as fleet:
+        for _ in range(10):
+            fleet.await_start()
+            while not (arena.stats()["payload_bytes"] and not arena.contains([0]).any()):
+                fleet.check()
+            fleet.members[0].kill()
+            fleet.members[0].join()
+            reserved = not arena.contains([0]).any()
+            arena.reclaim()
+            arena.verify()
+            if reserved:
+                assert arena.stats()["payload_bytes"] == 0
+                assert arena.stats()["free_blocks"] == free
+                assert not arena.wait([0], 1).any()
+            fleet.kill(0)
+    assert arena.stats()["reclaimed"] > 0
+    arena.close()
+    assert holders_of(memory) == []
+
+
 def _lease_and_sleep(arena: Arena, row: Row) -> None:
     assert arena.lease(np.arange(100), 0)
     row.add(Field.BEATS)

@@ -27,7 +27,8 @@ from stoker.store.registry import clean, list_arenas, open_arena
 from stoker.store.runtime_dir import MARKER, runtime_dir
 from survival.job import play
 from survival.payloads import NUM_IDS, packed, wrong
-from survival.support import CAPACITY, holders_of, inode
+from survival.roles import put_only
+from survival.support import CAPACITY, Fleet, holders_of, inode, stop_inside_the_lock
 
 _NOBODY = 65534
 _KEY = "a data set"
@@ -74,6 +75,9 @@ class Job:
         return json.loads(self._process.stdout.readline())
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def own_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Each test has a folder that other users may reach, and leaves no memory and no file there."""
@@ -114,6 +118,23 @@ def test_two_jobs_share_and_survive_each_other() -> None:
             third.end()
     assert list_arenas() == []
     assert holders_of(memory) == []
+
+
+def test_a_job_can_join_while_the_owner_of_the_lock_is_stopped(tmp_path: Path) -> None:
+    with (
+        open_arena(_KEY, NUM_IDS, CAPACITY, 3000, LRU().regions()) as opened,
+        Fleet(opened.arena, [put_only], tmp_path) as fleet,
+    ):
+        fleet.await_start()
+        stop_inside_the_lock(fleet, 0, opened.arena)
+        with Job() as other:
+            assert other.opened["inode"] == inode(opened.arena)
+            assert other.ask("claim", 5) == [True]
+            assert other.ask("put", 5) == [False]
+            fleet.go_on(0)
+            fleet.await_rounds([0])
+            fleet.finish()
+            other.end()
 
 
 def test_a_killed_job_leaves_nothing_but_files_to_clean() -> None:
@@ -166,7 +187,6 @@ def _play_nobody(folder: Path, sockets: Path) -> list[Any]:
         pipe.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_two_users_never_meet(own_runtime_dir: Path) -> None:
     theirs = own_runtime_dir / "theirs"
@@ -189,7 +209,6 @@ def test_two_users_never_meet(own_runtime_dir: Path) -> None:
         mine.end()
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_a_directory_of_another_user_is_not_used(own_runtime_dir: Path) -> None:
     with Job() as mine:
@@ -264,7 +283,6 @@ def _cycles_in_threads(threads: int, rounds: int, pipe: Connection) -> None:
     pipe.send((before, _held(), inodes))
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_hundred_cycles_at_once_leak_nothing() -> None:
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(5)]

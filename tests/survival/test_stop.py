@@ -9,24 +9,23 @@ from pathlib import Path
 import pytest
 
 from stoker.policy import LRU
-from stoker.store.arena import Arena
 from survival.board import Field
-from survival.payloads import NUM_IDS, sample
+from survival.payloads import sample
 from survival.roles import claimant, put_only, reader, writer
 from survival.support import (
     LOCK_BOUND,
     MARGIN,
+    PROBE,
     Fleet,
     check_nothing_is_lost,
     holders_of,
     inode,
     new_arena,
+    stop_inside_the_lock,
 )
 
 _STOPS = 200
 _ROLES = [reader, writer, writer, put_only, claimant]
-_TRIES = 400
-_PROBE = NUM_IDS - 1
 
 
 @pytest.mark.timeout(0)
@@ -63,34 +62,17 @@ def test_two_hundred_stops(tmp_path: Path, soak: float) -> None:
     assert holders_of(memory) == []
 
 
-def _lock_is_held_up(probe: Arena) -> bool:
-    """Return whether a call that needs the lock gives up on it."""
-    begin = time.monotonic()
-    kept = probe.put(_PROBE, sample(_PROBE))
-    return not kept and time.monotonic() - begin > 0.9 * LOCK_BOUND
-
-
-def _stop_inside_the_lock(fleet: Fleet, place: int, probe: Arena) -> None:
-    for _ in range(_TRIES):
-        fleet.stop(place)
-        if _lock_is_held_up(probe):
-            return
-        fleet.go_on(place)
-        time.sleep(random.uniform(0, 0.01))
-    pytest.fail(f"none of {_TRIES} stops came while the process held the lock")
-
-
 def test_others_go_on_while_the_owner_of_the_lock_is_stopped(tmp_path: Path) -> None:
     arena = new_arena(LRU().regions())
     others = [reader, reader, writer, claimant]
     with Fleet(arena, [put_only, *others], tmp_path) as fleet:
         fleet.await_start()
-        _stop_inside_the_lock(fleet, 0, arena)
+        stop_inside_the_lock(fleet, 0, arena)
         before = fleet.board.total(Field.READ)
         fleet.await_rounds(range(1, 5), rounds=20)
         read = fleet.board.total(Field.READ) - before
         begin = time.monotonic()
-        assert not arena.put(_PROBE, sample(_PROBE))
+        assert not arena.put(PROBE, sample(PROBE))
         assert time.monotonic() - begin < LOCK_BOUND + MARGIN
         fleet.go_on(0)
         fleet.await_rounds(range(5))
@@ -105,11 +87,11 @@ def test_the_lock_comes_back_when_its_stopped_owner_is_killed(tmp_path: Path) ->
     arena = new_arena(LRU().regions())
     with Fleet(arena, [put_only], tmp_path) as fleet:
         fleet.await_start()
-        _stop_inside_the_lock(fleet, 0, arena)
+        stop_inside_the_lock(fleet, 0, arena)
         fleet.members[0].kill()
         fleet.members[0].join()
         time.sleep(1.0)  # how long nobody waits after a time-out
-        assert arena.put(_PROBE, sample(_PROBE))
+        assert arena.put(PROBE, sample(PROBE))
         assert arena.stats()["repairs"] == 1
     check_nothing_is_lost(arena)
     arena.close()
