@@ -15,7 +15,7 @@ from stoker import recipes
 from stoker.errors import CapacityError, ConfigError
 from stoker.plan import Plan
 from stoker.policy.minio import MinIO
-from stoker.pytorch import Loader, SampleDataset
+from stoker.pytorch import Loader, SampleDataset, with_cache
 from stoker.recipes import Recipe
 from stoker.source import MemorySource
 
@@ -46,7 +46,7 @@ def samples() -> SampleDataset:
         ({"cache": 5}, "cache=5 is 5 bytes and the largest sample has 14"),
         ({"cache": "2%"}, "largest sample"),
         ({"cache_stage": "raw"}, "cache_stage='raw'"),
-        ({"recipe": "magic"}, "recipe 'magic' is not known: use one of fifo"),
+        ({"recipe": "magic"}, "recipe 'magic' is not known: use one of"),
         ({"recipe": 7}, "recipe=7 is neither"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 1.5}, "epochs=1.5"),
@@ -131,6 +131,13 @@ def test_recipes_that_draw_samples_want_no_sampler() -> None:
         assert loader.stats.coverage == loader.stats.ess == 1 / 20
     with Loader(samples(), batch_size=10, recipe=recipe, shuffle=False, cache=0) as loader:
         assert [i for batch in loader for i in batch.tolist()] == list(range(20))
+
+
+def test_recipes_that_look_ahead_want_a_plan() -> None:
+    with pytest.raises(ConfigError, match="'belady' needs a plan"):
+        Loader(samples(), sampler=[1, 2], recipe="belady")
+    with pytest.raises(ConfigError, match="'belady' needs a plan"):
+        with_cache(samples(), recipe="belady")
 
 
 def test_every_recipe_serves_every_sample() -> None:

@@ -36,5 +36,5 @@ def test_weights_are_ones_unless_the_plan_has_some() -> None:
 
 def test_what_travels_is_small() -> None:
     ids = np.arange(256, dtype=np.uint32)
-    request = Request(0, 0, ids, np.arange(256), None, ids[:8])
+    request = Request(0, 0, ids, np.arange(256), None, None, ids[:8])
     assert len(pickle.dumps(request)) < 256 * 12 + 700

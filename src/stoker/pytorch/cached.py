@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from stoker.errors import SampleCorrupt, SourceError
+from stoker.plan import Plan
+from stoker.policy.base import Policy
 from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.stage import Stage
+from stoker.scores import Scores
+from stoker.store.memory import MemoryTier
 from stoker.store.registry import SharedArena
 from stoker.store.store import Store
 from stoker.store.tier import Keys
@@ -69,6 +73,20 @@ class CachedDataset(Dataset[Any]):
             except SampleCorrupt as error:
                 errors[place] = error
         return Fetched(decoded, served.outcomes, errors)
+
+    def rekey(self, policy: Policy, scores: Scores | None, plan: Plan) -> None:
+        """Give all cached samples the keys that ``policy`` has for them at the start of ``plan``.
+
+        Does nothing for policies whose order the arena keeps by itself, or without a cache.
+        """
+        tier = self.store.tier
+        if policy.natural_keys or not isinstance(tier, MemoryTier):
+            return
+        ids = np.arange(len(self), dtype=np.uint32)
+        ids = ids[tier.arena.contains(ids)]
+        keys = policy.keys(ids, scores, plan, None)
+        if keys is not None and len(ids):
+            tier.arena.set_keys(ids, keys)
 
     def close(self) -> None:
         """Let go of the cache; reading afterwards raises SegmentError. May be called again."""

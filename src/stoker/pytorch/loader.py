@@ -23,9 +23,9 @@ from stoker.pytorch.meta import Envelope, Failure, Meta, attach
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError, check_on_error
 from stoker.pytorch.open_cache import CacheSetup, as_recipe
-from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of
+from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of, looks_ahead
 from stoker.pytorch.population import Population
-from stoker.pytorch.ranks import LazyRanks
+from stoker.pytorch.ranks import LazyRanks, is_first_on_node
 from stoker.pytorch.requests import RequestSampler
 from stoker.pytorch.stats import Stats, Visits, from_counters
 from stoker.recipes.base import Recipe
@@ -124,6 +124,11 @@ class Loader(DataLoader[Any]):
                 f"recipe {self._recipe.name!r} draws samples itself: leave out sampler and "
                 "batch_sampler, or use a recipe that only caches, like 'minio'"
             )
+        if own_order and looks_ahead(self._recipe.policy):
+            raise ConfigError(
+                f"recipe {self._recipe.name!r} needs a plan, which a sampler does not give: leave "
+                "out sampler and batch_sampler, or use a recipe like 'minio'"
+            )
         if shuffle is False and not own_order:
             self._recipe = minio()
         self._setup = CacheSetup(self._population, cache, self._recipe.policy, cache_stage)
@@ -137,12 +142,14 @@ class Loader(DataLoader[Any]):
             seed=self._seed,
             shuffle=shuffle is not False,
             drop_last=drop_last,
+            policy=self._setup.policy,
+            scores=self._scores,
         )
         super().__init__(
             dataset,
             batch_size,
             shuffle if own_order else None,
-            sampler if own_order else PlanSampler(self._planner, self._scores),
+            sampler if own_order else PlanSampler(self._planner),
             batch_sampler,
             num_workers,
             collate_fn,
@@ -177,11 +184,11 @@ class Loader(DataLoader[Any]):
         self._check_open()
         self.finish_epoch()
         if self._cached is None:
-            self._cached = self._setup.open(self._ranks.fix(), self._scores)
+            self._cached = self._setup.open(self._ranks.fix())
             log.info(self._setup.describe(self._cached, self._recipe))
         if self._inner is None or not self.persistent_workers:
             self._inner = self._make_inner(self._cached)
-        return self._begin_epoch(self._inner)
+        return self._begin_epoch(self._inner, self._cached)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
@@ -358,14 +365,14 @@ class Loader(DataLoader[Any]):
             raise ConfigError("there is no batch yet in this epoch: iterate first")
         return self._observer.last
 
-    def _begin_epoch(self, inner: InnerLoader) -> LoaderIterator:
+    def _begin_epoch(self, inner: InnerLoader, cached: CachedDataset) -> LoaderIterator:
         epoch = self._planner.next_epoch
         self._planner.next_epoch = epoch + 1
         self._observer.begin_epoch()
         self._visits.begin_epoch()
         self._epoch_began = self.stats
         # Tokens are never reused, also when an epoch is run again.
-        inner.requests.begin(self._iterations << 32, epoch, self._draws(epoch))
+        inner.requests.begin(self._iterations << 32, epoch, self._draws(epoch, cached))
         self._iterations += 1
         iterator = LoaderIterator(self, iter(inner))
         self._running = weakref.ref(iterator)
@@ -375,12 +382,15 @@ class Loader(DataLoader[Any]):
         server = BatchServer(cached, self.collate_fn, self._on_error, self._seed)
         return InnerLoader(self, server, RequestSampler())
 
-    def _draws(self, epoch: int) -> Callable[[], Iterator[Draw]]:
+    def _draws(self, epoch: int, cached: CachedDataset) -> Callable[[], Iterator[Draw]]:
         """Return what draws this rank's batches of ``epoch``."""
+        ranks = self._ranks.now()
         if self._own_order:
             indices: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-            return partial(draws_of, indices, self._population, self._ranks.now())
-        plan = self._planner.plan(self._scores, epoch)
+            return partial(draws_of, indices, self._population, ranks)
+        plan = self._planner.plan(epoch)
+        if is_first_on_node(ranks):
+            cached.rekey(self._setup.policy, self._scores, plan)
         return partial(self._planner.draws, plan, self.batch_size, self.drop_last)
 
 

@@ -12,11 +12,11 @@ from stoker.errors import ConfigError
 from stoker.policy.base import Policy
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.planner import looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
-from stoker.scores import Scores
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena, open_arena
@@ -37,8 +37,13 @@ def with_cache(
     those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
-    setup = CacheSetup(Population(dataset), cache, as_recipe(recipe).policy, cache_stage)
-    return setup.open(current_ranks(), None)
+    policy = as_recipe(recipe).policy
+    if looks_ahead(policy):
+        raise ConfigError(
+            f"recipe {as_recipe(recipe).name!r} needs a plan, which only the Loader has: use "
+            "the Loader, or a recipe like 'minio'"
+        )
+    return CacheSetup(Population(dataset), cache, policy, cache_stage).open(current_ranks())
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
@@ -62,8 +67,10 @@ class CacheSetup:
         self, population: Population, cache: int | float | str, policy: Policy, cache_stage: str
     ) -> None:
         self.population = population
-        self.policy = policy
         self.stage = make_stage(population.base, cache_stage)
+        fit = getattr(policy, "for_sizes", None)
+        self.policy: Policy = policy if fit is None else fit(self.stage.source.sizes)
+        """The policy, told the sizes of the samples if it asks for them."""
         sizes = population.sizes(self.stage.source.sizes)
         self.data_bytes = int(sizes.sum())
         """Payload bytes of the samples that are visited; an estimate where sizes are."""
@@ -78,7 +85,7 @@ class CacheSetup:
         self.capacity = min(asked, math.ceil(self.data_bytes * self.stage.headroom))
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
 
-    def open(self, ranks: Ranks, scores: Scores | None) -> CachedDataset:
+    def open(self, ranks: Ranks) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there.

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from stoker.plan import Plan
+from stoker.policy.base import Policy
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory
+from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 
 
@@ -46,6 +48,8 @@ class Planner:
         seed: int,
         shuffle: bool,
         drop_last: bool,
+        policy: Policy,
+        scores: Scores,
     ) -> None:
         self.next_epoch = 0
         """The epoch that the next iteration takes."""
@@ -55,6 +59,8 @@ class Planner:
         self._seed = seed
         self._shuffle = shuffle
         self._drop_last = drop_last
+        self._policy = policy
+        self._scores = scores
         self._sampler()  # refuses what it must while the user's call is on the stack
 
     def _sampler(self) -> Any:
@@ -72,22 +78,29 @@ class Planner:
         rank, world_size = self._ranks.now()
         return len(range(rank, self._sampler().length, world_size))
 
-    def order(self, scores: Scores, epoch: int) -> Plan:
+    def order(self, epoch: int) -> Plan:
         """Return the plan of the whole job for ``epoch``, in indices of the population's view."""
-        plan: Plan = self._sampler().plan(scores, epoch)
+        plan: Plan = self._sampler().plan(self._scores, epoch)
         return plan
 
-    def plan(self, scores: Scores, epoch: int) -> Plan:
-        """Return the plan of the whole job for ``epoch``, in ids of the base data set."""
-        order = self.order(scores, epoch)
-        if not self._population.label:
-            return order
-        return Plan(order.epoch, order.start, self._population.ids(order.ids), order.weights)
+    def plan(self, epoch: int) -> Plan:
+        """Return the plan of the whole job for ``epoch``, in ids of the base data set.
 
-    def indices(self, scores: Scores) -> Iterator[int]:
+        It knows the plan that follows if the cache policy looks ahead, and scores do not matter.
+        """
+        following = None
+        # Plans of other samplers depend on scores that are not there yet.
+        if looks_ahead(self._policy) and self._make_sampler is UniformSampler:
+            following = self._with_ids(self.order(epoch + 1), None)
+        return self._with_ids(self.order(epoch), following)
+
+    def _with_ids(self, order: Plan, following: Plan | None) -> Plan:
+        ids = self._population.ids(order.ids) if self._population.label else order.ids
+        return Plan(order.epoch, order.start, ids, order.weights, following)
+
+    def indices(self) -> Iterator[int]:
         """Yield this rank's share of the next epoch, in indices of the population's view."""
-        order = self.order(scores, self.next_epoch)
-        return iter(order.rank_view(*self._ranks.now()).tolist())
+        return iter(self.order(self.next_epoch).rank_view(*self._ranks.now()).tolist())
 
     def draws(self, plan: Plan, batch_size: int | None, drop_last: bool) -> Iterator[Draw]:
         """Yield this rank's batches of ``plan``; one by one with ``batch_size=None``."""
@@ -98,10 +111,13 @@ class Planner:
         end = len(ids) - len(ids) % size if drop_last else len(ids)
         for begin in range(0, end, size):
             part = slice(begin, min(begin + size, end))
+            wanted = np.ascontiguousarray(ids[part])
+            positions = np.arange(part.start, part.stop) * world_size + rank
             yield Draw(
-                np.ascontiguousarray(ids[part]),
-                np.arange(part.start, part.stop) * world_size + rank,
+                wanted,
+                positions,
                 None if weights is None else np.ascontiguousarray(weights[part]),
+                self._policy.keys(wanted, self._scores, plan, positions),
                 single=batch_size is None,
             )
 
@@ -112,15 +128,19 @@ class PlanSampler(Sampler[int]):
     Yields this rank's indices of the loader's data set for the epoch that comes next.
     """
 
-    def __init__(self, planner: Planner, scores: Scores) -> None:
+    def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self._scores = scores
 
     def __iter__(self) -> Iterator[int]:
-        return self._planner.indices(self._scores)
+        return self._planner.indices()
 
     def __len__(self) -> int:
         return self._planner.rank_length
+
+
+def looks_ahead(policy: Policy) -> bool:
+    """Whether the keys of ``policy`` need a plan."""
+    return bool(getattr(policy, "looks_ahead", False))
 
 
 def draws_of(indices: Iterable[Any], population: Population, ranks: Ranks) -> Iterator[Draw]:

@@ -70,6 +70,11 @@ def current_ranks() -> Ranks:
     return given or Ranks(0, 1)
 
 
+def is_first_on_node(ranks: Ranks) -> bool:
+    """Whether this rank does what has to be done once per machine, as far as torchrun says."""
+    return os.environ.get("LOCAL_RANK", str(ranks.rank)) == "0"
+
+
 def from_rank_zero(text: str, ranks: Ranks) -> str | None:
     """Return the text that rank 0 gave; every rank of torch.distributed must call this.
 
