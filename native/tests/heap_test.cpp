@@ -53,7 +53,8 @@ void same_as_a_model() {
       where[id] = {region, value};
       continue;
     }
-    auto& [region, value] = known->second;
+    const int region = known->second.first;
+    double& value = known->second.second;
     Heap heap = heaps.heap(static_cast<std::uint32_t>(region));
     const std::uint32_t pos = heaps.ranks[id].heap_pos;
     CHECK(heap.at(pos).id == id && heap.at(pos).key == value);
