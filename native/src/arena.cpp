@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "stoker/error.h"
@@ -169,6 +170,41 @@ void check_name(const RegionSpec& spec) {
   }
 }
 
+// `regions` are those that `region` may name.
+void check_links(const Region& region, const Region* regions) {
+  const std::string who = std::string("region \"") + region.name + "\": ";
+  const bool promotes = region.promote_to != kNone && regions[region.promote_to].holds_bytes;
+  if (region.pop == Pop::kPromote && !promotes) {
+    throw ConfigError(who + "name the region, one that holds samples, to promote to");
+  }
+  if (region.ghost != kNone && (!promotes || regions[region.ghost].holds_bytes)) {
+    throw ConfigError(who + "a ghost holds no bytes, and what returns from it is promoted");
+  }
+}
+
+std::vector<Region> resolve(const std::vector<RegionSpec>& specs) {
+  std::vector<Region> regions(specs.size());
+  const auto index = [&](const std::string& name) {
+    std::uint32_t r = 0;
+    while (r < specs.size() && specs[r].name != name) ++r;
+    if (r == specs.size()) throw ConfigError("there is no region \"" + name + "\" among these");
+    return r;
+  };
+  bool holds_bytes = false;
+  for (std::uint32_t r = 0; r < specs.size(); ++r) {
+    const RegionSpec& spec = specs[r];
+    check_name(spec);
+    if (index(spec.name) != r) throw ConfigError("two regions are named \"" + spec.name + "\"");
+    fill(regions[r], spec);
+    if (!spec.promote_to.empty()) regions[r].promote_to = index(spec.promote_to);
+    if (!spec.ghost.empty()) regions[r].ghost = index(spec.ghost);
+    holds_bytes = holds_bytes || spec.holds_bytes;
+  }
+  if (!holds_bytes) throw ConfigError("no region holds samples: give one that does");
+  for (const Region& region : regions) check_links(region, regions.data());
+  return regions;
+}
+
 }  // namespace
 
 std::uint32_t Arena::region(const std::string& name) const {
@@ -185,9 +221,9 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
     throw ConfigError(std::to_string(specs.size()) + " regions: give 1 to " +
                       std::to_string(kMaxRegions));
   }
+  const std::vector<Region> regions = resolve(specs);
   std::uint64_t strict = 0;
   for (const RegionSpec& spec : specs) {
-    check_name(spec);
     if (spec.strict && spec.holds_bytes) strict += spec.budget;
   }
   if (strict > header_->capacity) {
@@ -195,16 +231,16 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
                       " bytes, more than the capacity of " + std::to_string(header_->capacity));
   }
   const Guard guard(*this, Guard::Insist::kYes);
-  if (header_->payload != 0) throw ConfigError("the arena is not empty: configure it before use");
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (header_->regions[r].holds_bytes && header_->regions[r].size > 0) {
+      throw ConfigError("the arena is not empty: configure it before use");
+    }
+  }
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
     while (heap(r).size() > 0) heap(r).remove(heap(r).size() - 1);
   }
-  header_->num_regions = static_cast<std::uint32_t>(specs.size());
-  for (std::uint32_t r = 0; r < specs.size(); ++r) fill(header_->regions[r], specs[r]);
-  for (std::uint32_t r = 0; r < specs.size(); ++r) {
-    if (!specs[r].promote_to.empty()) header_->regions[r].promote_to = region(specs[r].promote_to);
-    if (!specs[r].ghost.empty()) header_->regions[r].ghost = region(specs[r].ghost);
-  }
+  header_->num_regions = static_cast<std::uint32_t>(regions.size());
+  std::copy(regions.begin(), regions.end(), header_->regions);
 }
 
 void Arena::add_region(const RegionSpec& spec) {
@@ -220,6 +256,11 @@ void Arena::add_region(const RegionSpec& spec) {
   }
   const std::uint32_t promote_to = spec.promote_to.empty() ? kNone : region(spec.promote_to);
   const std::uint32_t ghost = spec.ghost.empty() ? kNone : region(spec.ghost);
+  Region added{};
+  fill(added, spec);
+  added.promote_to = promote_to;
+  added.ghost = ghost;
+  check_links(added, header_->regions);
   if (spec.holds_bytes && spec.strict) {
     Region& main = header_->regions[region("main")];
     if (main.budget < spec.budget || main.bytes > main.budget - spec.budget) {
@@ -229,10 +270,7 @@ void Arena::add_region(const RegionSpec& spec) {
     }
     main.budget -= spec.budget;
   }
-  Region& added = header_->regions[header_->num_regions];
-  fill(added, spec);
-  added.promote_to = promote_to;
-  added.ghost = ghost;
+  header_->regions[header_->num_regions] = added;
   ++header_->num_regions;
 }
 
@@ -285,8 +323,12 @@ std::vector<Region> Arena::regions() {
 
 bool Arena::lease(Ids ids, std::int64_t position) {
   check(ids);
+  for (; ids.size() > kAtOnce; ids = ids.subspan(kAtOnce)) {
+    if (!lease(ids.first(kAtOnce), position)) return false;
+  }
   const Guard guard(*this);
   if (!guard) return false;
+  leasing_.store(true);
   Slot& mine = slot_table_[slot()];
   for (const std::uint32_t id : ids) {
     const std::uint32_t taken = header_->free_lease;
@@ -303,17 +345,28 @@ bool Arena::lease(Ids ids, std::int64_t position) {
 
 void Arena::release(std::int64_t position) {
   Slot& mine = slot_table_[slot()];
-  if (mine.lease_head == 0) return;  // only this process adds to its list
-  const Guard guard(*this);
-  if (!guard) return;  // the next release drops these too
-  while (mine.lease_head != 0 && leases_[mine.lease_head - 1].position <= position) {
-    const std::uint32_t ended = mine.lease_head;
-    Lease& lease = leases_[ended - 1];
-    mine.lease_head = lease.next;
-    ranks_[lease.id].leases.fetch_sub(1, std::memory_order_relaxed);
-    lease.next = header_->free_lease;
-    header_->free_lease = ended;
+  for (bool more = leasing_.load(); more;) {
+    const Guard guard(*this);
+    if (!guard) return;  // the next release drops these too
+    std::size_t dropped = 0;
+    more = mine.lease_head != 0;
+    while (more && dropped++ < kAtOnce) {
+      more = drop_lease(mine, position) && mine.lease_head != 0;
+    }
+    if (mine.lease_head == 0) leasing_.store(false);
   }
+}
+
+// Drops a slot's first lease if it is for a position up to this one.
+bool Arena::drop_lease(Slot& owner, std::int64_t position) {
+  const std::uint32_t ended = owner.lease_head;
+  Lease& lease = leases_[ended - 1];
+  if (lease.position > position) return false;
+  owner.lease_head = lease.next;
+  ranks_[lease.id].leases.fetch_sub(1, std::memory_order_relaxed);
+  lease.next = header_->free_lease;
+  header_->free_lease = ended;
+  return true;
 }
 
 // --- counters ---

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kBatch = 64;                 // samples reserved under one lock
 constexpr std::uint64_t kBatchBytes = 4ull << 20;  // and at most about so many bytes
-constexpr std::int64_t kSlice = 20'000'000;        // between two looks at whether a claimant lives
+constexpr std::int64_t kHold = 500'000;      // ns after which a batch lets others have the lock
+constexpr std::int64_t kSlice = 20'000'000;  // between two looks at whether a claimant lives
 
 const std::atomic<std::uint32_t>* futex_of(const Entry& entry) {
   return reinterpret_cast<const std::atomic<std::uint32_t>*>(&entry.word);
@@ -75,15 +76,20 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
   Reserved reserved[kBatch];
   Slot& mine = slot_table_[slot()];
   mine.pending.fetch_add(static_cast<std::uint32_t>(ids.size()));
-  {
+  for (std::size_t i = 0; i < ids.size();) {
     const Guard guard(*this);
-    if (guard) evicted_ = placing.evicted;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
-      reserved[i] = guard ? place(ids[i], samples[i].size, key, placing) : Reserved::kRefused;
+    if (!guard) {
+      mine.bypassed.fetch_add(ids.size() - i, std::memory_order_relaxed);
+      std::fill(reserved + i, reserved + ids.size(), Reserved::kRefused);
+      break;
     }
-    if (guard) evicted_ = nullptr;
-    if (!guard) mine.bypassed.fetch_add(ids.size(), std::memory_order_relaxed);
+    evicted_ = placing.evicted;
+    const std::int64_t until = monotonic_ns() + kHold;
+    do {
+      const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
+      reserved[i] = place(ids[i], samples[i].size, key, placing);
+    } while (++i < ids.size() && monotonic_ns() < until);
+    evicted_ = nullptr;
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {
     admitted[i] = reserved[i] != Reserved::kRefused;
@@ -151,7 +157,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
     }
   }
   header_->payload += length;
-  if (!heap(region).push(id, first_key(target, key))) {
+  if (!enlist(region, id, first_key(target, key))) {
     drop(id);  // out of nodes, and so out of reach of eviction
     return Reserved::kRefused;
   }
@@ -265,16 +271,18 @@ void Arena::finish_undo() {
 
 void Arena::discard(Ids ids) {
   check(ids);
-  const Guard guard(*this);
-  for (const std::uint32_t id : ids) {
-    const std::uint64_t word = entries_[id].word.load(std::memory_order_acquire);
-    if (guard && state_of(word) == State::kReady) drop(id);
+  for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
+    const Guard guard(*this);
+    if (!guard) return;
+    for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
+      const std::uint64_t word = entries_[ids[i]].word.load(std::memory_order_acquire);
+      if (state_of(word) == State::kReady) drop(ids[i]);
+    }
   }
 }
 
 void Arena::set_keys(Ids ids, const double* keys) {
   check(ids);
-  constexpr std::size_t kAtOnce = 1024;
   for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
     const Guard guard(*this);
     if (!guard) return;

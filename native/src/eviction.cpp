@@ -12,7 +12,7 @@ namespace {
 
 // Outside the exact mode one eviction looks at no more nodes than this, so that the lock is short.
 constexpr int kMostSteps = 64;
-constexpr std::size_t kMostAside = 1024;
+constexpr std::size_t kMostAside = 256;
 constexpr std::uint32_t kRandomTries = 64;
 
 std::uint64_t xorshift(std::uint64_t& state) {
@@ -135,7 +135,8 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
     }
   }
   for (const Victim& kept : aside) members.insert(kept.id, kept.key);
-  return found;
+  // So many of the first are leased that any other is better than none.
+  return found || (aside.size() == kMostAside && !header_->exact && random_victim(region, victim));
 }
 
 // Looks at the smallest node: true when it is to leave; else it was moved to where it belongs.
@@ -153,8 +154,7 @@ bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& step
   }
   const std::uint8_t visits = rank.visits.load(std::memory_order_relaxed);
   if (rules.pop == Pop::kPromote && visits >= rules.visits) {
-    promote(region, top.id);
-    return false;
+    return !promote(region, top.id);
   }
   if (rules.pop == Pop::kSecondChance && visits > 0) {
     rank.visits.store(visits - 1, std::memory_order_relaxed);
@@ -175,7 +175,8 @@ bool Arena::random_victim(std::uint32_t region, Victim& victim) {
   if (size == 0) return false;
   std::uint32_t pos = static_cast<std::uint32_t>(xorshift(header_->random) % size);
   // After some tries it is a search, so that one free sample among leased ones is found.
-  for (std::uint32_t tries = 0; tries < kRandomTries + size; ++tries) {
+  const std::uint32_t most = header_->exact ? size : std::min<std::uint32_t>(size, kMostAside);
+  for (std::uint32_t tries = 0; tries < kRandomTries + most; ++tries) {
     const Node node = members.at(pos);
     if (evictable(node.id)) {
       victim = {node.id, node.key};
@@ -188,15 +189,36 @@ bool Arena::random_victim(std::uint32_t region, Victim& victim) {
   return false;
 }
 
-void Arena::promote(std::uint32_t region, std::uint32_t id) {
+// Adds a sample to a region; if the pool of nodes is used up, ghosts give theirs.
+bool Arena::enlist(std::uint32_t region, std::uint32_t id, double key) {
+  const Region* regions = header_->regions;
+  while (!heap(region).push(id, key)) {
+    std::uint32_t ghost = 0;
+    while (ghost < header_->num_regions &&
+           (regions[ghost].holds_bytes || regions[ghost].size == 0)) {
+      ++ghost;
+    }
+    if (ghost == header_->num_regions) return false;
+    forget(heap(ghost).at(0).id);
+  }
+  return true;
+}
+
+// False when there is no node for it: then it stays where it was.
+bool Arena::promote(std::uint32_t region, std::uint32_t id) {
   Region& from = header_->regions[region];
   Region& to = header_->regions[from.promote_to];
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
+  const double key = heap(region).at(ranks_[id].heap_pos.load(std::memory_order_relaxed)).key;
   heap(region).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
-  from.bytes -= length;
   ranks_[id].visits.store(0, std::memory_order_relaxed);
-  heap(from.promote_to).push(id, first_key(to, nullptr));
+  if (!enlist(from.promote_to, id, first_key(to, nullptr))) {
+    heap(region).push(id, key);
+    return false;
+  }
+  from.bytes -= length;
   to.bytes += length;
+  return true;
 }
 
 // The victim is out of the heap already.

@@ -159,14 +159,7 @@ void Arena::reclaim() {
 
 void Arena::drop_leases(std::uint32_t slot) {
   Slot& owner = slot_table_[slot];
-  while (owner.lease_head != 0) {
-    const std::uint32_t ended = owner.lease_head;
-    Lease& lease = leases_[ended - 1];
-    owner.lease_head = lease.next;
-    ranks_[lease.id].leases.fetch_sub(1, std::memory_order_relaxed);
-    lease.next = header_->free_lease;
-    header_->free_lease = ended;
-  }
+  while (owner.lease_head != 0) drop_lease(owner, INT64_MAX);
   owner.lease_tail = 0;
 }
 
@@ -204,12 +197,12 @@ void Arena::rebuild_leases() {
 
 // Reads every record; where two claim a block, the younger one is right.
 void Arena::recover_file() {
-  constexpr std::uint32_t kAtOnce = 4096;
-  std::vector<Record> page(kAtOnce);
+  constexpr std::uint32_t kPage = 4096;
+  std::vector<Record> page(kPage);
   std::vector<Record> sound;
   std::uint32_t count = 0;
   for (std::uint32_t first = 0; first < header_->num_ids; first += count) {
-    count = std::min(kAtOnce, header_->num_ids - first);
+    count = std::min(kPage, header_->num_ids - first);
     if (!blocks_store_->get_records(first, {page.data(), count})) continue;
     for (std::uint32_t i = 0; i < count; ++i) {
       const Record& record = page[i];

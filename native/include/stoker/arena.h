@@ -129,6 +129,7 @@ class Arena {
   int file_descriptor() const { return blocks_store_->descriptor(); }
 
  private:
+  static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
   enum class Reserved { kTaken, kPresent, kRefused };
   class Guard;
   struct Victim {
@@ -172,7 +173,8 @@ class Arena {
   bool next_victim(std::uint32_t region, Victim& victim);
   bool random_victim(std::uint32_t region, Victim& victim);
   bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
-  void promote(std::uint32_t region, std::uint32_t id);
+  bool promote(std::uint32_t region, std::uint32_t id);
+  bool enlist(std::uint32_t region, std::uint32_t id, double key);
   void evict(std::uint32_t region, std::uint32_t id);
   void keep_copy(std::uint32_t id, std::uint32_t length);
   bool evict_one(std::uint32_t region);
@@ -193,6 +195,7 @@ class Arena {
   void reclaim_dead();
   void recover_file();
   bool recover(const Record& record);
+  bool drop_lease(Slot& owner, std::int64_t position);
   void drop_leases(std::uint32_t slot);
   void rebuild_leases();
 
@@ -210,6 +213,7 @@ class Arena {
   SlotLock lock_;
   std::vector<Extent> extents_;  // scratch, under the lock; never grows, so a fork finds it whole
   Evicted* evicted_ = nullptr;   // of the put that holds the lock
+  std::atomic<bool> leasing_{false};  // false: this process has no leases
   std::atomic<std::int64_t> stalled_until_{0};
   std::mutex undone_mutex_;
   std::vector<std::uint32_t> undone_;  // reservations to give back at the next lock
