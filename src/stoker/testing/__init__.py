@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
+    "FaultySource": "stoker.testing.faulty_source",
     "SlowSource": "stoker.testing.slow_source",
     "SourceConformance": "stoker.testing.source_conformance",
 }

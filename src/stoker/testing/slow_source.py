@@ -116,8 +116,11 @@ class SlowSource(BaseSource):
         self._source.close()
 
     @contextmanager
-    def _as_slow_as(self, ids: npt.ArrayLike) -> Iterator[None]:
-        """Make what happens inside take as long as reading ``ids`` from the slow storage."""
+    def _as_slow_as(self, ids: npt.ArrayLike) -> Iterator[npt.NDArray[np.int64]]:
+        """Make what happens inside take as long as reading ``ids`` from the slow storage.
+
+        Gives how often each of them was read before, i64[n].
+        """
         begin = time.monotonic()
         wanted = check_ids(ids, len(self))
         num_bytes = int(self.sizes[wanted].sum())
@@ -127,7 +130,7 @@ class SlowSource(BaseSource):
             requests = len(wanted) * self._seconds_per_request
             free_at = self._meter.take(begin, np.array([transfer, requests]))
         try:
-            yield
+            yield earlier
         finally:
             latency = _makespan(self._latencies(wanted, earlier), self._concurrency)
             time.sleep(max(0.0, max(begin + latency, free_at) - time.monotonic()))
@@ -159,11 +162,25 @@ def _normal(
     seed: int, ids: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """Return a standard normal number for each (seed, id, count), by Box and Muller."""
-    key = _mix(
-        _mix(ids.astype(np.uint64) ^ _mix(np.uint64(seed % 2**64))) + counts.astype(np.uint64)
-    )
+    key = _key(seed, ids, counts)
     radius = np.sqrt(-2 * np.log((_mix(key) >> np.uint64(11)) * 2.0**-53 + 2.0**-54))
     return np.asarray(radius * np.cos(2 * np.pi * 2.0**-53 * (_mix(~key) >> np.uint64(11))))
+
+
+def uniform(
+    seed: int, ids: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) for each (seed, id, count), apart from those of the latencies."""
+    key = _key(seed, ids, counts) ^ np.uint64(0x5851F42D4C957F2D)
+    return np.asarray((_mix(key) >> np.uint64(11)) * 2.0**-53)
+
+
+def _key(
+    seed: int, ids: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """Return 64 scrambled bits for each (seed, id, count)."""
+    key = _mix(ids.astype(np.uint64) ^ _mix(np.uint64(seed % 2**64)))
+    return np.asarray(_mix(key + counts.astype(np.uint64)))
 
 
 def _mix(value: Any) -> Any:
