@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from stoker.policy import LRU
-from stoker.store import handshake
+from stoker.store import handshake, registry
 from stoker.store.registry import clean, list_arenas, open_arena
 from stoker.store.runtime_dir import MARKER, runtime_dir
 from survival.job import play
@@ -283,7 +283,8 @@ def _cycles_in_threads(threads: int, rounds: int, pipe: Connection) -> None:
     pipe.send((before, _held(), inodes))
 
 
-def test_a_hundred_cycles_at_once_leak_nothing() -> None:
+def test_a_hundred_cycles_at_once_leak_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PATIENCE", 60.0)  # the machine may be busy
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(5)]
     children = [
@@ -298,7 +299,7 @@ def test_a_hundred_cycles_at_once_leak_nothing() -> None:
             before, after, inodes = pipe.recv()
             assert before == after
             assert len(inodes) == 20
-            assert [holder for inode in set(inodes) for holder in holders_of(inode)] == []
+            assert holders_of(*inodes) == []
     finally:
         for child in children:
             child.kill()
