@@ -22,6 +22,7 @@ from stoker.source.remote.place import Address
 DAY = 86400.0
 _T = TypeVar("_T")
 _HEADS = 16  # objects of a stored list of keys that are asked after
+_TAIL = 500  # keys at the end of a stored listing that are compared; half a page
 
 
 class KeyListing:
@@ -29,7 +30,7 @@ class KeyListing:
 
     A stored listing is used again if it is at most ``max_age`` seconds old and a cheap check
     finds no difference: of a prefix, the first page of a listing, the page after a key drawn at
-    random, and whether anything comes after the last key (three requests); of a list of keys,
+    random, and the last 500 keys with what comes after them (three requests); of a list of keys,
     16 of them drawn at random. So what is added or removed at the ends is noticed at once,
     elsewhere by chance or after ``max_age``. An object that was replaced or removed unnoticed is
     reported when it is read; one that was added unnoticed is missing until then.
@@ -113,15 +114,16 @@ class KeyListing:
 
     def _prefix_holds(self, keys: Keys, prefix: str, by_folder: bool) -> bool:
         """Return whether three pages of a new listing agree with the stored one."""
-        places = [-1, random.randrange(len(keys)), len(keys) - 1]
-        for place in places:
+        last = max(-1, len(keys) - _TAIL - 1)
+        for place in (-1, random.randrange(len(keys)), last):
             after = keys[place].decode() if place >= 0 else ""
             page = self._client.page(prefix, after)
             if isinstance(page, Failure):
                 return False
-            beside = len(prefix.encode())
-            page = [entry for entry in page if not by_folder or entry.key.find(b"/", beside) >= 0]
-            if not _agrees(keys, place + 1, page):
+            if by_folder:
+                below = len(prefix.encode())
+                page = [entry for entry in page if entry.key.find(b"/", below) >= 0]
+            if not _agrees(keys, place + 1, page, to_end=place == last):
                 return False
         return True
 
@@ -135,11 +137,11 @@ class KeyListing:
         return np.array_equal(found.sizes, kept.sizes) and np.array_equal(found.tags, kept.tags)
 
 
-def _agrees(keys: Keys, begin: int, page: list[Entry]) -> bool:
-    """Return whether the keys from ``begin`` on are those of ``page``."""
-    if not page:
-        return begin == len(keys)
-    end = bisect_right(keys, page[-1].key, lo=begin)
+def _agrees(keys: Keys, begin: int, page: list[Entry], to_end: bool) -> bool:
+    """Return whether ``page`` is what comes from ``begin`` on, or is all of that (``to_end``)."""
+    end = len(keys)
+    if page and not to_end:
+        end = bisect_right(keys, page[-1].key, lo=begin)
     # Empty objects are left out on both sides: some are markers, which no listing keeps.
     stored = [Entry(keys[i], int(keys.sizes[i]), int(keys.tags[i])) for i in range(begin, end)]
     return [e for e in stored if e.size] == [e for e in page if e.size]

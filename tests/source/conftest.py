@@ -1,0 +1,110 @@
+"""Servers for the sources of objects: a real S3 stand-in, real web servers, and a bad one."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .bad_server import BadServer
+from .s3 import Bucket
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own for the listings of each test."""
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until something listens on ``port``."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} does not listen: exit status {process.poll()}")
+
+
+def serve(command: list[str], port: int, folder: Path) -> Iterator[None]:
+    """Run a server while the generator is suspended."""
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_for(port, process)
+            yield
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of an S3 stand-in."""
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+        pytest.skip("moto is not installed: pip install 'moto[server]'")
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    for _ in serve(command, port, tmp_path_factory.mktemp("moto")):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def bucket(moto: str) -> Iterator[Bucket]:
+    """An empty bucket."""
+    bucket = Bucket(moto)
+    yield bucket
+    bucket.close()
+
+
+@pytest.fixture(scope="session", params=["http.server", "nginx"])
+def web(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    """A web server: its address, and the folder that it serves."""
+    folder, port = tmp_path_factory.mktemp("web"), free_port()
+    served = folder / "served"
+    served.mkdir()
+    if request.param == "nginx":
+        nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+        if nginx is None:
+            pytest.skip("nginx is not installed: apt-get install nginx")
+        config = folder / "nginx.conf"
+        config.write_text(
+            f"daemon off; pid {folder}/pid; error_log {folder}/error.log;\n"
+            "events {}\n"
+            f"http {{ access_log off; client_body_temp_path {folder}/a; "
+            f"proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c; "
+            f"uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;\n"
+            f"server {{ listen 127.0.0.1:{port}; root {served}; }} }}\n"
+        )
+        served.chmod(0o755)
+        command = [nginx, "-c", str(config), "-p", str(folder)]
+    else:
+        command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
+        command += ["--directory", str(served), str(port)]
+    for _ in serve(command, port, folder):
+        yield f"http://127.0.0.1:{port}", served
+
+
+@pytest.fixture
+def bad_server() -> Iterator[BadServer]:
+    """A server that misbehaves as told."""
+    with BadServer() as server:
+        yield server
