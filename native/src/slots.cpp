@@ -26,7 +26,7 @@ void register_fork_handlers() {
 }
 
 struct flock byte_lock(short type, std::uint32_t slot) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = kLockBase + slot;
@@ -93,9 +93,7 @@ bool Slots::alive(std::uint32_t slot) const {
   return lock.l_type != F_UNLCK;
 }
 
-bool Slots::seize(std::uint32_t slot) {
-  return slot != mine() && try_lock(slot);
-}
+bool Slots::seize(std::uint32_t slot) { return slot != mine() && try_lock(slot); }
 
 void Slots::let_go(std::uint32_t slot) {
   struct flock lock = byte_lock(F_UNLCK, slot);

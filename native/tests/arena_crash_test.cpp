@@ -138,12 +138,12 @@ pid_t traced(Arena& arena, Body body) {
 
 // Each kind of write, cut short after every so many of its instructions.
 void killed_at_many_instructions() {
-  const long stride = kit::kSlow ? 997 : 97;
+  constexpr long kStride = 97;
   const kit::Bytes bytes = kit::payload(0, 2500);
   const stoker::Sample sample{bytes.data(), bytes.size()};
   for (int kind = 0; kind < 4; ++kind) {
     std::uint64_t repairs = 0;
-    for (long steps = 1, cut = 1; cut != 0; steps += stride) {
+    for (long steps = 1, cut = 1; cut != 0; steps += kStride) {
       Arena arena(geometry(kIds, 20'000, 1000), "");
       configure(arena);
       fill(arena);
@@ -161,7 +161,7 @@ void killed_at_many_instructions() {
       check_recovered(arena);
       repairs += arena.counters().repairs;
     }
-    if (kind < 3 && !kit::kSlow) CHECK(repairs > 0);  // some died with the lock
+    if (kind < 3) CHECK(repairs > 0);  // some died with the lock
   }
 }
 
@@ -245,7 +245,7 @@ void stopped_with_the_lock() {
   CHECK(!arena.lease({&id, 1}, 1));
   CHECK(kit::claim(arena, 2));
   kit::abandon(arena, 2);
-  CHECK(kit::seconds_since(start) < 1 && arena.counters().bypassed == 101);
+  CHECK(kit::seconds_since(start) < 5 && arena.counters().bypassed == 101);
   kill(child, SIGCONT);
   CHECK(kit::succeeded(child));
   kit::sleep_ms(1100);
@@ -276,6 +276,6 @@ int main() {
   a_writer_stopped_while_copying();
   dead_processes_keep_no_leases();
   killed_at_random_instants();
-  killed_at_many_instructions();
+  if (!kit::kSlow) killed_at_many_instructions();
   return check::failures();
 }
