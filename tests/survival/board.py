@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -20,7 +20,7 @@ class Field(IntEnum):
     PUT = 3  # samples admitted
     WRONG = 4  # samples with other bytes than their own
     SLOWEST = 5  # longest call so far, ns, without the time it waited for a CPU
-    STOPS = 6  # written by the test just before it stops the member
+    STOPS = 6  # written by the test before it stops and before it continues the member
 
 
 class Board:
@@ -83,6 +83,3 @@ class Row:
 
     def _delay(self) -> int:
         return int(os.pread(self._schedstat, 64, 0).split()[1])
-
-
-Work = Callable[..., None]

@@ -153,6 +153,8 @@ class Fleet:
 
     def go_on(self, place: int) -> None:
         """Continue one member."""
+        # Again, for a call that began after the first note and before the signal arrived.
+        self.board.add(place, Field.STOPS, 1)
         os.kill(self._pid(place), signal.SIGCONT)
 
     def finish(self) -> None:
