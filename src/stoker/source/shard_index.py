@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from stoker.source.parts import HEADER
 from stoker.source.tar_members import Member
 
 Codes = npt.NDArray[np.uint32]
+_META = re.compile(r"__[^/]*__($|/)")  # WebDataset leaves these files and folders out
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +110,7 @@ def index_of(shards: Iterable[Sequence[Member]], name: Callable[[int], str]) -> 
 
     As in WebDataset, a file's key is its path up to the first dot of the file name, the rest is
     its extension, in lower case; consecutive files of one key are one sample. Files without an
-    extension, hidden ones and those called ``__like_this__`` are left out.
+    extension, hidden ones and those in folders called ``__like_this__`` are left out.
 
     Raises :class:`SampleCorrupt` for a sample that has two parts of one extension, and
     :class:`ConfigError` when there are no samples.
@@ -141,7 +143,7 @@ class _Builder:
         """Add a file; return False if its sample already has such a part."""
         folder, slash, base = file.path.removeprefix("./").rpartition("/")
         stem, dot, extension = base.partition(".")
-        if not stem or not dot or (base.startswith("__") and base.endswith("__")):
+        if not stem or not dot or _META.match(file.path):
             return True
         key = folder + slash + stem
         if key != self._key:

@@ -1,0 +1,288 @@
+"""ShardSource and what it is made of: tar files of all kinds, parts, ranges, damage."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
+from stoker.source import ShardSource, Source, join_parts, split_parts
+from stoker.source.coalesce import coalesce
+from stoker.source.shards import expand
+from stoker.testing import SourceConformance
+
+from .s3 import Bucket
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+FORMATS = {
+    "ustar": tarfile.USTAR_FORMAT,
+    "gnu": tarfile.GNU_FORMAT,
+    "pax": tarfile.PAX_FORMAT,
+}
+
+
+def pack(files: list[tuple[str, bytes]], format: int = tarfile.PAX_FORMAT) -> bytes:
+    """Return a tar file of these files."""
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w", format=format) as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return into.getvalue()
+
+
+def write(folder: Path, shards: list[list[tuple[str, bytes]]], **how: Any) -> list[Path]:
+    paths = [folder / f"{number:03d}.tar" for number in range(len(shards))]
+    for path, files in zip(paths, shards, strict=True):
+        path.write_bytes(pack(files, **how))
+    return paths
+
+
+class TestLocalShards(SourceConformance):
+    def make(self, samples: list[bytes], tmp_path: Path) -> Source:
+        files = [(f"{number:04d}.bin", sample) for number, sample in enumerate(samples)]
+        return ShardSource(write(tmp_path, [files[:17], files[17:]]), part="bin")
+
+
+class TestShardsInS3(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+
+    def make(self, samples: list[bytes], tmp_path: Path) -> Source:
+        files = [(f"{number:04d}.bin", sample) for number, sample in enumerate(samples)]
+        folder = tmp_path.name
+        self.bucket.put({f"{folder}/0.tar": pack(files[:9]), f"{folder}/1.tar": pack(files[9:])})
+        return ShardSource(
+            f"{self.bucket.url}/{folder}/{{0..1}}.tar",
+            part="bin",
+            storage_options=self.bucket.options(),
+        )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 100_000])
+def test_every_kind_of_tar_file_is_read(tmp_path: Path, format: str, size: int) -> None:
+    folder = "f" * (90 if format == "ustar" else 300)
+    files = [
+        (f"{folder}/{'n' * (90 if format == 'ustar' else 200)}{number}.{kind}", os.urandom(size))
+        for number in range(5)
+        for kind in ("jpg", "seg.png", "cls")
+    ]
+    source = ShardSource(write(tmp_path, [files], format=FORMATS[format]))
+    assert len(source) == 5
+    assert source.extensions == ("jpg", "seg.png", "cls")
+    for number, sample in enumerate(source.read(range(5))):
+        parts = {name: bytes(part) for name, part in split_parts(sample).items()}
+        assert list(parts) == ["jpg", "seg.png", "cls"]
+        assert list(parts.values()) == [data for _, data in files[3 * number : 3 * number + 3]]
+        assert source.name(number) == f"{tmp_path}/000.tar#{files[3 * number][0][:-4]}"
+        assert source.sizes[number] == len(sample)
+
+
+@pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax"], ["--format=v7"]])
+def test_what_the_tar_program_writes_is_read(tmp_path: Path, options: list[str]) -> None:
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    for name in ("a.jpg", "a.cls", "sub/b.jpg", "sub/b.cls"):
+        (data / name).write_bytes(name.encode())
+    (data / "sub" / "link.jpg").symlink_to("b.jpg")
+    subprocess.run(
+        ["tar", *options, "--sort=name", "-cf", tmp_path / "x.tar", "-C", data, "."], check=True
+    )
+    source = ShardSource(tmp_path / "x.tar")
+    found = {
+        source.name(i).partition("#")[2]: {k: bytes(v) for k, v in split_parts(s).items()}
+        for i, s in enumerate(source.read(range(len(source))))
+    }
+    assert found == {
+        "a": {"cls": b"a.cls", "jpg": b"a.jpg"},
+        "sub/b": {"cls": b"sub/b.cls", "jpg": b"sub/b.jpg"},
+    }
+
+
+def test_files_are_grouped_as_webdataset_does(tmp_path: Path) -> None:
+    names = ["a.jpg", "a.CLS", "b.jpg", "__meta__/x.json", ".hidden", "noext", "b.cls", "a.jpg",
+             "d.1/c.x.jpg", "d.1/c.cls"]  # fmt: skip
+    (path,) = write(tmp_path, [[(name, name.encode()) for name in names]])
+    source = ShardSource(path)
+    read = [
+        {name: bytes(part) for name, part in split_parts(sample).items()}
+        for sample in source.read(range(len(source)))
+    ]
+    assert read == [
+        {"jpg": b"a.jpg", "cls": b"a.CLS"},
+        {"jpg": b"b.jpg", "cls": b"b.cls"},
+        {"jpg": b"a.jpg"},
+        {"x.jpg": b"d.1/c.x.jpg", "cls": b"d.1/c.cls"},
+    ]
+
+
+def test_a_sample_ends_with_its_shard(tmp_path: Path) -> None:
+    paths = write(tmp_path, [[("a.jpg", b"1")], [("a.cls", b"2")]])
+    assert len(ShardSource(paths)) == 2
+
+
+def test_one_part_of_each_sample(tmp_path: Path) -> None:
+    files = [("a.jpg", b"1"), ("a.cls", b"7"), ("b.cls", b"8"), ("b.png", b"2"), ("c.jpg", b"3")]
+    (path,) = write(tmp_path, [files])
+    assert ShardSource(path, part="jpg;png").read([2, 1, 0]) == [b"3", b"2", b"1"]
+    assert ShardSource(path, part="PNG;JPG").read([0]) == [b"1"]
+    with pytest.raises(ConfigError, match="1 samples have no such part, the first is 'c'"):
+        ShardSource(path, part="cls")
+    assert ShardSource(path, part="jpg;png").fingerprint != ShardSource(path).fingerprint
+
+
+def test_neighbours_come_in_one_request(tmp_path: Path) -> None:
+    files = [(f"{number:04d}.bin", os.urandom(1000)) for number in range(100)]
+    paths = write(tmp_path, [files, files])
+    source = ShardSource(paths, part="bin")
+    before = source._client.tally.requests
+    assert source.read(range(200)) == [data for _, data in files] * 2
+    assert source._client.tally.requests == before + 2
+    source.read([0, 199, 1, 198, 30])
+    assert source._client.tally.requests == before + 4
+    apart = ShardSource(paths, part="bin", coalesce_gap=0, largest_request=1)
+    before = apart._client.tally.requests
+    assert apart.read([5, 4, 5]) == [files[5][1], files[4][1], files[5][1]]
+    assert apart._client.tally.requests == before + 3
+
+
+def test_large_files_are_skipped_by_the_index(tmp_path: Path) -> None:
+    files = [(f"{number}.bin", bytes(1_000_000)) for number in range(20)]
+    source = ShardSource(write(tmp_path, [files]), part="bin")
+    assert source._client.tally.received_bytes < 500_000
+    assert source.sizes.tolist() == [1_000_000] * 20
+
+
+def test_the_index_is_kept_until_a_shard_changes(tmp_path: Path) -> None:
+    paths = write(tmp_path, [[("a.x", b"1")], [("b.x", b"2")]])
+    first = ShardSource(paths)
+    again = ShardSource(paths)
+    assert first._client.tally.requests > 0
+    assert again._client.tally.requests == 0
+    assert again.fingerprint == first.fingerprint
+    assert [again.name(i) for i in (0, 1)] == [first.name(i) for i in (0, 1)]
+    assert ShardSource(paths, cache_index=False)._client.tally.requests > 0
+    paths[1].write_bytes(pack([("b.x", b"3")]))
+    changed = ShardSource(paths)
+    assert changed.fingerprint != first.fingerprint
+    assert split_parts(changed.read([1])[0])["x"] == b"3"
+
+
+def test_shards_that_change_are_found_out(tmp_path: Path) -> None:
+    paths = write(tmp_path, [[("a.x", b"1")], [("b.x", b"2")], [("c.x", b"3")]])
+    source = ShardSource(paths)
+    paths[1].write_bytes(pack([("longer.x", bytes(20_000))]))
+    paths[2].unlink()
+    samples, errors = source.read_each([0, 1, 2])
+    assert samples[0] is not None
+    assert {index: type(error) for index, error in errors.items()} == {
+        1: SampleCorrupt,
+        2: SampleNotFound,
+    }
+    assert str(paths[1]) in str(errors[1])
+
+
+def test_fsspec_shards(tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pipe("/shards/0.tar", pack([("a.x", b"1"), ("a.y", b"2")]))
+    source = ShardSource("memory://shards/0.tar")
+    assert {name: bytes(part) for name, part in split_parts(source.read([0])[0]).items()} == {
+        "x": b"1",
+        "y": b"2",
+    }
+    assert source.name(0) == "memory:///shards/0.tar#a"
+
+
+def test_damaged_shards_are_refused(tmp_path: Path) -> None:
+    good = pack([("a.x", bytes(2000)), ("b.x", bytes(2000))])
+    damaged = {
+        "cut off": good[:3000],
+        "not one of a tar": good[:100] + b"?" + good[101:],
+        "cut off in a header": good[:2600],
+        "two parts": pack([("a.x", b"1"), ("a.X", b"2")]),
+    }
+    for number, (message, data) in enumerate(damaged.items()):
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(data)
+        with pytest.raises(SampleCorrupt, match=f"{number}.tar.*{message}"):
+            ShardSource(path)
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    for mode in ("gz", "bz2", "xz"):
+        with tarfile.open(path, f"w:{mode}") as archive:
+            archive.add(__file__, "a.x")
+        with pytest.raises(ConfigError, match=r"x\.tar.*compressed with"):
+            ShardSource(path)
+    for name in ("x.tar.gz", "x.tgz", "x.tar.zst"):
+        with pytest.raises(ConfigError, match="is compressed"):
+            ShardSource(name)
+    with pytest.raises(ConfigError, match="empty"):
+        ShardSource([])
+    with pytest.raises(ConfigError, match="several places"):
+        ShardSource(["s3://a/x.tar", "s3://b/x.tar"])
+    with pytest.raises(ConfigError, match="coalesce_gap=-1"):
+        ShardSource(path, coalesce_gap=-1)
+    with pytest.raises(SampleNotFound, match=r"gone\.tar"):
+        ShardSource(tmp_path / "gone.tar")
+    path.write_bytes(pack([("noextension", b"1")]))
+    with pytest.raises(ConfigError, match="no samples"):
+        ShardSource(path)
+
+
+def test_braces_are_written_out() -> None:
+    assert expand("s3://b/{000..002}.tar") == [f"s3://b/00{i}.tar" for i in range(3)]
+    assert expand("{a,b}-{9..10}.tar") == ["a-9.tar", "a-10.tar", "b-9.tar", "b-10.tar"]
+    assert expand(["x.tar", Path("y.tar")]) == ["x.tar", "y.tar"]
+    with pytest.raises(ConfigError, match="counts down"):
+        expand("{3..1}.tar")
+
+
+@given(st.dictionaries(st.text(max_size=10), st.binary(max_size=50), max_size=5))
+def test_parts_are_told_apart(parts: dict[str, bytes]) -> None:
+    split = split_parts(join_parts(parts))
+    assert {name: bytes(part) for name, part in split.items()} == parts
+
+
+def test_what_has_no_parts_is_corrupt() -> None:
+    sample = join_parts({"jpg": b"123", "cls": b"4"})
+    for bad in (sample[:-1], sample[:5], b"\xff\xd8\xff" * 10, struct.pack("<HQ", 1, 0) + b"\xff"):
+        with pytest.raises(SampleCorrupt):
+            split_parts(bad)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000), st.integers(0, 100)), max_size=40),
+    st.integers(0, 50),
+    st.integers(1, 300),
+)
+def test_requests_cover_their_ranges(
+    ranges: list[tuple[int, int, int]], gap: int, largest: int
+) -> None:
+    table = np.array(ranges, np.int64).reshape(-1, 3)
+    shards, starts, ends = table[:, 0].astype(np.uint32), table[:, 1], table[:, 1] + table[:, 2]
+    requests = coalesce(shards, starts, ends, gap, largest)
+    chosen = requests.request_of
+    assert (requests.shards[chosen] == shards).all()
+    assert (requests.starts[chosen] <= starts).all()
+    assert ((requests.starts + requests.lengths)[chosen] >= ends).all()
+    limit = max(largest, int(table[:, 2].max(initial=0)))
+    assert (requests.lengths <= limit).all()
+    assert len(requests.starts) == len(np.unique(chosen))
