@@ -33,9 +33,16 @@ def main() -> None:
         report.target("3 KB hit to LMDB", paired_ratio(small["arena"], small["LMDB"]), 0.5)
     if "Redis" in small:
         report.target("3 KB hit to Redis", paired_ratio(small["arena"], small["Redis"]), 0.2)
-    report.target("110 KB hit to memcpy", paired_ratio(large["arena"], large["memcpy"]), 1.3)
+    report.target("110 KB hit to memcpy", paired_ratio(large["arena"], best_memcpy(large)), 1.3)
     mixed.arena.verify()
     report.show(args.json)
+
+
+def best_memcpy(figures: dict[str, list[float]]) -> list[float]:
+    """Return, round by round, the faster of the two ways to copy: nobody beats the better one."""
+    return [
+        min(pair) for pair in zip(figures["memcpy"], figures["memcpy, new memory"], strict=True)
+    ]
 
 
 def measure(
@@ -61,8 +68,8 @@ def measure(
                 readers[name] = stack.enter_context(peer(samples))
             except peers.Unavailable as reason:
                 report.remarks.append(str(reason))
-        # One pass over the set, in a fresh random order, bounded so that slow peers stay short.
-        batches = max(1, min(len(cached), 40_000_000 // size) // batch)
+        # One pass over the set, in a fresh random order.
+        batches = len(cached) // batch
 
         def timed(read: peers.Reader) -> float:
             order = mixed.rng.permutation(len(cached))[: batches * batch].reshape(batches, -1)
@@ -81,7 +88,7 @@ def measure(
             batch=batch,
             contestant=name,
             us_per_sample=1e6 * float(np.median(figures)),
-            to_memcpy=paired_ratio(figures, results["memcpy"]),
+            to_memcpy=paired_ratio(figures, best_memcpy(results)),
             set_MiB=samples.nbytes >> 20,
         )
     return results

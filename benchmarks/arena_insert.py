@@ -39,7 +39,7 @@ def measure(
     mixed.turn_over(same, 2)
     slots = np.zeros((capacity // size, size), np.uint8)
     slots.fill(1)
-    batches = max(1, min(40_000_000 // size, capacity // size // 4) // batch)
+    batches = max(1, (capacity // size // 4) // batch)
 
     def arena() -> float:
         seconds, count = insert_some(mixed, same, batch, batches)

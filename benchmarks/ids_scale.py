@@ -9,7 +9,6 @@ is what comes on top of a plain torch worker over the same number of ids.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import time
 from typing import Any
@@ -144,7 +143,9 @@ def _serve_and_measure(count: int, method: str, plain: bool, sender: Any) -> Non
     for _ in range(batches):
         next(iterator)
     sender.send(max(private_bytes(child.pid) for child in multiprocessing.active_children()))
-    os._exit(0)  # the workers go with us; a tidy end of ten million ids is not the question
+    del iterator
+    if not plain:
+        loader.close()
 
 
 if __name__ == "__main__":
