@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -86,15 +87,16 @@ def web(
         if nginx is None:
             pytest.skip("nginx is not installed: apt-get install nginx")
         config = folder / "nginx.conf"
+        # Started by root it would serve as a user who may not enter pytest's directories.
+        user = "user root;" if os.geteuid() == 0 else ""
         config.write_text(
-            f"daemon off; pid {folder}/pid; error_log {folder}/error.log;\n"
+            f"{user} daemon off; pid {folder}/pid; error_log {folder}/error.log;\n"
             "events {}\n"
             f"http {{ access_log off; client_body_temp_path {folder}/a; "
             f"proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c; "
             f"uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;\n"
             f"server {{ listen 127.0.0.1:{port}; root {served}; }} }}\n"
         )
-        served.chmod(0o755)
         command = [nginx, "-c", str(config), "-p", str(folder)]
     else:
         command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]

@@ -112,6 +112,15 @@ def test_a_storage_that_does_not_list_is_given_up(server: ListServer) -> None:
         list_from(server, pace=Pace(retry=Retry(deadline=0.3)))
 
 
+@pytest.mark.parametrize("key", ["k/a//b", "k/./b", "k/a\x7f"])
+def test_keys_that_obstore_cannot_name_are_refused_at_once(server: ListServer, key: str) -> None:
+    server.keys = [key]
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="invalid path"):
+        list_from(server, pace=Pace())
+    assert time.monotonic() - begin < 20
+
+
 class ManyKeys(Sequence[str]):
     """A million sorted keys without a million objects."""
 

@@ -41,6 +41,11 @@ def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceErro
 
 def raise_refused(name: str, failure: Failure) -> None:
     """Raise ConfigError if the credentials or the request itself are at fault."""
+    if failure.why is Why.NO_CREDENTIALS:
+        raise ConfigError(
+            f"there are no credentials for {name}: {failure.message}; give them in "
+            "storage_options or the environment, or skip_signature=True for public data"
+        )
     if failure.why is Why.REFUSED:
         raise ConfigError(
             f"the storage refuses to give {name}, also after asking for credentials anew: "

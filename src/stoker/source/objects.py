@@ -40,7 +40,9 @@ class ObjectSource(KeySource):
         its HTTP client (``allow_http``, ``read_timeout``, ...; also as ``client_options``), and
         ``retry_config``, whose retries come below those of ``pace``; by default it has none.
         Without credentials there, obstore looks where its store usually does (environment,
-        instance metadata; not in configuration files: for those give a ``credential_provider``).
+        instance metadata; not in configuration files). ``credential_provider`` is a provider
+        that pickles, or a class like ``obstore.auth.boto3.Boto3CredentialProvider``, of which
+        each helper process makes its own.
         ``listing_max_age`` is in seconds; 0 lists anew each time.
 
         Raises :class:`ConfigError` for a bad address or option, refused credentials, no objects,

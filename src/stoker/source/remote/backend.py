@@ -41,6 +41,8 @@ class Why(Enum):
     """There is no such object. Asking again is of no use."""
     REFUSED = "refused"
     """The credentials were not accepted: ask for new ones, once."""
+    NO_CREDENTIALS = "no credentials"
+    """None could be had where they usually come from: hopeless at first, passing later on."""
     THROTTLED = "throttled"
     """Too many requests: ask again, after a longer while."""
     CUT = "cut"

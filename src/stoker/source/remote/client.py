@@ -119,7 +119,10 @@ class Client:
         """What this process has asked of the storage since it opened it."""
         with self._opening:
             link = self._link
-        return Tally() if link is None else cast(Tally, link.call("tally"))
+        try:
+            return Tally() if link is None else cast(Tally, link.call("tally"))
+        except HelperDied:
+            return Tally()
 
     def close(self) -> None:
         """Close what this process has opened; another use would open it again."""

@@ -23,7 +23,7 @@ from stoker.source.remote.latencies import Latencies
 from stoker.source.remote.listing import list_prefix
 
 _T = TypeVar("_T")
-_NO_USE = (Why.NOT_FOUND, Why.INVALID)
+_NO_USE = (Why.NOT_FOUND, Why.INVALID, Why.REFUSED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,8 @@ class Engine:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._generation = 0
+        self._calls = 0
+        self._has_worked = False
         self._failing_since: float | None = None
         self.tally = Tally()
 
@@ -168,9 +170,18 @@ class Engine:
             while (index := next(turn)) < length:
                 work(index)
 
-        lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
-        for done in lanes:
-            done.result()
+        with self._lock:
+            if self._calls == 0:
+                # An outage that ended an earlier call says nothing about this one.
+                self._failing_since = None
+            self._calls += 1
+        try:
+            lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
+            for done in lanes:
+                done.result()
+        finally:
+            with self._lock:
+                self._calls -= 1
 
     def _answer(self, ask: Callable[[], _T]) -> _T | Failure:
         try:
@@ -199,11 +210,14 @@ class Engine:
                 raise _GivenUp(error, failures, time.monotonic() - begin) from error
             else:
                 self._failing_since = None
+                self._has_worked = True
                 return answer
         raise AssertionError("count() does not end")
 
     def _is_hopeless(self, fault: Fault, failures: int, begin: float) -> bool:
-        if fault.why in _NO_USE or fault.why is Why.REFUSED or self._closing.is_set():
+        if fault.why in _NO_USE or self._closing.is_set():
+            return True
+        if fault.why is Why.NO_CREDENTIALS and not self._has_worked:
             return True
         now = time.monotonic()
         since = self._failing_since

@@ -52,7 +52,13 @@ class Helper:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [_python(), "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)],
+                    [
+                        _python(),
+                        "-c",
+                        _BOOT,
+                        str(theirs.fileno()),
+                        json.dumps([*map(str, sys.path)]),
+                    ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )

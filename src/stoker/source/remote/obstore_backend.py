@@ -17,7 +17,10 @@ _EXPIRED = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed"
 )
 _THROTTLED = re.compile(r"SlowDown|Throttl|RequestLimitExceeded|ServerBusy|TooManyRequests")
-_NO_CREDENTIALS = re.compile(r"[Cc]redential|MetadataToken|metadata token|169\.254\.169\.254")
+_METADATA = re.compile(
+    r"latest/api/token|security-credentials|computeMetadata|metadata/identity|169\.254\."
+)
+_HOPELESS = ("non-partial response", "Content-Length Header missing", "invalid path")
 # A stall shows sooner than in obstore's own 30 seconds, and a large slow body may take longer.
 _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "15s", "timeout": "300s"}
 _CLIENT_OPTIONS = {
@@ -126,17 +129,15 @@ def _why(text: str) -> Why:
     code = int(status[1]) if status else 0
     if _EXPIRED.search(text):
         return Why.REFUSED
+    if _METADATA.search(text) or (not code and "redential" in text):
+        return Why.NO_CREDENTIALS
     if code in (429, 503) or _THROTTLED.search(text):
         return Why.THROTTLED
     if code == 501 or (300 <= code < 500 and code != 408):
         return Why.INVALID
     if "body error" in text:
         return Why.CUT
-    if not code and _NO_CREDENTIALS.search(text):
-        return Why.REFUSED
-    if "non-partial response" in text or "Content-Length Header missing" in text:
-        return Why.INVALID
-    return Why.TRANSIENT
+    return Why.INVALID if any(hint in text for hint in _HOPELESS) else Why.TRANSIENT
 
 
 def _first(error: Exception) -> str:
@@ -174,5 +175,8 @@ def _arguments(options: dict[str, Any], concurrency: int) -> dict[str, Any]:
         **options.get("client_options", {}),
     }
     rest = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+    if isinstance(rest.get("credential_provider"), type):
+        # Many providers hold a session, which does not pickle; their class does.
+        rest["credential_provider"] = rest["credential_provider"]()
     # Retries are the engine's, which knows the deadline and tells throttling apart.
     return {"retry_config": {"max_retries": 0}, **rest, "client_options": client}

@@ -110,8 +110,7 @@ def _pickled(options: dict[str, Any]) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"storage_options do not pickle ({error}): the process that reads gets a copy of "
-            "them, so give a class or function of a module as credential_provider, one that "
-            "makes its session when it is called"
+            "them, so give the class as credential_provider, not an object that holds a session"
         ) from error
 
 
