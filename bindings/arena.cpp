@@ -363,6 +363,13 @@ void bind_arena(nb::module_& m) {
           },
           "ids"_a)
       .def(
+          "discard_from",
+          [](const PyArena& self, const std::string& region, const IdArray& ids) {
+            unlocked(self,
+                     [&](Arena& arena) { arena.discard_from(arena.region(region), span(ids)); });
+          },
+          "region"_a, "ids"_a)
+      .def(
           "lease",
           [](const PyArena& self, const IdArray& ids, std::int64_t position) {
             return unlocked(self, [&](Arena& arena) { return arena.lease(span(ids), position); });

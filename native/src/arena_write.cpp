@@ -281,6 +281,18 @@ void Arena::discard(Ids ids) {
   }
 }
 
+void Arena::discard_from(std::uint32_t region, Ids ids) {
+  check(ids);
+  for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
+    const Guard guard(*this);
+    if (!guard) return;
+    for (const std::uint32_t id : ids.subspan(done, std::min(kAtOnce, ids.size() - done))) {
+      const bool there = ranks_[id].region.load(std::memory_order_relaxed) == region + 1;
+      if (there && evictable(id)) drop(id);
+    }
+  }
+}
+
 void Arena::set_keys(Ids ids, const double* keys) {
   check(ids);
   for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {

@@ -101,7 +101,9 @@ def train(rank: int, root: Path) -> dict[str, Any]:
         num_workers=4,
         persistent_workers=True,
         cache="50%",
+        prefetch_bytes=0,
         return_meta=True,
+        multiprocessing_context="fork",  # these ranks are spawned, and would spawn their workers
     ) as loader:
         for _ in range(3):
             waiting = []

@@ -56,7 +56,7 @@ def samples() -> SampleDataset:
         ({"cache_dir": "/tmp"}, "no cache_dir yet"),
         ({"disk_cache": "1GiB"}, "no disk_cache yet"),
         ({"rescore": print}, "no rescore yet"),
-        ({"prefetch_bytes": "256MiB"}, "no prefetch_bytes yet"),
+        ({"prefetch_bytes": "-1MiB"}, "prefetch_bytes='-1MiB' is not a size"),
     ],
 )
 def test_arguments(arguments: dict[str, Any], message: str) -> None:

@@ -91,6 +91,8 @@ class Arena {
   // A sample that is refused everywhere gives its claim back.
   void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
   void discard(Ids ids);
+  // Only those in this region that nobody leases.
+  void discard_from(std::uint32_t region, Ids ids);
   void set_keys(Ids ids, const double* keys);
   void keys(Ids ids, double* keys) const;
 

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 Ids = NDArray[np.uint32]
 
 
+STARTED, SERVED = 1, 2
+"""What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
+
+
 class Segment(NamedTuple):
     """One epoch of a rank's coming accesses."""
 
@@ -20,7 +24,7 @@ class Segment(NamedTuple):
     keys: NDArray[np.float64] | None
     """``f64[A]``, under which each sample is kept after its access; None: the policy needs none."""
     served: NDArray[np.uint8]
-    """``u8[A]``, shared with the rank's workers, who set 1 at what they have served."""
+    """``u8[A]``, shared with the rank's workers, who set :data:`STARTED`, then :data:`SERVED`."""
 
 
 class Group(NamedTuple):
@@ -69,8 +73,8 @@ class Feed:
         """Look at what was served, and return the position up to which everything is."""
         while self._segments:
             served = self._segments[0].served
-            rest = served[self._low :]
-            done = len(rest) if rest.all() else int(np.argmin(rest))
+            over = served[self._low :] == SERVED
+            done = len(over) if over.all() else int(np.argmin(over))
             self._low += done
             if self._low < len(served):
                 break

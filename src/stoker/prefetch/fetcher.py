@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -36,6 +37,8 @@ class Consumer(Protocol):
     """A membership of its own, so that its leases end with it."""
     fresh: NDArray[np.uint8]
     """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
+    ready: deque[Group]
+    """What was handed out and is not all served."""
 
 
 class Fetcher:
@@ -60,7 +63,7 @@ class Fetcher:
     def step(self, consumers: Sequence[Consumer]) -> bool:
         """Release what was served and start reads; True if any was started."""
         for consumer in consumers:
-            consumer.arena.release(consumer.feed.advance() - 1)
+            self._let_go(consumer, consumer.feed.advance())
         started = False
         progress = time.monotonic() >= self._pause_until
         while progress:
@@ -76,6 +79,14 @@ class Fetcher:
         """Wait for the reads under way; start no more."""
         self._pool.shutdown(cancel_futures=True)
 
+    @staticmethod
+    def _let_go(consumer: Consumer, position: int) -> None:
+        """Give up what lay ready for accesses before ``position``."""
+        consumer.arena.release(position - 1)
+        while consumer.ready and consumer.ready[0].position < position:
+            # What waited in the window is not to stay: the policy did not want it.
+            consumer.arena.discard_from(WINDOW, consumer.ready.popleft().ids)
+
     def _start(self, consumer: Consumer) -> bool:
         group = consumer.feed.take(self._most)
         if group is None:
@@ -83,6 +94,7 @@ class Fetcher:
         if group.ids.size:
             # In order of the plan, which the release by position relies on.
             consumer.arena.lease(group.ids, group.position)
+            consumer.ready.append(group)
             missing, first = np.unique(group.ids, return_index=True)
             absent = ~consumer.arena.contains(missing)
             if absent.any():

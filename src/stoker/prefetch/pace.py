@@ -20,8 +20,7 @@ class Pace:
         self.limit = least
         """Reads that may be under way now."""
         self._least, self._most, self._interval = least, most, interval
-        self._previous = least
-        self._best = 0.0  # bytes per second, before the last attempt
+        self._before: tuple[int, float] | None = None  # limit and rate before the attempt under way
         self._quiet = 0  # intervals to wait before the next attempt
         self._bytes = 0
         self._began: float | None = None
@@ -41,18 +40,15 @@ class Pace:
 
     def throttled(self) -> None:
         """Note that the storage refused or gave up: back off, and do not try again soon."""
-        self.limit = self._previous = max(self._least, self.limit // 2)
-        self._best, self._quiet, self._began = 0.0, _RECOVERY, None
+        self.limit = max(self._least, self.limit // 2)
+        self._before, self._quiet, self._began = None, _RECOVERY, None
 
     def _measured(self, rate: float) -> None:
         if self._quiet > 0:
             self._quiet -= 1
-            self._best = max(self._best, rate) if self._best else rate
-            return
-        if rate > self._best * _GAIN:
-            self._best = rate
-            self._previous = self.limit
+        elif self._before is None or rate > self._before[1] * _GAIN:
+            self._before = self.limit, rate
             self.limit = min(self._most, int(self.limit * _GROWTH) + 1)
         else:
-            self.limit = self._previous
-            self._best, self._quiet = rate, _PATIENCE
+            self.limit = self._before[0]
+            self._before, self._quiet = None, _PATIENCE

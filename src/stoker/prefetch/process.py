@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import StokerError
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
-from stoker.prefetch.feed import Feed, Segment
+from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.job import Job
 from stoker.store.arena import Arena
@@ -40,8 +41,10 @@ class Rank:
     def __init__(self, channel: Channel, job: Job) -> None:
         self.channel = channel
         self.arena = Arena.attach(job.handle)
+        self.arena.reclaim()  # what a dead predecessor held would be in our way
         self.feed = Feed(job.source.sizes, 0)
         self.fresh = np.zeros(len(job.source), np.uint8)
+        self.ready: deque[Group] = deque()
         self._sizes = job.source.sizes
 
     def hear(self) -> bool:

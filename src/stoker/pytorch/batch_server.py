@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
-from stoker.pytorch.cached import CachedDataset
-from stoker.pytorch.meta import Envelope, Meta, Request
+from stoker.prefetch.progress import Progress
+from stoker.pytorch.cached import CachedDataset, Fetched
+from stoker.pytorch.meta import Envelope, Failure, Meta, Request
 from stoker.pytorch.on_error import OnError, Replacer
 from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
 
@@ -29,11 +32,13 @@ class BatchServer(Dataset[Any]):
         collate: Callable[[Any], Any],
         on_error: OnError,
         seed: int,
+        progress: Progress | None = None,
     ) -> None:
         self._cached = cached
         self._replacer = Replacer(cached, on_error)
         self._collate = collate
         self._seed = seed
+        self._progress = progress
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -46,7 +51,7 @@ class BatchServer(Dataset[Any]):
             return self._serve(request)
 
     def _serve(self, request: Request) -> Envelope:
-        ids, fetched, failures = self._replacer.fetch(request)
+        ids, fetched, failures = self._fetch(request)
         dataset = self._cached.dataset
         seeds = sample_seeds(self._seed, request.epoch, request.positions)
         is_random = dataset.is_random
@@ -66,6 +71,15 @@ class BatchServer(Dataset[Any]):
             plan_weights=request.weights,
         )
         return Envelope(batch, meta, failures)
+
+    def _fetch(self, request: Request) -> tuple[NDArray[np.uint32], Fetched, tuple[Failure, ...]]:
+        if self._progress is None:
+            return self._replacer.fetch(request)
+        self._progress.start(request.epoch, request.first, len(request.ids))
+        try:
+            return self._replacer.fetch(request)
+        finally:
+            self._progress.finish(request.epoch, request.first, len(request.ids))
 
     def __getattr__(self, name: str) -> Any:
         cached = self.__dict__.get("_cached")

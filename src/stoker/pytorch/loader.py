@@ -26,12 +26,14 @@ from stoker.pytorch.open_cache import CacheSetup, as_recipe
 from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of, looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, is_first_on_node
+from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.pytorch.requests import RequestSampler
 from stoker.pytorch.stats import Stats, Visits, from_counters
 from stoker.recipes.base import Recipe
 from stoker.recipes.minio import minio
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
+from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
 
@@ -70,7 +72,9 @@ class Loader(DataLoader[Any]):
       ones are replaced by samples of the same plan, so that lengths stay equal.
     - ``return_meta``: adds a ``Meta`` to each batch, under the key ``"meta"`` of a dict batch,
       else as the last element.
-    - ``cache_dir``, ``disk_cache``, ``rescore``, ``prefetch_bytes``: refused until a later version.
+    - ``prefetch_bytes``: how much a process of its own may read ahead for the ranks of this
+      machine, on top of the cache; no more than 5 % of the cache or a few batches; 0: nothing.
+    - ``cache_dir``, ``disk_cache``, ``rescore``: refused until a later version.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -105,14 +109,13 @@ class Loader(DataLoader[Any]):
         cache_dir: Any = None,
         disk_cache: Any = None,
         rescore: Any = None,
-        prefetch_bytes: Any = None,
+        prefetch_bytes: int | float | str = "256MiB",
         **torch_arguments: Any,
     ) -> None:
         _refuse_unavailable(
             cache_dir=cache_dir,
             disk_cache=disk_cache,
             rescore=rescore,
-            prefetch_bytes=prefetch_bytes,
         )
         check_on_error(on_error)
         _check_epochs(epochs)
@@ -131,6 +134,7 @@ class Loader(DataLoader[Any]):
             )
         if shuffle is False and not own_order:
             self._recipe = minio()
+        self._prefetch_bytes = parse_bytes(prefetch_bytes, name="prefetch_bytes")
         self._setup = CacheSetup(self._population, cache, self._recipe.policy, cache_stage)
         self._ranks = LazyRanks(rank, world_size)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
@@ -169,6 +173,7 @@ class Loader(DataLoader[Any]):
         self._visits = Visits(len(self._population.base))
         self._failures: dict[int, Failure] = {}
         self._cached: CachedDataset | None = None
+        self._ahead: ReadAhead | None = None
         self._inner: InnerLoader | None = None
         self._running: weakref.ref[LoaderIterator] | None = None
         self._iterations = 0
@@ -184,7 +189,7 @@ class Loader(DataLoader[Any]):
         self._check_open()
         self.finish_epoch()
         if self._cached is None:
-            self._cached = self._setup.open(self._ranks.fix())
+            self._cached = self._open()
             log.info(self._setup.describe(self._cached, self._recipe))
         if self._inner is None or not self.persistent_workers:
             self._inner = self._make_inner(self._cached)
@@ -316,6 +321,8 @@ class Loader(DataLoader[Any]):
         if iterator is not None:
             iterator.stop()
         self._inner = None
+        if self._ahead is not None:
+            self._ahead.close()
         if self._cached is not None:
             self._cached.close()
 
@@ -378,8 +385,24 @@ class Loader(DataLoader[Any]):
         self._running = weakref.ref(iterator)
         return iterator
 
+    def _open(self) -> CachedDataset:
+        ranks = self._ranks.fix()
+        setup = self._setup
+        batch_bytes = setup.mean_size * (self.batch_size or 1)
+        window = 0
+        if not self._own_order and setup.capacity and setup.stage.is_bytes_of_source:
+            window = window_bytes(
+                self._prefetch_bytes, setup.capacity, batch_bytes, self.num_workers, ranks
+            )
+        cached = setup.open(ranks, window)
+        if window and can_prefetch(cached.store):
+            share = window // ranks_on_node(ranks)
+            self._ahead = ReadAhead(setup.key, cached.store, self._planner, share)
+        return cached
+
     def _make_inner(self, cached: CachedDataset) -> InnerLoader:
-        server = BatchServer(cached, self.collate_fn, self._on_error, self._seed)
+        progress = self._ahead.progress if self._ahead is not None else None
+        server = BatchServer(cached, self.collate_fn, self._on_error, self._seed, progress)
         return InnerLoader(self, server, RequestSampler())
 
     def _draws(self, epoch: int, cached: CachedDataset) -> Callable[[], Iterator[Draw]]:
@@ -391,6 +414,11 @@ class Loader(DataLoader[Any]):
         plan = self._planner.plan(epoch)
         if is_first_on_node(ranks):
             cached.rekey(self._setup.policy, self._scores, plan)
+        if self._ahead is not None:
+            length = self._planner.rank_length
+            if self.drop_last and self.batch_size:
+                length -= length % self.batch_size
+            self._ahead.begin(epoch, length, self._epochs is None or epoch + 1 < self._epochs)
         return partial(self._planner.draws, plan, self.batch_size, self.drop_last)
 
 

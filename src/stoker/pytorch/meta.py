@@ -30,6 +30,8 @@ class Request:
     """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
     spares: NDArray[np.uint32]
     """``u32[k]``, what this rank served before: replacements for samples that fail."""
+    first: int = 0
+    """Place of the first sample among this rank's accesses of the epoch."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
 

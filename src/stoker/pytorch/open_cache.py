@@ -10,11 +10,13 @@ import numpy as np
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.policy.base import Policy
+from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.planner import looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
+from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
 from stoker.store.memory import MemoryTier
@@ -84,9 +86,13 @@ class CacheSetup:
             )
         self.capacity = min(asked, math.ceil(self.data_bytes * self.stage.headroom))
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
+        self.key = self.stage.key
+        """Under which the cache is shared; final once it is open."""
 
-    def open(self, ranks: Ranks) -> CachedDataset:
+    def open(self, ranks: Ranks, window: int = 0) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
+
+        ``window``: bytes on top of the cache for samples that were read ahead.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there.
         """
@@ -94,22 +100,23 @@ class CacheSetup:
             return CachedDataset(
                 self.population.base, Store(self.stage.source, NullTier()), self.stage
             )
-        shared = self._open_arena(ranks)
+        shared = self._open_arena(ranks, window)
         tier = MemoryTier(shared.arena, self.policy.regions()[0].name)
         store = Store(self.stage.source, tier)
         return CachedDataset(self.population.base, store, self.stage, shared)
 
-    def _open_arena(self, ranks: Ranks) -> SharedArena:
+    def _open_arena(self, ranks: Ranks, window: int) -> SharedArena:
         key = self._agreed_key(ranks) if self.stage.is_private else self.stage.key
         if self.population.label:
             key += f"-subset-{self.population.label}"
         base = self.population.base
+        self.key = key
         return open_arena(
             key,
             len(base),
-            self.capacity,
+            self.capacity + window,
             self.mean_size,
-            self.policy.regions(),
+            with_window(self.policy.regions(), self.capacity, window),
             description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
         )
 
@@ -130,12 +137,14 @@ class CacheSetup:
         if self.capacity == 0:
             return "no cache: every access reads the source"
         stats = cached.store.tier.stats()
-        held = int(stats["capacity_bytes"])
+        window = stats.get("regions", {}).get(WINDOW, {"budget": 0})["budget"]
+        held = int(stats["capacity_bytes"]) - window
         share = min(1.0, held / self.data_bytes) if self.data_bytes else 0.0
         predicted = recipe.predicted_hit_ratio(share)
         expected = "unknown" if predicted is None else f"{predicted:.1%} of bytes"
+        overhead = format_bytes(stats.get("overhead_bytes", 0))
         return (
-            f"cache {format_bytes(held)} + {format_bytes(stats.get('overhead_bytes', 0))} "
-            f"overhead, {share:.1%} of {format_bytes(self.data_bytes)}; recipe {recipe.name}; "
-            f"predicted hit ratio from the second epoch on: {expected}"
+            f"cache {format_bytes(held)} + {format_bytes(window)} ahead + {overhead} overhead, "
+            f"{share:.1%} of {format_bytes(self.data_bytes)}; recipe {recipe.name}; predicted hit "
+            f"ratio from the second epoch on: {expected}"
         )

@@ -16,6 +16,7 @@ from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
+from stoker.store.tier import Keys
 
 
 class Draw(NamedTuple):
@@ -29,6 +30,8 @@ class Draw(NamedTuple):
     """``f32[n]``, or None when all are one."""
     keys: NDArray[np.float64] | None = None
     """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
+    first: int = 0
+    """Place of the first sample among this rank's accesses of the epoch."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
 
@@ -94,6 +97,14 @@ class Planner:
             following = self._with_ids(self.order(epoch + 1), None)
         return self._with_ids(self.order(epoch), following)
 
+    def upcoming(self, epoch: int) -> tuple[NDArray[np.uint32], Keys]:
+        """Return this rank's accesses of ``epoch`` ``u32[n]``, and the policy's keys after them."""
+        rank, world_size = self._ranks.now()
+        plan = self.plan(epoch)
+        ids = np.ascontiguousarray(plan.rank_view(rank, world_size))
+        positions = np.arange(rank, len(plan), world_size)
+        return ids, self._policy.keys(ids, self._scores, plan, positions)
+
     def _with_ids(self, order: Plan, following: Plan | None) -> Plan:
         ids = self._population.ids(order.ids) if self._population.label else order.ids
         return Plan(order.epoch, order.start, ids, order.weights, following)
@@ -118,6 +129,7 @@ class Planner:
                 positions,
                 None if weights is None else np.ascontiguousarray(weights[part]),
                 self._policy.keys(wanted, self._scores, plan, positions),
+                first=begin,
                 single=batch_size is None,
             )
 

@@ -49,6 +49,7 @@ class RequestSampler:
                 weights=draw.weights,
                 keys=draw.keys,
                 spares=spares,
+                first=draw.first,
                 single=draw.single,
             )
             spares = given = np.concatenate([given, draw.ids])[-SPARES:]

@@ -29,6 +29,8 @@ class Stage(Protocol):
     """Names the cached form for those who share it."""
     is_private: bool
     """Whether ``key`` says nothing to other jobs, and rank 0's must be used by all."""
+    is_bytes_of_source: bool
+    """Whether the cached form is what the data set's source reads, so that anyone can read it."""
     headroom: float
     """How much larger all samples may be than ``source.sizes`` says; 1 where it is exact."""
 
@@ -67,7 +69,8 @@ class EncodedStage:
         self.source = dataset.source
         self.key = dataset.source.fingerprint
         self.is_private = bool(getattr(dataset.source, "is_private", False))
-        self.headroom = _ESTIMATED if isinstance(dataset, WrappedDataset) else 1.0
+        self.is_bytes_of_source = not isinstance(dataset, WrappedDataset)
+        self.headroom = 1.0 if self.is_bytes_of_source else _ESTIMATED
         self._dataset = dataset
 
     def decoded(self, index: int, data: memoryview) -> Any:
@@ -85,6 +88,7 @@ class DecodedStage:
     def __init__(self, dataset: SourceDataset) -> None:
         self.source = DecodedSource(dataset)
         self.is_private = dataset.decode_name is None
+        self.is_bytes_of_source = False
         self.headroom = _ESTIMATED
         how = dataset.decode_name or uuid.uuid4().hex
         self.key = f"{dataset.source.fingerprint}-decoded-{how}"

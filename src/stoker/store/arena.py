@@ -243,6 +243,10 @@ class Arena:
         """Drop cached samples, leased ones as well; ids that are not cached are passed over."""
         self._core.discard(self._ids(ids))
 
+    def discard_from(self, region: str, ids: ArrayLike) -> None:
+        """Drop those of ``ids`` that are in ``region`` and that nobody leases."""
+        self._core.discard_from(region, self._ids(ids))
+
     def set_keys(self, ids: ArrayLike, keys: ArrayLike) -> None:
         """Set the keys f64[n] of those ids that are in regions of order ``"key"``."""
         self._core.set_keys(self._ids(ids), _as_keys(keys))

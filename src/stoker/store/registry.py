@@ -165,7 +165,7 @@ def _open_shared(wanted: Announcement, num_ids: int, make: Callable[[], Arena]) 
         try:
             return _attach(place, wanted)
         except (OSError, SegmentError) as error:
-            why = error
+            why = str(error)  # the error itself would keep this frame alive
             silent = isinstance(error, TimeoutError | BlockingIOError)
         created = _create(place, wanted, make)
         if created is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SegmentError
+from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids
 from stoker.store.counters import Counters
@@ -55,6 +56,7 @@ class Store:
         self.tier = tier
         self.counters = Counters(FIELDS)
         self._wait_seconds = wait_seconds
+        self._fresh: SharedArray | None = None
         self._closed = False
         self._guard()
 
@@ -73,13 +75,20 @@ class Store:
             raise SegmentError("the store is closed: make a new one to read samples")
         batch = check_ids(ids, len(self.source))
         cached, found = self._tier.get_many(batch, keys)
-        if found.all():
-            self.counters.add(
-                accesses=len(batch), hits=len(batch), bytes_from_cache=len(cached.data)
-            )
-            outcomes = np.zeros(len(batch), np.int8)
-            return Served(batch, cached.data, cached.offsets, outcomes)
-        return self._serve_misses(batch, cached, found, keys)
+        if not found.all():
+            return self._serve_misses(batch, cached, found, keys)
+        outcomes = np.full(len(batch), Outcome.HIT, np.int8)
+        self._count(batch, cached.offsets, outcomes, {})
+        return Served(batch, cached.data, cached.offsets, outcomes)
+
+    def expect_prefetch(self) -> SharedArray:
+        """Return ``u8[N]`` where who prefetches sets 1 at what it reads for a coming access.
+
+        That access then counts as FETCHED. Call it before the store is passed to other processes.
+        """
+        if self._fresh is None:
+            self._fresh = SharedArray.create(len(self.source), np.uint8, name="stoker-fresh")
+        return self._fresh
 
     def stats(self) -> dict[str, Any]:
         """Return what all processes counted so far, and the tier's own counters.
@@ -145,16 +154,25 @@ class Store:
                 for place, slot in zip(missing, inverse, strict=True)
                 if int(slot) in flight.errors
             }
-        self._count(samples.offsets, outcomes, errors, flight)
+        self.counters.add(source_seconds=flight.source_seconds, wait_seconds=flight.wait_seconds)
+        self._count(batch, samples.offsets, outcomes, errors)
         return Served(batch, samples.data, samples.offsets, outcomes, errors)
 
     def _count(
         self,
+        batch: Ids,
         offsets: NDArray[np.int64],
         outcomes: NDArray[np.int8],
         errors: dict[int, Any],
-        flight: Flight,
     ) -> None:
+        """Set the outcomes of what was prefetched, and count."""
+        if self._fresh is not None:
+            fresh = self._fresh.array[batch] == 1
+            if fresh.any():
+                due = np.flatnonzero(fresh)
+                due = due[np.unique(batch[due], return_index=True)[1]]
+                outcomes[due] = Outcome.FETCHED
+                self._fresh.array[batch] = 0
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
         hit = good & (outcomes == Outcome.HIT)
@@ -167,8 +185,6 @@ class Store:
             failed=len(errors),
             bytes_from_cache=from_cache,
             bytes_from_source=int(offsets[-1]) - from_cache,
-            source_seconds=flight.source_seconds,
-            wait_seconds=flight.wait_seconds,
         )
 
 

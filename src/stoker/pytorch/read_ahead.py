@@ -1,0 +1,102 @@
+"""Prefetch as the loader of one rank sees it: epochs in, progress out."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.policy.base import Region
+from stoker.prefetch import Prefetcher
+from stoker.prefetch.fetcher import WINDOW
+from stoker.prefetch.job import Job
+from stoker.prefetch.progress import Progress
+from stoker.pytorch.planner import Planner
+from stoker.pytorch.ranks import Ranks
+from stoker.shared import SharedArray
+from stoker.source.memory import MemorySource
+from stoker.store.memory import MemoryTier
+from stoker.store.store import Store
+
+_SHARE = 0.05  # of the cache, which the window takes at most
+_BATCHES = 4  # but where the cache is small it holds so many, and one for each worker,
+_SMALL_SHARE = 0.25  # up to this share
+
+
+def window_bytes(
+    asked: int, capacity: int, batch_bytes: float, num_workers: int, ranks: Ranks
+) -> int:
+    """Return the bytes that may lie ready for all ranks of this node together."""
+    batches = (_BATCHES + num_workers) * ranks_on_node(ranks)
+    enough = min(batches * batch_bytes, capacity * _SMALL_SHARE)
+    return min(asked, int(max(capacity * _SHARE, enough)))
+
+
+def ranks_on_node(ranks: Ranks) -> int:
+    """Return how many ranks of the job this machine has, as far as torchrun says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
+
+
+def with_window(regions: tuple[Region, ...], capacity: int, window: int) -> list[Region]:
+    """Return the regions of a policy beside a window, as shares of both together."""
+    total = capacity + window
+    shares = [
+        Region(**{**vars(region), "share": region.share * capacity / total}) for region in regions
+    ]
+    return [*shares, Region(WINDOW, window / total, order="insertion")] if window else shares
+
+
+def can_prefetch(store: Store) -> bool:
+    """Whether a process of its own is of use: there is a cache with a window, and a storage."""
+    tier = store.tier
+    return (
+        isinstance(tier, MemoryTier)
+        and WINDOW in tier.arena.stats()["regions"]
+        and not isinstance(store.source, MemorySource)
+    )
+
+
+class ReadAhead:
+    """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
+
+    ``store`` must be such that :func:`can_prefetch`. Used by the training thread only.
+    """
+
+    def __init__(self, key: str, store: Store, planner: Planner, window: int) -> None:
+        tier = store.tier
+        assert isinstance(tier, MemoryTier)
+        source, entrance, arena = store.source, tier.entrance, tier.arena
+        self.progress = Progress(planner.rank_length)
+        """For the workers, who say in it how far they are."""
+        self._planner = planner
+        self._published: list[int] = []
+        self._prefetcher = Prefetcher(
+            key,
+            lambda: Job(source, arena.handle, entrance),
+            window,
+            store.expect_prefetch(),
+        )
+
+    def begin(self, epoch: int, length: int, more: bool) -> None:
+        """Begin ``epoch``, of which this rank reads ``length`` samples; ``more``: one follows."""
+        for over in self._published:
+            if over < epoch:
+                self.progress.finish(over, 0, self._planner.rank_length)
+        if epoch not in self._published:
+            self._prefetcher.reset()
+            self._published = []
+            self._publish(epoch, length)
+        if more and epoch + 1 not in self._published:
+            self._publish(epoch + 1, length)
+
+    def close(self) -> None:
+        """Prefetch no more. May be called again."""
+        self._prefetcher.close()
+
+    def _publish(self, epoch: int, length: int) -> None:
+        ids, keys = self._planner.upcoming(epoch)
+        marks: SharedArray = self.progress.begin(epoch)
+        kept: NDArray[np.float64] | None = None if keys is None else keys[:length]
+        self._prefetcher.publish(epoch, ids[:length], marks, kept)
+        self._published = [*self._published[-1:], epoch]

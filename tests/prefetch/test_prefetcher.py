@@ -1,0 +1,220 @@
+"""The prefetch process for real: filling, dying, hanging, ending."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.policy.base import Region
+from stoker.prefetch import Prefetcher
+from stoker.prefetch.feed import SERVED
+from stoker.prefetch.job import Job
+from stoker.shared import SharedArray
+from stoker.source.base import BaseSource
+from stoker.source.memory import MemorySource
+from stoker.store.arena import Arena
+from stoker.testing.slow_source import SlowSource
+
+NUM = 400
+SAMPLES = [bytes([i % 251]) * (50 + i % 100) for i in range(NUM)]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowSource:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    return SlowSource(MemorySource(SAMPLES), latency=0.001)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with Arena(NUM, 12_000, 100) as arena:
+        arena.configure(
+            [
+                Region("main", 0.8, order="insertion", admission="while_room"),
+                Region("window", 0.2, order="insertion"),
+            ]
+        )
+        yield arena
+
+
+class Rank:
+    """A rank that walks its plan and expects its samples to lie ready."""
+
+    def __init__(self, arena: Arena, source: BaseSource, key: str = "key") -> None:
+        self.arena = arena
+        self.fresh = SharedArray.create(NUM, np.uint8)
+        self.prefetcher = Prefetcher(
+            key, lambda: Job(source, arena.handle, "main"), 2_000, self.fresh
+        )
+        self.marks = SharedArray.create(NUM, np.uint8)
+
+    def publish(self, ids: np.ndarray, epoch: int = 0) -> None:
+        self.marks = SharedArray.create(NUM, np.uint8)
+        self.prefetcher.publish(epoch, ids, self.marks)
+
+    def walk(self, ids: np.ndarray, patience: float = 10.0) -> int:
+        """Serve all accesses in order; return how many never came."""
+        missing = 0
+        for at, sample in enumerate(ids.tolist()):
+            if await_true(lambda: self.arena.contains([sample])[0], patience):  # noqa: B023
+                assert self.arena.get(sample) == SAMPLES[sample]
+            else:
+                missing += 1
+            self.marks.array[at] = SERVED
+        return missing
+
+
+def await_true(test: Callable[[], object], patience: float = 10.0) -> bool:
+    end = time.monotonic() + patience
+    while not test():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def processes(tmp: Path) -> list[int]:
+    """The prefetch processes that use this test's runtime directory."""
+    found = []
+    listed = subprocess.run(
+        ["pgrep", "-f", "stoker.prefetch.process"], capture_output=True, text=True
+    )
+    for pid in map(int, listed.stdout.split()):
+        try:
+            if str(tmp).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def order(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(NUM).astype(np.uint32)
+
+
+def test_it_reads_each_sample_once_and_ahead(
+    source: SlowSource, arena: Arena, tmp_path: Path
+) -> None:
+    rank = Rank(arena, source)
+    try:
+        rank.publish(order())
+        assert rank.walk(order()) == 0
+        assert source.reads.tolist() == [1] * NUM
+        assert rank.fresh.array.all()  # every one was read for an access; nobody counted it here
+        arena.verify()
+        # Only what the policy kept is left: the window holds nothing that was used.
+        assert await_true(lambda: arena.stats()["regions"]["window"]["entries"] == 0)
+    finally:
+        rank.prefetcher.close()
+    assert await_true(lambda: not processes(tmp_path))
+
+
+def test_two_ranks_share_one_process(source: SlowSource, arena: Arena, tmp_path: Path) -> None:
+    ranks = [Rank(arena, source), Rank(arena, source)]
+    try:
+        for number, rank in enumerate(ranks):
+            rank.publish(order()[number::2])
+        for number, rank in enumerate(ranks):
+            assert rank.walk(order()[number::2]) == 0
+        assert len(processes(tmp_path)) == 1
+        assert source.reads.tolist() == [1] * NUM
+    finally:
+        for rank in ranks:
+            rank.prefetcher.close()
+
+
+def test_killed_it_is_started_again_with_one_warning(
+    source: SlowSource, arena: Arena, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = Rank(arena, source)
+    try:
+        rank.publish(order())
+        with caplog.at_level(logging.WARNING, "stoker"):
+            missing = 0
+            for at, sample in enumerate(order().tolist()):
+                # What the dead process was reading is the worker's to read; the rest comes.
+                missing += not await_true(lambda: arena.contains([sample])[0], 3.0)  # noqa: B023
+                rank.marks.array[at] = SERVED
+                if at in (100, 200):
+                    for pid in processes(tmp_path):
+                        os.kill(pid, signal.SIGKILL)
+        assert missing <= 2
+        assert len([r for r in caplog.records if "died or hung" in r.message]) == 1
+        arena.verify()
+    finally:
+        rank.prefetcher.close()
+
+
+def test_hung_it_is_replaced(
+    source: SlowSource, arena: Arena, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = Rank(arena, source)
+    try:
+        rank.publish(order())
+        assert await_true(lambda: arena.contains(order()[:1])[0])
+        assert await_true(lambda: len(processes(tmp_path)) == 1)
+        time.sleep(1.2)  # it has said that it is alive
+        (hung,) = processes(tmp_path)
+        os.kill(hung, signal.SIGSTOP)
+        with caplog.at_level(logging.WARNING, "stoker"):
+            assert rank.walk(order(), patience=15.0) == 0
+        assert hung not in processes(tmp_path)
+    finally:
+        rank.prefetcher.close()
+
+
+def test_another_epoch_instead(source: SlowSource, arena: Arena) -> None:
+    rank = Rank(arena, source)
+    try:
+        rank.publish(order())
+        assert await_true(lambda: arena.contains(order()[:1])[0])
+        rank.prefetcher.reset()
+        rank.publish(order(5), epoch=5)
+        assert rank.walk(order(5)) == 0
+    finally:
+        rank.prefetcher.close()
+
+
+class Closure(BaseSource):
+    """A source that cannot be passed on."""
+
+    fingerprint = "closure"
+    sizes = np.full(NUM, 10)
+
+    def __init__(self) -> None:
+        self.read = lambda ids: [b"x" * 10 for _ in ids]
+
+    def __len__(self) -> int:
+        return NUM
+
+
+def test_a_source_that_cannot_be_passed_on_is_left_to_the_workers(
+    source: SlowSource, arena: Arena, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "stoker"):
+        rank = Rank(arena, Closure())
+        rank.publish(order())
+        assert await_true(lambda: "workers read them" in caplog.text)
+        rank.prefetcher.close()
+    assert not processes(tmp_path)
+
+
+def test_its_claims_end_with_it(arena: Arena, source: SlowSource) -> None:
+    rank = Rank(arena, source)
+    try:
+        rank.publish(order())
+        assert rank.walk(order()[:50]) == 0
+    finally:
+        rank.prefetcher.close()
+    everything = np.arange(NUM, dtype=np.uint32)
+    absent = everything[~arena.contains(everything)]
+    assert await_true(lambda: arena.claim(absent[:1])[0])
+    arena.abandon(absent[:1])
