@@ -37,7 +37,7 @@ def test_what_passes_is_retried(bad_server: BadServer, trouble: str) -> None:
     source = source_of(bad_server)
     bad_server.plan = lambda key, turn, head: trouble if turn < int(key) % 3 else None
     assert source.read(range(20)) == expected(bad_server)
-    assert source.tally.retries == sum(index % 3 for index in range(20))
+    assert source.tally.failed == sum(index % 3 for index in range(20))
     assert (source.tally.throttled > 0) == (trouble in ("503", "429"))
 
 
@@ -157,7 +157,7 @@ def test_expired_credentials_are_asked_for_anew(bad_server: BadServer, provider:
     )
     bad_server.plan = lambda key, turn, head: "403" if "key1/" in head else None
     assert source.read(range(16)) == [bad_server.body(f"bucket/{key}") for key in keys]
-    assert source.tally.retries <= 8
+    assert source.tally.failed <= 8
 
 
 def test_a_late_answer_is_overtaken_by_a_second_request(bad_server: BadServer) -> None:

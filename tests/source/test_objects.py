@@ -22,6 +22,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
 from stoker.testing import SourceConformance
 
+from .conftest import free_port, serve
 from .s3 import Bucket
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -60,7 +61,10 @@ class TestWeb(SourceConformance):
         for key, sample in zip(keys, samples, strict=True):
             (folder / key).write_bytes(sample)
             os.utime(folder / key, (10**9 + hash(sample) % 10**6,) * 2)
-        return ObjectSource(f"{url}/{folder.name}", keys, storage_options={"allow_http": True})
+        # http.server drops connections when many come at once.
+        pace = Pace(concurrency=4)
+        options = {"allow_http": True}
+        return ObjectSource(f"{url}/{folder.name}", keys, storage_options=options, pace=pace)
 
 
 def open_bucket(bucket: Bucket, folder: str = "", **how: Any) -> ObjectSource:
@@ -262,6 +266,27 @@ def test_bad_arguments_are_refused(bucket: Bucket) -> None:
 def test_the_listing_of_a_web_server_is_refused(web: tuple[str, Path]) -> None:
     with pytest.raises(ConfigError):
         ObjectSource(f"{web[0]}/", storage_options={"allow_http": True}, pace=QUICK)
+
+
+def test_a_real_server_that_is_stopped_and_started_again(tmp_path: Path) -> None:
+    served, port = tmp_path / "served", free_port()
+    served.mkdir()
+    keys = [f"{number:02d}" for number in range(20)]
+    for key in keys:
+        (served / key).write_bytes(key.encode())
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
+    command += ["--directory", str(served), str(port)]
+    options = {"allow_http": True}
+    for _ in serve(command, port, tmp_path):
+        source = ObjectSource(f"http://127.0.0.1:{port}", keys, storage_options=options)
+        assert source.read([0]) == [b"00"]
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(source.read, range(20))
+        time.sleep(3)
+        assert not reading.done()
+        for _ in serve(command, port, tmp_path):
+            assert reading.result(60) == [key.encode() for key in keys]
+    source.close()
 
 
 def test_what_was_asked_is_counted(bucket: Bucket) -> None:

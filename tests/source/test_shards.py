@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
 from stoker.source.coalesce import coalesce
-from stoker.source.shards import expand
+from stoker.source.shard_names import expand
 from stoker.testing import SourceConformance
 
 from .s3 import Bucket

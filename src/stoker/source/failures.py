@@ -13,7 +13,7 @@ from stoker.errors import (
 )
 from stoker.source.base import about
 from stoker.source.remote.backend import Why
-from stoker.source.remote.engine import Failure
+from stoker.source.remote.request import Failure
 
 
 def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceError:

@@ -16,8 +16,8 @@ from stoker.source.keys import Keys, pack_entries
 from stoker.source.listing_cache import Arrays, ListingCache
 from stoker.source.remote.backend import Entry
 from stoker.source.remote.client import Client
-from stoker.source.remote.engine import Failure
 from stoker.source.remote.place import Address
+from stoker.source.remote.request import Failure
 
 DAY = 86400.0
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from stoker.source.keys import Keys
 from stoker.source.packed import Offsets, offsets_of
 from stoker.source.packed_source import PackedSource, without
 from stoker.source.remote.client import Client
-from stoker.source.remote.engine import Tally, Wanted
+from stoker.source.remote.request import Tally, Wanted
 
 
 class KeySource(PackedSource):

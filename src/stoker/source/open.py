@@ -14,7 +14,8 @@ from stoker.source.image_folder import ImageFolderSource
 from stoker.source.image_prefix import ImagePrefixSource
 from stoker.source.objects import ObjectSource
 from stoker.source.remote.place import OBJECT_SCHEMES
-from stoker.source.shards import ShardSource, expand
+from stoker.source.shard_names import expand
+from stoker.source.shards import ShardSource
 
 Place = str | Path
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,12 @@ from stoker.source.packed import Bytes, Offsets, offsets_of
 from stoker.source.packed_source import PackedSource, without
 from stoker.source.parts import part_header
 from stoker.source.remote.client import Client
-from stoker.source.remote.engine import Wanted
 from stoker.source.remote.place import OBJECT_SCHEMES, Address, address_of, local_address
+from stoker.source.remote.request import Wanted
 from stoker.source.shard_index import ShardIndex, index_of
+from stoker.source.shard_names import expand
 from stoker.source.tar_members import Member, members
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_COUNT = re.compile(r"(\d+)\.\.(\d+)")
-_COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _INDEXING = 16  # shards indexed at once
 # How much data is rather read along than skipped, when only the headers are wanted.
 _SEEK_LOCAL, _SEEK_REMOTE = 64 << 10, 1 << 20
@@ -248,40 +244,6 @@ def _wanted(shards: Keys, which: npt.NDArray[Any], starts: Offsets, lengths: Off
         sizes=shards.sizes[which],
         tags=shards.tags[which],
     )
-
-
-def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
-    """Return the addresses of the shards, braces written out.
-
-    Raises :class:`ConfigError` when there are none, or one is a compressed archive.
-    """
-    given = [shards] if isinstance(shards, str | Path) else list(shards)
-    names = [name for pattern in given for name in _written_out(str(pattern))]
-    if not names:
-        raise ConfigError("shards is empty: give at least one tar file")
-    for name in names:
-        if name.lower().endswith(_COMPRESSED):
-            raise ConfigError(
-                f"{name} is compressed, so samples in it cannot be read one by one: unpack it to "
-                "a plain .tar (images do not get smaller anyway)"
-            )
-    return names
-
-
-def _written_out(pattern: str) -> list[str]:
-    """Return what a pattern with braces stands for."""
-    pieces = _BRACES.split(pattern)
-    choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
-    return ["".join(chosen) for chosen in product(*choices)]
-
-
-def _choices(inside: str) -> list[str]:
-    if count := _COUNT.fullmatch(inside):
-        low, high = int(count[1]), int(count[2])
-        if low > high:
-            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
-        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
-    return inside.split(",")
 
 
 def _place_of(

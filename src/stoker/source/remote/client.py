@@ -16,8 +16,9 @@ from stoker.source.keys import Keys
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
 from stoker.source.remote.backend import Entry, Fault, LocalPlace, Place
-from stoker.source.remote.engine import Engine, Failure, Tally, Wanted
+from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
+from stoker.source.remote.request import Failure, Tally, Wanted
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

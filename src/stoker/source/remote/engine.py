@@ -5,64 +5,24 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import count
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from stoker.source.keys import Keys, concatenate, pack_entries
 from stoker.source.pace import Pace
-from stoker.source.packed import Offsets
 from stoker.source.rate_limit import RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
 from stoker.source.remote.latencies import Latencies
 from stoker.source.remote.listing import list_prefix
+from stoker.source.remote.request import Failure, Tally, Wanted
 
 _T = TypeVar("_T")
 _NO_USE = (Why.NOT_FOUND, Why.INVALID, Why.REFUSED)
-
-
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """Pieces of objects, to be laid one after the other."""
-
-    keys: list[str]
-    """The object of each piece."""
-    starts: Offsets
-    """Where each begins, i64[n]; negative for the whole object."""
-    lengths: Offsets
-    """Bytes of each, i64[n]."""
-    sizes: Offsets
-    """Bytes of the whole object as it was listed, i64[n]."""
-    tags: npt.NDArray[np.uint64]
-    """The object's version as it was listed, u64[n]."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a piece could not be had in the end. Pickles."""
-
-    why: Why | None
-    """None when the object is not the one that was listed."""
-    message: str
-    attempts: int
-    seconds: float
-    """From the first attempt to giving up."""
-
-
-@dataclass
-class Tally:
-    """What was asked of the storage so far."""
-
-    requests: int = 0
-    retries: int = 0
-    throttled: int = 0
-    hedged: int = 0
-    received_bytes: int = 0
 
 
 class Engine:
@@ -128,7 +88,8 @@ class Engine:
     def list_all(self, prefix: str) -> Keys | Failure:
         """Return all objects that begin with ``prefix``, sorted by key."""
         try:
-            return list_prefix(self._backend, prefix, self._until_had)
+            with self._call():
+                return list_prefix(self._backend, prefix, self._until_had)
         except _GivenUp as error:
             return error.failure
 
@@ -170,22 +131,30 @@ class Engine:
             while (index := next(turn)) < length:
                 work(index)
 
+        with self._call():
+            lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
+            for done in lanes:
+                done.result()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Surround what is done for one call."""
         with self._lock:
             if self._calls == 0:
                 # An outage that ended an earlier call says nothing about this one.
                 self._failing_since = None
             self._calls += 1
         try:
-            lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
-            for done in lanes:
-                done.result()
+            yield
         finally:
             with self._lock:
                 self._calls -= 1
 
     def _answer(self, ask: Callable[[], _T]) -> _T | Failure:
+        """Return the answer, or why there is none."""
         try:
-            return self._until_had(ask)
+            with self._call():
+                return self._until_had(ask)
         except _GivenUp as error:
             return error.failure
 
@@ -198,7 +167,7 @@ class Engine:
             try:
                 answer = attempt()
             except Fault as fault:
-                self._count(retries=1, throttled=int(fault.why is Why.THROTTLED))
+                self._count(failed=1, throttled=int(fault.why is Why.THROTTLED))
                 if fault.why is Why.REFUSED and not renewed:
                     renewed = True
                     self._renew(generation)
