@@ -150,21 +150,21 @@ def test_neighbours_come_in_one_request(tmp_path: Path) -> None:
     files = [(f"{number:04d}.bin", os.urandom(1000)) for number in range(100)]
     paths = write(tmp_path, [files, files])
     source = ShardSource(paths, part="bin")
-    before = source._client.tally.requests
+    before = source.tally.requests
     assert source.read(range(200)) == [data for _, data in files] * 2
-    assert source._client.tally.requests == before + 2
+    assert source.tally.requests == before + 2
     source.read([0, 199, 1, 198, 30])
-    assert source._client.tally.requests == before + 4
+    assert source.tally.requests == before + 4
     apart = ShardSource(paths, part="bin", coalesce_gap=0, largest_request=1)
-    before = apart._client.tally.requests
+    before = apart.tally.requests
     assert apart.read([5, 4, 5]) == [files[5][1], files[4][1], files[5][1]]
-    assert apart._client.tally.requests == before + 3
+    assert apart.tally.requests == before + 3
 
 
 def test_large_files_are_skipped_by_the_index(tmp_path: Path) -> None:
     files = [(f"{number}.bin", bytes(1_000_000)) for number in range(20)]
     source = ShardSource(write(tmp_path, [files]), part="bin")
-    assert source._client.tally.received_bytes < 500_000
+    assert source.tally.received_bytes < 500_000
     assert source.sizes.tolist() == [1_000_000] * 20
 
 
@@ -172,11 +172,11 @@ def test_the_index_is_kept_until_a_shard_changes(tmp_path: Path) -> None:
     paths = write(tmp_path, [[("a.x", b"1")], [("b.x", b"2")]])
     first = ShardSource(paths)
     again = ShardSource(paths)
-    assert first._client.tally.requests > 0
-    assert again._client.tally.requests == 0
+    assert first.tally.requests > 0
+    assert again.tally.requests == 0
     assert again.fingerprint == first.fingerprint
     assert [again.name(i) for i in (0, 1)] == [first.name(i) for i in (0, 1)]
-    assert ShardSource(paths, cache_index=False)._client.tally.requests > 0
+    assert ShardSource(paths, cache_index=False).tally.requests > 0
     paths[1].write_bytes(pack([("b.x", b"3")]))
     changed = ShardSource(paths)
     assert changed.fingerprint != first.fingerprint

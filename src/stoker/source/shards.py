@@ -24,7 +24,7 @@ from stoker.source.packed_source import PackedSource, without
 from stoker.source.parts import part_header
 from stoker.source.remote.client import Client
 from stoker.source.remote.place import OBJECT_SCHEMES, Address, address_of, local_address
-from stoker.source.remote.request import Wanted
+from stoker.source.remote.request import Tally, Wanted
 from stoker.source.shard_index import ShardIndex, index_of
 from stoker.source.shard_names import expand
 from stoker.source.tar_members import Member, members
@@ -170,6 +170,11 @@ class ShardSource(PackedSource):
     def extensions(self) -> tuple[str, ...]:
         """All extensions that there are, in the order in which they first come."""
         return self._extensions
+
+    @property
+    def tally(self) -> Tally:
+        """What this process has asked of the storage so far."""
+        return self._client.tally
 
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
