@@ -176,7 +176,7 @@ nb::tuple exchange(const PyArena& self, const IdArray& ids, const ByteArray& dat
   const auto admitted =
       put(self, ids, unpack(ids, data, offsets), keys, region, overflow, &evicted);
   return nb::make_tuple(admitted, copy_of(evicted.ids), copy_of(evicted.data),
-                        copy_of(evicted.offsets));
+                        copy_of(evicted.offsets), copy_of(evicted.keys));
 }
 
 nb::tuple get(const PyArena& self, const IdArray& ids) {
@@ -234,6 +234,7 @@ nb::dict stats(const PyArena& self) {
   out["repairs"] = counters.repairs;
   out["reclaimed"] = counters.reclaimed;
   out["corrupt"] = counters.corrupt;
+  out["io_errors"] = counters.io_errors;
   out["block_size"] = header.block_size;
   out["free_blocks"] = counters.free_blocks;
   nb::dict by_name;
@@ -288,6 +289,7 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("capacity_bytes",
                    [](const PyArena& self) { return self.open()->header().capacity; })
       .def_prop_ro("mean_size", [](const PyArena& self) { return self.open()->header().mean_size; })
+      .def_prop_ro("io_errors", [](const PyArena& self) { return self.open()->io_errors(); })
       .def_prop_ro("total_bytes",
                    [](const PyArena& self) { return self.open()->header().total_bytes; })
       .def(

@@ -231,16 +231,20 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
                       " bytes, more than the capacity of " + std::to_string(header_->capacity));
   }
   const Guard guard(*this, Guard::Insist::kYes);
+  std::vector<Node> recovered;
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
-    if (header_->regions[r].holds_bytes && header_->regions[r].size > 0) {
+    if (header_->regions[r].holds_bytes && header_->regions[r].size > 0 && header_->inserts > 0) {
       throw ConfigError("the arena is not empty: configure it before use");
     }
   }
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
-    while (heap(r).size() > 0) heap(r).remove(heap(r).size() - 1);
+    for (Heap members = heap(r); members.size() > 0; members.remove(members.size() - 1)) {
+      if (header_->regions[r].holds_bytes) recovered.push_back(members.at(members.size() - 1));
+    }
   }
   header_->num_regions = static_cast<std::uint32_t>(regions.size());
   std::copy(regions.begin(), regions.end(), header_->regions);
+  settle_recovered(recovered);
 }
 
 void Arena::add_region(const RegionSpec& spec) {
@@ -371,6 +375,14 @@ bool Arena::drop_lease(Slot& owner, std::int64_t position) {
 
 // --- counters ---
 
+std::uint64_t Arena::io_errors() const {
+  std::uint64_t sum = 0;
+  for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
+    sum += slot_table_[s].io_errors.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
 Counters Arena::counters() {
   Counters sum{};
   for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
@@ -381,6 +393,7 @@ Counters Arena::counters() {
     sum.corrupt += slot.corrupt.load(std::memory_order_relaxed);
     sum.bypassed += slot.bypassed.load(std::memory_order_relaxed);
   }
+  sum.io_errors = io_errors();
   // Whoever asks must not hang on a stopped process: without the lock a number may lag behind.
   const Guard guard(*this);
   sum.inserts = header_->inserts;

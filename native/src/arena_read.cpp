@@ -57,6 +57,7 @@ std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
         mine.torn.fetch_add(1, std::memory_order_relaxed);
       } else if (!copied || (blocks_store_->checksummed() && crc32c(0, out + at, length) != crc)) {
         mine.corrupt.fetch_add(1, std::memory_order_relaxed);
+        if (!copied) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
         discard({&ids[i], 1});
       } else {
         found[i] = true;

@@ -36,8 +36,7 @@ void Arena::set_word(Entry& entry, State state, std::uint32_t owner) {
   if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
 }
 
-double Arena::first_key(const Region& region, const double* key) {
-  const double now = tick();
+double Arena::first_key(const Region& region, const double* key, double now) const {
   if (region.order == Order::kFrequency) return pair_key(1, static_cast<std::uint64_t>(now));
   if (region.pop == Pop::kSieve) return pair_key(region.round, static_cast<std::uint64_t>(now));
   return region.order == Order::kKey && key != nullptr ? *key : now;
@@ -94,7 +93,9 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
   for (std::size_t i = 0; i < ids.size(); ++i) {
     admitted[i] = reserved[i] != Reserved::kRefused;
     if (reserved[i] == Reserved::kTaken) {
-      admitted[i] = write(ids[i], samples[i]) ? publish(ids[i]) : undo(ids[i]);
+      const bool written = write(ids[i], samples[i]);
+      if (!written) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
+      admitted[i] = written ? publish(ids[i]) : undo(ids[i]);
     } else if (reserved[i] == Reserved::kRefused) {
       give_back(ids[i]);
     }

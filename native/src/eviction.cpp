@@ -246,6 +246,7 @@ void Arena::keep_copy(std::uint32_t id, std::uint32_t length) {
   try {
     evicted_->data.resize(before + length);
     evicted_->ids.push_back(id);
+    evicted_->keys.push_back(ranks_[id].key.load(std::memory_order_relaxed));
     evicted_->offsets.push_back(static_cast<std::int64_t>(before + length));
     unsigned char* copy = evicted_->data.data() + before;
     kept = copy_out(entries_[id], length, copy) &&
@@ -255,6 +256,7 @@ void Arena::keep_copy(std::uint32_t id, std::uint32_t length) {
   if (kept) return;
   evicted_->data.resize(before);
   evicted_->ids.resize(count);
+  evicted_->keys.resize(count);
   evicted_->offsets.resize(count + 1);
 }
 

@@ -239,6 +239,20 @@ bool Arena::recover(const Record& record) {
   return true;
 }
 
+// Under the lock, with regions that are new: the keys so far are generations, which is what the
+// clock said when each sample was written.
+void Arena::settle_recovered(const std::vector<Node>& recovered) {
+  std::uint32_t r = 0;
+  while (!header_->regions[r].holds_bytes) ++r;
+  Region& first = header_->regions[r];
+  for (const Node& node : recovered) {
+    heap(r).push(node.id, first_key(first, nullptr, node.key));
+    first.bytes += entries_[node.id].length.load(std::memory_order_relaxed);
+  }
+  while (!fits(first, 0, 0, 0) && evict_one(r)) {
+  }
+}
+
 // --- verify ---
 
 namespace {

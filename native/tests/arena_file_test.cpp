@@ -10,6 +10,7 @@ using kit::geometry;
 using kit::there;
 using stoker::Arena;
 using stoker::CapacityError;
+using stoker::ConfigError;
 using stoker::Record;
 using stoker::SegmentError;
 
@@ -68,6 +69,55 @@ void reopened_it_holds_the_same() {
     Arena other(dup(arena.memory_descriptor()), dup(arena.file_descriptor()));
     CHECK(there(other, 9));
   }
+}
+
+stoker::RegionSpec main_region(std::uint64_t budget, stoker::Order order = stoker::Order::kKey,
+                               stoker::Pop pop = stoker::Pop::kEvict) {
+  stoker::RegionSpec spec;
+  spec.name = "kept";
+  spec.budget = budget;
+  spec.order = order;
+  spec.pop = pop;
+  return spec;
+}
+
+// The youngest stay, whatever orders them from then on.
+void what_was_recovered_joins_the_first_region() {
+  using stoker::Order;
+  using stoker::Pop;
+  const auto fill_backwards = [](const std::string& path) {
+    Arena arena(on_disk(), path);
+    for (std::uint32_t id = kIds; id-- > 0;) CHECK(kit::put(arena, id, 500));
+  };
+  const std::vector<stoker::RegionSpec> all = {
+      main_region(kCapacity / 5), main_region(kCapacity / 5, Order::kRecency),
+      main_region(kCapacity / 5, Order::kFrequency), main_region(kCapacity / 5, Order::kInsertion),
+      main_region(kCapacity / 5, Order::kInsertion, Pop::kSieve)};
+  for (const stoker::RegionSpec& spec : all) {
+    const kit::Path path;
+    fill_backwards(path);
+    Arena arena(on_disk(), path);
+    stoker::RegionSpec ghost;
+    ghost.name = "ghost";
+    ghost.budget = 1000;
+    ghost.order = Order::kInsertion;
+    ghost.holds_bytes = false;
+    arena.configure({ghost, spec});
+    kit::check_sound(arena);
+    CHECK(arena.regions()[1].bytes == kCapacity / 5 && arena.counters().entries == 24);
+    CHECK(kit::put(arena, 50, 500, 1e9, 1) && !there(arena, 23));  // the oldest left for it
+    CHECK(kit::count_there(arena) == 24 && there(arena, 0) && there(arena, 22));
+    CHECK_THROWS(ConfigError, arena.configure({spec}));  // in use by now
+    kit::check_sound(arena);
+  }
+  const kit::Path path;
+  fill_backwards(path);
+  Arena arena(on_disk(), path);
+  stoker::RegionSpec borrowing = main_region(kCapacity / 5);
+  borrowing.strict = false;
+  arena.configure({borrowing});
+  CHECK(kit::count_there(arena) == kIds);
+  kit::check_sound(arena);
 }
 
 void another_geometry_is_refused() {
@@ -226,7 +276,8 @@ void a_full_disk() {
   limit.rlim_cur = static_cast<rlim_t>(arena.header().file_data_at) + 2048;
   setrlimit(RLIMIT_FSIZE, &limit);
   CHECK(!kit::put(arena, 2, 5000));  // beyond what may be written
-  CHECK(kit::claim(arena, 2));       // and its claim was given back
+  CHECK(arena.io_errors() == 1);
+  CHECK(kit::claim(arena, 2));  // and its claim was given back
   kit::abandon(arena, 2);
   setrlimit(RLIMIT_FSIZE, &before);
   kit::check_sound(arena);
@@ -237,6 +288,7 @@ void a_full_disk() {
 
 int main() {
   reopened_it_holds_the_same();
+  what_was_recovered_joins_the_first_region();
   another_geometry_is_refused();
   an_unfinished_file_is_begun_again();
   a_spoilt_payload_is_a_miss();

@@ -36,6 +36,24 @@ void none_leaves_for_one_that_is_outranked() {
   kit::check_sound(arena);
 }
 
+// For a tier below: whoever left, with what ordered it.
+void the_evicted_come_with_their_keys() {
+  Arena arena(geometry(20, 3'000), "");
+  for (std::uint32_t id = 0; id < 3; ++id) CHECK(kit::put(arena, id, 1000, 10.0 + id));
+  const kit::Bytes bytes = kit::payload(9, 2000);
+  const stoker::Sample sample{bytes.data(), bytes.size()};
+  stoker::Evicted evicted;
+  const double key = 50;
+  const std::uint32_t id = 9;
+  bool admitted = false;
+  arena.put({&id, 1}, &sample, {0, stoker::kNone, &key, &evicted}, &admitted);
+  CHECK(admitted && evicted.ids == (std::vector<std::uint32_t>{0, 1}));
+  CHECK(evicted.keys == (std::vector<double>{10, 11}));
+  CHECK(evicted.offsets == (std::vector<std::int64_t>{0, 1000, 2000}));
+  const kit::Bytes first = kit::payload(0, 1000);
+  CHECK(std::equal(first.begin(), first.end(), evicted.data.begin()));
+}
+
 void while_room_evicts_nothing() {
   Arena arena(geometry(20, 10'000), "");
   RegionSpec main = region("main", 10'000, Order::kInsertion);
@@ -191,6 +209,7 @@ void many_leases_in_the_way() {
 
 int main() {
   none_leaves_for_one_that_is_outranked();
+  the_evicted_come_with_their_keys();
   while_room_evicts_nothing();
   reads_count();
   random_victims_are_never_leased_ones();

@@ -65,6 +65,8 @@ class Arena:
     @property
     def mean_size(self) -> int: ...
     @property
+    def io_errors(self) -> int: ...
+    @property
     def total_bytes(self) -> int: ...
     def put(
         self, ids: _Ids, samples: Sequence[Any], keys: _Keys | None, region: str, overflow: str
@@ -87,7 +89,7 @@ class Arena:
         region: str,
         overflow: str,
     ) -> tuple[
-        npt.NDArray[np.bool_], _Ids, npt.NDArray[np.uint8], npt.NDArray[np.int64]
+        npt.NDArray[np.bool_], _Ids, npt.NDArray[np.uint8], npt.NDArray[np.int64], _Keys
     ]: ...
     def get(
         self, ids: _Ids

@@ -47,13 +47,14 @@ struct RegionSpec {
 // 1]].
 struct Evicted {
   std::vector<std::uint32_t> ids;
+  std::vector<double> keys;  // by which they were ordered
   std::vector<std::int64_t> offsets{0};
   std::vector<unsigned char> data;
 };
 
 struct Counters {
-  std::uint64_t hits, misses, torn, corrupt, bypassed, inserts, evictions, rejected, repairs,
-      reclaimed, payload, entries, free_blocks;
+  std::uint64_t hits, misses, torn, corrupt, bypassed, io_errors, inserts, evictions, rejected,
+      repairs, reclaimed, payload, entries, free_blocks;
 };
 
 class Arena {
@@ -110,7 +111,9 @@ class Arena {
   void release(std::int64_t position);
 
   // --- regions ---
-  // Replaces all regions of an empty arena.
+  // Replaces all regions of an arena into which nothing was put. What its file held goes to the
+  // first of them that holds samples, oldest first to leave; what that has no budget for is
+  // evicted.
   void configure(const std::vector<RegionSpec>& specs);
   // Carves a region out of "main".
   void add_region(const RegionSpec& spec);
@@ -121,6 +124,8 @@ class Arena {
 
   // --- care ---
   Counters counters();
+  // Reads and writes that the disk refused, of all processes; takes no lock.
+  std::uint64_t io_errors() const;
   // Checks every invariant; throws SegmentError with the first that does not hold.
   void verify();
   // Takes back what dead processes held.
@@ -164,7 +169,10 @@ class Arena {
   void finish_undo();
   void set_word(Entry& entry, State state, std::uint32_t owner);
   bool give_back(std::uint32_t id);
-  double first_key(const Region& region, const double* key);
+  double first_key(const Region& region, const double* key) {
+    return first_key(region, key, tick());
+  }
+  double first_key(const Region& region, const double* key, double now) const;
 
   // eviction (eviction.cpp)
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
@@ -197,6 +205,7 @@ class Arena {
   void reclaim_dead();
   void recover_file();
   bool recover(const Record& record);
+  void settle_recovered(const std::vector<Node>& recovered);
   bool drop_lease(Slot& owner, std::int64_t position);
   void drop_leases(std::uint32_t slot);
   void rebuild_leases();

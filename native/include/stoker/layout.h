@@ -109,8 +109,9 @@ struct alignas(64) Slot {
   std::atomic<std::uint32_t> pending;  // claims and reservations; never less than there are
   std::uint32_t lease_head;            // index + 1 into the lease pool; 0: none
   std::uint32_t lease_tail;
-  std::atomic<std::uint64_t> hits, misses, torn, corrupt, bypassed;
+  std::atomic<std::uint64_t> hits, misses, torn, corrupt, bypassed, io_errors;
 };
+static_assert(sizeof(Slot) == 64);
 
 struct Header {
   std::uint64_t magic;

@@ -156,6 +156,11 @@ class Arena:
         return self._core.mean_size
 
     @property
+    def io_errors(self) -> int:
+        """Reads and writes that the disk refused, of all processes so far; takes no lock."""
+        return self._core.io_errors
+
+    @property
     def overhead_bytes(self) -> int:
         """Bytes of memory taken beyond the payload: entries, heaps, and room to place extents."""
         return max(0, self._core.total_bytes - self._core.capacity_bytes)
@@ -206,11 +211,17 @@ class Arena:
         keys: ArrayLike | None = None,
         region: str = "main",
         overflow: str = "",
-    ) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
+    ) -> tuple[
+        NDArray[np.bool_],
+        NDArray[np.uint32],
+        NDArray[np.uint8],
+        NDArray[np.int64],
+        NDArray[np.float64],
+    ]:
         """Put packed samples as :meth:`put_many` does, and take what had to leave for them.
 
-        Returns ``(admitted bool[n], ids u32[m], data u8[total], offsets i64[m+1])``: the m
-        evicted samples, for a tier below.
+        Returns ``(admitted bool[n], ids u32[m], data u8[total], offsets i64[m+1], keys f64[m])``:
+        the m evicted samples, for a tier below, and what ordered them here.
         """
         return self._core.exchange(
             self._ids(ids), *_packed(data, offsets), _keys(keys), region, overflow
@@ -294,7 +305,11 @@ class Arena:
     # Regions
 
     def configure(self, regions: Sequence[Region]) -> None:
-        """Replace the regions of an empty arena by a policy's; shares become bytes."""
+        """Replace the regions of an arena by a policy's; shares become bytes.
+
+        Nothing may have been put into it yet. What was recovered from a file goes to the first
+        region, the oldest being the first to leave; what exceeds its budget is evicted.
+        """
         self._core.configure([_rules(r, int(r.share * self.capacity_bytes)) for r in regions])
 
     def add_region(
