@@ -9,7 +9,8 @@ wall time and compute_cpu, decode_cpu the processor time of one sample. No polic
 which each sample is visited once an epoch has a miss ratio below 1 - c, with c the cached share of
 the data: every reuse crosses one epoch boundary, and at most the cache survives it.
 
-Times are the least of several, since whatever else runs on the machine only ever adds to them.
+Times are those of the quick steps of the training itself and of the quickest decoding, since
+whatever else runs on the machine only ever adds to them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
-import torch
 
 from stoker.cli._demo_data import DemoData, Storage
-from stoker.cli._demo_training import Settings, compute_cost
+from stoker.cli._demo_training import Run, Settings
 
 _REPEATS = 3
 
@@ -56,22 +55,17 @@ class EpochLimit:
 
 
 def measure_limit(
-    data: DemoData, storage: Storage, cache_share: float, settings: Settings
+    data: DemoData, storage: Storage, settings: Settings, runs: list[Run]
 ) -> EpochLimit:
-    """Measure decoding and training on a few batches and return the limit of an epoch.
-
-    ``cache_share`` is the cache over the data set, in bytes, 0..1.
-    """
-    dataset = data.dataset(None)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=settings.batch_size, shuffle=True)
-    batches = list(islice(iter(loader), 12))
-    wall, processor = compute_cost(data, batches, _REPEATS)
-    decode = _decode_seconds(data)
+    """Return the limit of an epoch from the quickest training steps and a measure of decoding."""
     accesses, cores = len(data.paths), len(os.sched_getaffinity(0))
+    wall = min(run.step.wall for run in runs)
+    processor = min(run.step.processor for run in runs) + _decode_seconds(data)
+    delivered = storage.samples_per_second(max(1, settings.workers))
     return EpochLimit(
-        storage=(1 - cache_share) * accesses / storage.samples_per_second(max(1, settings.workers)),
+        storage=(1 - settings.share_of(data)) * accesses / delivered,
         compute=accesses * wall,
-        processors=accesses * (processor + decode) / cores,
+        processors=accesses * processor / cores,
     )
 
 

@@ -7,7 +7,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,8 @@ from stoker.cli._demo_data import DemoData, Storage
 from stoker.pytorch import Loader
 from stoker.pytorch.stats import Stats
 from stoker.types import parse_bytes
+
+_QUICK = 0.05  # of all steps: what else runs on the machine only ever makes a step slower
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,15 @@ class Epoch:
     """What the loader counted in this epoch alone."""
 
 
+class StepCost(NamedTuple):
+    """What training on one sample takes, without waiting for it."""
+
+    wall: float
+    """Seconds."""
+    processor: float
+    """Seconds of processor time, over all threads of the training process."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One training with one recipe."""
@@ -55,6 +68,8 @@ class Run:
     accuracy: float
     """Share of the held-out images that the trained network names rightly."""
     epochs: list[Epoch]
+    step: StepCost
+    """A quick step's cost per sample: the one that only a twentieth of the steps fell below."""
 
     @property
     def later(self) -> list[Epoch]:
@@ -155,32 +170,18 @@ def train(
         seed=settings.seed,
     ) as loader:
         trainer = Trainer(data.num_classes, settings.epochs * len(loader), settings.seed)
-        epochs = []
+        epochs, costs = [], []
         for _ in range(settings.epochs):
             before, started = loader.stats, time.perf_counter()
             for images, targets in loader:
-                loader.observe(trainer.step(images, targets))
+                wall, processor = time.perf_counter(), time.process_time()
+                losses = trainer.step(images, targets)
+                spent = time.perf_counter() - wall, time.process_time() - processor
+                costs.append([seconds / len(targets) for seconds in spent])
+                loader.observe(losses)
                 advance()
             seconds = time.perf_counter() - started
             epochs.append(Epoch(seconds, loader.stats.since(before)))
     predicted = recipes.get(recipe).predicted_hit_ratio(settings.share_of(data))
-    return Run(recipe, predicted, trainer.accuracy(data), epochs)
-
-
-def compute_cost(
-    data: DemoData, batches: list[tuple[Tensor, Tensor]], repeats: int
-) -> tuple[float, float]:
-    """Train on batches that lie in memory; returns (wall, processor) seconds a sample.
-
-    Each is the least of ``repeats`` passes, after one that warms up.
-    """
-    trainer = Trainer(data.num_classes, (1 + repeats) * len(batches), seed=0)
-    count = sum(len(targets) for _, targets in batches)
-    walls, processors = [], []
-    for _ in range(1 + repeats):
-        wall, processor = time.perf_counter(), time.process_time()
-        for images, targets in batches:
-            trainer.step(images, targets)
-        walls.append((time.perf_counter() - wall) / count)
-        processors.append((time.process_time() - processor) / count)
-    return min(walls[1:]), min(processors[1:])
+    step = StepCost(*np.quantile(costs, _QUICK, axis=0).tolist())
+    return Run(recipe, predicted, trainer.accuracy(data), epochs, step)

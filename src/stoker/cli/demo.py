@@ -120,9 +120,9 @@ def _run(
     from stoker.cli._demo_report import Outcome
     from stoker.cli._demo_training import train
 
-    with console.status("reading the list of images, measuring this machine"):
+    with console.status("reading the list of images"):
         data = DemoData.load(folder)
-        limit = measure_limit(data, storage, settings.share_of(data), settings)
+        settings.share_of(data)  # a cache that makes no sense is refused before any training
     steps = settings.epochs * math.ceil(len(data.paths) / settings.batch_size)
     with _progress(console) as progress:
         bars = {name: progress.add_task(name, total=steps, start=False) for name in chosen}
@@ -136,7 +136,7 @@ def _run(
         f"{settings.cache}; storage {1000 * storage.latency:g} ms a read, "
         f"{storage.iops:g} reads a second"
     )
-    return Outcome(title, settings, limit, runs)
+    return Outcome(title, settings, measure_limit(data, storage, settings, runs), runs)
 
 
 def _progress(console: Console) -> Progress:
