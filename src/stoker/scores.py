@@ -74,6 +74,23 @@ class Scores:
         self._last.array[rows] = step
         np.add.at(self._seen.array, rows, 1)
 
+    def restore(self, values: ArrayLike, last: ArrayLike, seen: ArrayLike) -> None:
+        """Put f64[N], i64[N] and i64[N] of an earlier run in the place of all rows.
+
+        Raises ConfigError, and changes nothing, for other lengths, values that are not finite,
+        or a snapshot.
+        """
+        if self._frozen:
+            raise ConfigError("this is a snapshot of scores: restore the Scores it was taken from")
+        given = [np.asarray(rows) for rows in (values, last, seen)]
+        for rows in given:
+            if rows.shape != (len(self),) or not np.isfinite(rows).all():
+                raise ConfigError(
+                    f"rows of shape {rows.shape} are refused: give {len(self)} finite numbers"
+                )
+        for memory, rows in zip((self._values, self._last, self._seen), given, strict=True):
+            memory.array[:] = rows
+
     def snapshot(self) -> Self:
         """Return an independent copy that refuses updates; plans are made from one."""
         copy = type(self).__new__(type(self))

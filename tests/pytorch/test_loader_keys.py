@@ -10,6 +10,7 @@ from torch.utils.data import Subset
 
 from pytorch.parts import number_of, numbers
 from stoker.pytorch import Loader, SampleDataset
+from stoker.pytorch.cursor import Cursor
 from stoker.recipes import get
 from stoker.source import MemorySource
 
@@ -54,7 +55,7 @@ def test_keys_are_those_of_the_policy() -> None:
             last = list(loader)[-1].numpy()
         assert loader._cached is not None
         tier: Any = loader._cached.store.tier
-        following = loader._planner.order(2)
+        following = loader._planner.order(Cursor(2))
         places = {int(i): n for n, i in enumerate(following.ids)}
         expected = [-(following.start + places[int(i)]) for i in last]
         assert tier.arena.keys(last.astype(np.uint32)).tolist() == expected

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import SegmentError
+from stoker.pytorch.cursor import Walk
 from stoker.pytorch.meta import Envelope
 
 if TYPE_CHECKING:
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
 class LoaderIterator:
     """Yields the batches of one epoch, and measures how long the training loop waits for them."""
 
-    def __init__(self, loader: Loader, envelopes: Iterator[Envelope]) -> None:
+    def __init__(self, loader: Loader, envelopes: Iterator[Envelope], walk: Walk) -> None:
         self._loader = loader
+        self._walk = walk
         self._envelopes: Iterator[Envelope] | None = envelopes
 
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._loader)
+        """Batches that this iterator gives in all."""
+        return self._loader.batches_from(self._walk.start)
 
     def __next__(self) -> Any:
         if self._envelopes is None:
@@ -37,7 +40,9 @@ class LoaderIterator:
             raise
         finally:
             self._loader.add_stall(time.perf_counter() - begin)
-        return self._loader.receive(envelope)
+        batch = self._loader.receive(envelope)
+        self._walk.step(len(envelope.meta))
+        return batch
 
     def stop(self) -> None:
         """Stop the workers and let go of them; going on raises SegmentError."""

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from stoker.errors import ConfigError, SegmentError
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.inner import InnerLoader
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Failure, Meta, attach
@@ -27,8 +28,10 @@ from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of, looks_a
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, is_first_on_node
 from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.pytorch.records import Records
 from stoker.pytorch.requests import RequestSampler
-from stoker.pytorch.stats import Stats, Visits, from_counters
+from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name, tensors_of
+from stoker.pytorch.stats import Stats
 from stoker.recipes.base import Recipe
 from stoker.recipes.minio import minio
 from stoker.sampler.uniform import UniformSampler
@@ -143,6 +146,7 @@ class Loader(DataLoader[Any]):
             self._population,
             self._recipe.sampler if shuffle is not False else UniformSampler,
             self._ranks,
+            batch_size=batch_size,
             seed=self._seed,
             shuffle=shuffle is not False,
             drop_last=drop_last,
@@ -170,16 +174,14 @@ class Loader(DataLoader[Any]):
         self._return_meta = return_meta
         self._epochs = epochs
         self._observer = Observer(self._scores)
-        self._visits = Visits(len(self._population.base))
-        self._failures: dict[int, Failure] = {}
+        self._records = Records(len(self._population.base))
         self._cached: CachedDataset | None = None
         self._ahead: ReadAhead | None = None
         self._inner: InnerLoader | None = None
         self._running: weakref.ref[LoaderIterator] | None = None
+        self._walk: Walk | None = None
+        self._generator_began: torch.Tensor | None = None
         self._iterations = 0
-        self._stall_seconds = 0.0
-        self._epoch_stats: list[Stats] = []
-        self._epoch_began: Stats | None = None
         self._closed = False
 
     # --- iterating ---
@@ -195,24 +197,36 @@ class Loader(DataLoader[Any]):
             self._inner = self._make_inner(self._cached)
         return self._begin_epoch(self._inner, self._cached)
 
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch, the same on every rank.
+
+        After :meth:`load_state_dict`, those that are left of the restored epoch; once it is being
+        iterated, the whole of it again, with the batches handed out before the state was saved
+        (Lightning counts so), while ``len(iter(loader))`` stays what is left.
+        """
+        if self._walk is None:
+            return self.batches_from(self._planner.coming)
+        start = self._walk.start
+        return start.steps + self.batches_from(start)
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
 
-        Optional: iterating again advances by itself. ConfigError for a negative epoch.
+        Optional: iterating again advances by itself. The restored epoch goes on where it was;
+        another one leaves its rest out, with a warning. ConfigError for a negative epoch.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
-        self._planner.next_epoch = int(epoch)
-        for own in (self.sampler, self.batch_sampler):
-            told = getattr(own, "set_epoch", None)
-            if told is not None:
-                told(epoch)
+        self._planner.set_epoch(epoch)
+        if self._own_order:
+            for own in (self.sampler, self.batch_sampler):
+                told = getattr(own, "set_epoch", None)
+                if told is not None:
+                    told(epoch)
 
     def total_steps(self) -> int:
         """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
         if self._epochs is None:
             raise ConfigError("total_steps() needs the number of epochs: give the Loader epochs=")
-        return len(self) * self._epochs
+        return self.batches_from(Cursor()) * self._epochs
 
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.
@@ -222,8 +236,8 @@ class Loader(DataLoader[Any]):
         self._check_open()
         self.finish_epoch()
         told = "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
-        if self._epoch_stats:
-            log.info("epoch %d%s: %s", len(self._epoch_stats) - 1, told, self._epoch_stats[-1])
+        if self._records.epochs:
+            log.info("epoch %d%s: %s", self._records.epoch, told, self._records.epochs[-1])
 
     # --- losses ---
 
@@ -281,30 +295,73 @@ class Loader(DataLoader[Any]):
 
     @property
     def stats(self) -> Stats:
-        """Counts since the loader was made, of this rank and its workers."""
-        if self._cached is None:
-            return Stats()
-        counters = self._cached.store.stats()
+        """Counts since the loader was made, and before the state it goes on from was saved.
+
+        Of this rank and its workers.
+        """
         share = -(-len(self._population) // self._ranks.now().world_size)
-        stored = counters["bytes_from_source"]
-        return from_counters(
-            counters,
-            bytes_from_source=self._cached.stage.bytes_from_source(stored),
-            stall_seconds=self._stall_seconds,
-            non_finite=self._observer.non_finite,
-            coverage=self._visits.coverage(share),
-            ess=self._visits.ess(share),
-        )
+        return self._records.stats(self._cached, self._observer.non_finite, share)
 
     @property
     def epoch_stats(self) -> list[Stats]:
-        """Stats of each epoch that has ended, abandoned ones included."""
-        return list(self._epoch_stats)
+        """Stats of each epoch that has ended since the loader was made, abandoned ones included."""
+        return list(self._records.epochs)
 
     @property
     def quarantine(self) -> list[Failure]:
         """Samples that could not be served and were replaced, each once, with the last reason."""
-        return list(self._failures.values())
+        return list(self._records.failures.values())
+
+    # --- going on in another run ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank for :meth:`load_state_dict`: tensors and primitives.
+
+        To be taken at the same step on every rank. It counts the batches that the iterator has
+        handed out, not those that workers have ready, and holds copies of the scores, 24 bytes a
+        sample. An epoch that was left early is gone on with until the next iteration begins or
+        :meth:`end_epoch` is called. SegmentError once the loader is closed.
+        """
+        self._check_open()
+        cursor = self._planner.coming if self._walk is None else self._walk.cursor
+        generator = self._generator_began
+        if self._walk is None and self.generator is not None:
+            generator = self.generator.get_state()
+        return LoaderState(
+            owner=self._owner(cursor.epoch),
+            cursor=cursor,
+            scores=tensors_of(self.scores),
+            observed=self._observer.step,
+            stats=self.stats,
+            failures=tuple(self.quarantine),
+            generator=generator,
+        ).to_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the loader that gave this state was: with the samples not yet handed out.
+
+        The next iteration is the rest of that epoch, none if nothing is left. Workers, prefetch,
+        cache, batch size and the number of ranks may have changed: the rest of the plan is
+        divided anew, and filled up or cut so that ranks stay equal. Order and augmentation are
+        those of an uninterrupted run. A sampler of one's own is told the epoch and must give the
+        same again, on as many ranks; what was handed out is skipped. A wrapped data set without a
+        name is known by its class and length only. Ranks may all load the state of one of them:
+        scores and counts are then those of that rank.
+
+        Raises :class:`~stoker.errors.StateMismatch`, and changes nothing, for the state of
+        another data set, seed or plan, or of another version of the format.
+        """
+        self._check_open()
+        state = LoaderState.from_dict(state_dict)
+        state.refuse_other(self._owner(state.cursor.epoch), len(self._scores))
+        self.finish_epoch()
+        self._observer.restore(state.observed, **state.rows())
+        self._records.restore(state.stats, state.failures, self.stats)
+        if self.generator is not None and state.generator is not None:
+            self.generator.set_state(state.generator)
+        self._planner.coming = Cursor(state.cursor.epoch)  # nothing is left out with a warning
+        self.set_epoch(state.cursor.epoch)
+        self._planner.coming = state.cursor
 
     # --- the end ---
 
@@ -341,25 +398,28 @@ class Loader(DataLoader[Any]):
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
-        batch, meta, failures = envelope
-        self._observer.hand_out(meta)
-        self._visits.add(meta.ids)
-        for failure in failures:
-            if failure.id not in self._failures:
-                log.warning("skipped %s: %s", failure.name, failure.reason)
-            self._failures[failure.id] = failure
-        return attach(batch, meta) if self._return_meta else batch
+        self._observer.hand_out(envelope.meta)
+        self._records.add_batch(envelope)
+        return attach(envelope.batch, envelope.meta) if self._return_meta else envelope.batch
 
     def add_stall(self, seconds: float) -> None:
         """Count time that the training loop waited."""
-        self._stall_seconds += seconds
+        self._records.add_stall(seconds)
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
-        if self._epoch_began is not None:
+        self._walk = None
+        if self._records.is_open:
             _ = self._observer.scores  # waits for losses still being copied
-            self._epoch_stats.append(self.stats.since(self._epoch_began))
-            self._epoch_began = None
+            self._records.finish_epoch(self.stats)
+
+    def batches_from(self, at: Cursor) -> int:
+        """Return this rank's batches of an epoch from ``at`` on."""
+        if not self._own_order:
+            return self._planner.batches(at)
+        size = self.batch_size
+        skipped = at.consumed // self._ranks.now().world_size // size if size else at.steps
+        return super().__len__() - skipped
 
     # --- inside ---
 
@@ -373,17 +433,34 @@ class Loader(DataLoader[Any]):
         return self._observer.last
 
     def _begin_epoch(self, inner: InnerLoader, cached: CachedDataset) -> LoaderIterator:
-        epoch = self._planner.next_epoch
-        self._planner.next_epoch = epoch + 1
+        at = self._planner.begin()
+        ranks = self._ranks.now()
         self._observer.begin_epoch()
-        self._visits.begin_epoch()
-        self._epoch_began = self.stats
+        if self.generator is not None:
+            self._generator_began = self.generator.get_state()
+        earlier = np.empty(0, np.uint32) if self._own_order else self._planner.earlier(at)
+        self._records.begin_epoch(at.epoch, earlier, self.stats)
         # Tokens are never reused, also when an epoch is run again.
-        inner.requests.begin(self._iterations << 32, epoch, self._draws(epoch, cached))
+        token, draws = self._iterations << 32, self._draws(at, cached)
+        inner.requests.begin(token, at.epoch, draws, earlier)
         self._iterations += 1
-        iterator = LoaderIterator(self, iter(inner))
+        stride = None if self._own_order else (self.batch_size or 1) * ranks.world_size
+        end = None if self._own_order else self._planner.end(at)
+        self._walk = Walk(at, stride, end, ranks.world_size)
+        iterator = LoaderIterator(self, iter(inner), self._walk)
         self._running = weakref.ref(iterator)
         return iterator
+
+    def _owner(self, epoch: int) -> Owner:
+        """Return what a state of this loader belongs to."""
+        return Owner(
+            dataset=dataset_name(self._population),
+            num_samples=len(self._population),
+            seed=self._seed,
+            recipe=self._recipe.name,
+            plan=OWN_ORDER if self._own_order else self._planner.identity(epoch),
+            world_size=self._ranks.now().world_size,
+        )
 
     def _open(self) -> CachedDataset:
         ranks = self._ranks.fix()
@@ -405,21 +482,18 @@ class Loader(DataLoader[Any]):
         server = BatchServer(cached, self.collate_fn, self._on_error, self._seed, progress)
         return InnerLoader(self, server, RequestSampler())
 
-    def _draws(self, epoch: int, cached: CachedDataset) -> Callable[[], Iterator[Draw]]:
-        """Return what draws this rank's batches of ``epoch``."""
+    def _draws(self, at: Cursor, cached: CachedDataset) -> Callable[[], Iterator[Draw]]:
+        """Return what draws this rank's batches from ``at`` on."""
         ranks = self._ranks.now()
         if self._own_order:
             indices: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-            return partial(draws_of, indices, self._population, ranks)
-        plan = self._planner.plan(epoch)
+            return partial(draws_of, indices, self._population, ranks, at)
+        plan = self._planner.plan(at)
         if is_first_on_node(ranks):
             cached.rekey(self._setup.policy, self._scores, plan)
         if self._ahead is not None:
-            length = self._planner.rank_length
-            if self.drop_last and self.batch_size:
-                length -= length % self.batch_size
-            self._ahead.begin(epoch, length, self._epochs is None or epoch + 1 < self._epochs)
-        return partial(self._planner.draws, plan, self.batch_size, self.drop_last)
+            self._ahead.begin(at, self._epochs is None or at.epoch + 1 < self._epochs)
+        return partial(self._planner.draws, plan, at)
 
 
 def _refuse_unavailable(**given: Any) -> None:

@@ -33,11 +33,11 @@ class Observer:
 
     def __init__(self, scores: Scores) -> None:
         self.non_finite = 0
-        """Losses so far that were NaN or infinite; their samples kept their scores."""
+        """Losses in this run that were NaN or infinite; their samples kept their scores."""
         self.last: Meta | None = None
         """The batch handed out last."""
         self.step = 0
-        """Batches observed so far."""
+        """Batches observed so far, also in the run that this one goes on from."""
         self._scores = scores
         self._unobserved: set[int] = set()
         self._copies: deque[_Copy] = deque()
@@ -48,6 +48,22 @@ class Observer:
         """The scores with everything observed so far; waits for copies still under way."""
         self._drain(wait=True)
         return self._scores
+
+    def restore(
+        self,
+        step: int,
+        values: NDArray[np.float64],
+        last: NDArray[np.int64],
+        seen: NDArray[np.int64],
+    ) -> None:
+        """Put the scores of a saved state in the place of these; losses on their way are dropped.
+
+        Raises what :meth:`Scores.restore <stoker.scores.Scores.restore>` does.
+        """
+        self._scores.restore(values, last, seen)
+        self._copies.clear()
+        self.step = step
+        self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Forget the batches of an epoch that is over or was abandoned."""

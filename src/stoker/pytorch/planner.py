@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler as TorchSampler
 
+from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
+from stoker.pytorch.cursor import Cursor
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory
+from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 from stoker.store.tier import Keys
@@ -39,7 +43,8 @@ class Draw(NamedTuple):
 class Planner:
     """Makes the global plan of an epoch, and this rank's share of it.
 
-    Plans are pure in seed, epoch and scores, so ranks agree on them without talking.
+    Plans are pure in seed, epoch and scores, so ranks agree on them without talking. What is
+    left of an epoch from a cursor on is divided anew, whatever the number of ranks before was.
     """
 
     def __init__(
@@ -48,96 +53,186 @@ class Planner:
         make_sampler: SamplerFactory,
         ranks: LazyRanks,
         *,
+        batch_size: int | None,
         seed: int,
         shuffle: bool,
         drop_last: bool,
         policy: Policy,
         scores: Scores,
     ) -> None:
-        self.next_epoch = 0
-        """The epoch that the next iteration takes."""
+        self.coming = Cursor()
+        """Where the next iteration begins."""
         self._population = population
         self._make_sampler = make_sampler
         self._ranks = ranks
+        self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._policy = policy
         self._scores = scores
-        self._sampler()  # refuses what it must while the user's call is on the stack
+        self._identity: tuple[int, str] | None = None
+        self._divided()  # refuses what it must while the user's call is on the stack
 
-    def _sampler(self) -> Any:
-        return self._make_sampler(
-            len(self._population),
-            seed=self._seed,
-            shuffle=self._shuffle,
-            pad_to=self._ranks.now().world_size,
-            drop_last=self._drop_last,
-        )
+    # --- epochs ---
 
-    @property
-    def rank_length(self) -> int:
-        """Accesses of this rank in each epoch."""
-        rank, world_size = self._ranks.now()
-        return len(range(rank, self._sampler().length, world_size))
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; it goes on where it was if it is the restored one.
 
-    def order(self, epoch: int) -> Plan:
-        """Return the plan of the whole job for ``epoch``, in indices of the population's view."""
-        plan: Plan = self._sampler().plan(self._scores, epoch)
-        return plan
+        Otherwise the rest of the restored one is left out, with a warning. ConfigError for a
+        negative epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+        if epoch == self.coming.epoch:
+            return
+        if self.coming.consumed and self.batches(self.coming):
+            warnings.warn(
+                f"set_epoch({epoch}) leaves out the rest of the restored epoch "
+                f"{self.coming.epoch}: give set_epoch() that epoch to go on with it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self.coming = Cursor(int(epoch))
 
-    def plan(self, epoch: int) -> Plan:
-        """Return the plan of the whole job for ``epoch``, in ids of the base data set.
+    def begin(self) -> Cursor:
+        """Return where the iteration begins that begins now; the next one takes a new epoch."""
+        begun = self.coming
+        self.coming = Cursor(begun.epoch + 1)
+        return begun
+
+    # --- the whole job ---
+
+    def order(self, at: Cursor) -> Plan:
+        """Return the plan of the whole job from ``at`` on, in indices of the population's view."""
+        sampler = self._divided()
+        if not at.consumed:
+            return sampler.plan(self._scores, at.epoch)
+        whole = self._undivided(at.epoch)
+        places = np.arange(at.consumed, at.consumed + self._left(at)) % len(whole)
+        weights = None if whole.weights is None else whole.weights[places]
+        return Plan(at.epoch, at.epoch * sampler.length + at.consumed, whole.ids[places], weights)
+
+    def plan(self, at: Cursor) -> Plan:
+        """Return the plan of the whole job from ``at`` on, in ids of the base data set.
 
         It knows the plan that follows if the cache policy looks ahead, and scores do not matter.
         """
         following = None
         # Plans of other samplers depend on scores that are not there yet.
         if looks_ahead(self._policy) and self._make_sampler is UniformSampler:
-            following = self._with_ids(self.order(epoch + 1), None)
-        return self._with_ids(self.order(epoch), following)
+            following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
+        return self._with_ids(self.order(at), following)
 
-    def upcoming(self, epoch: int) -> tuple[NDArray[np.uint32], Keys]:
-        """Return this rank's accesses of ``epoch`` ``u32[n]``, and the policy's keys after them."""
+    def end(self, at: Cursor) -> int:
+        """Return where the plan from ``at`` on ends, counted from the epoch's beginning."""
+        return at.consumed + self._left(at)
+
+    def identity(self, epoch: int) -> str:
+        """Return the identity of the plan of ``epoch`` before it is divided among ranks."""
+        if self._identity is None or self._identity[0] != epoch:
+            self._identity = epoch, self._undivided(epoch).identity
+        return self._identity[1]
+
+    # --- this rank ---
+
+    def accesses(self, at: Cursor) -> int:
+        """Return how many accesses of the epoch this rank has from ``at`` on."""
         rank, world_size = self._ranks.now()
-        plan = self.plan(epoch)
-        ids = np.ascontiguousarray(plan.rank_view(rank, world_size))
-        positions = np.arange(rank, len(plan), world_size)
+        return len(range(rank, self._left(at), world_size))
+
+    def batches(self, at: Cursor) -> int:
+        """Return how many batches of the epoch this rank has from ``at`` on."""
+        size = self._batch_size or 1
+        accesses = self.accesses(at)
+        return accesses // size if self._drop_last else -(-accesses // size)
+
+    def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
+        """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
+        rank, world_size = self._ranks.now()
+        plan = self.plan(at)
+        positions = np.arange(rank, len(plan), world_size)[: self._batched(at)]
+        ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
+
+    def earlier(self, at: Cursor) -> NDArray[np.uint32]:
+        """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
+        rank, world_size = self._ranks.now()
+        if not at.consumed:
+            return np.empty(0, np.uint32)
+        whole = self._undivided(at.epoch)
+        return self._population.ids(
+            whole.ids[np.arange(rank, at.consumed, world_size) % len(whole)]
+        )
+
+    def indices(self) -> Iterator[int]:
+        """Yield this rank's share of the coming iteration, in indices of the population's view."""
+        return iter(self.order(self.coming).rank_view(*self._ranks.now()).tolist())
+
+    def draws(self, plan: Plan, at: Cursor) -> Iterator[Draw]:
+        """Yield this rank's batches of ``plan``, which begins at ``at``.
+
+        One by one with ``batch_size=None``.
+        """
+        rank, world_size = self._ranks.now()
+        ids = plan.rank_view(rank, world_size, equal=self._shuffle)
+        weights = None if plan.weights is None else plan.weights[rank::world_size]
+        size, end = self._batch_size or 1, self._batched(at)
+        for begin in range(0, end, size):
+            part = slice(begin, min(begin + size, end))
+            wanted = np.ascontiguousarray(ids[part])
+            places = np.arange(part.start, part.stop) * world_size + rank
+            yield Draw(
+                wanted,
+                at.consumed + places,
+                None if weights is None else np.ascontiguousarray(weights[part]),
+                self._policy.keys(wanted, self._scores, plan, places),
+                first=begin,
+                single=self._batch_size is None,
+            )
+
+    # --- inside ---
+
+    def _divided(self) -> Sampler:
+        return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
+
+    def _sampler(self, pad_to: int, *, drop_last: bool) -> Sampler:
+        return self._make_sampler(
+            len(self._population),
+            seed=self._seed,
+            shuffle=self._shuffle,
+            pad_to=pad_to,
+            drop_last=drop_last,
+        )
+
+    def _undivided(self, epoch: int) -> Plan:
+        """Return the plan that is filled up or cut for no number of ranks."""
+        return self._sampler(1, drop_last=False).plan(self._scores, epoch)
+
+    def _left(self, at: Cursor) -> int:
+        """Return the accesses from ``at`` on of all ranks together, which divide them equally."""
+        if not at.consumed:
+            return self._divided().length
+        world_size = self._ranks.now().world_size
+        left = max(0, self._sampler(1, drop_last=False).length - at.consumed)
+        if self._drop_last:
+            return left - left % world_size
+        return left + (-left % world_size if self._shuffle else 0)
+
+    def _batched(self, at: Cursor) -> int:
+        """Return this rank's accesses that make it into a batch."""
+        accesses = self.accesses(at)
+        return accesses - (accesses % (self._batch_size or 1) if self._drop_last else 0)
 
     def _with_ids(self, order: Plan, following: Plan | None) -> Plan:
         ids = self._population.ids(order.ids) if self._population.label else order.ids
         return Plan(order.epoch, order.start, ids, order.weights, following)
 
-    def indices(self) -> Iterator[int]:
-        """Yield this rank's share of the next epoch, in indices of the population's view."""
-        return iter(self.order(self.next_epoch).rank_view(*self._ranks.now()).tolist())
 
-    def draws(self, plan: Plan, batch_size: int | None, drop_last: bool) -> Iterator[Draw]:
-        """Yield this rank's batches of ``plan``; one by one with ``batch_size=None``."""
-        rank, world_size = self._ranks.now()
-        ids = plan.rank_view(rank, world_size, equal=self._shuffle)
-        weights = None if plan.weights is None else plan.weights[rank::world_size]
-        size = batch_size or 1
-        end = len(ids) - len(ids) % size if drop_last else len(ids)
-        for begin in range(0, end, size):
-            part = slice(begin, min(begin + size, end))
-            wanted = np.ascontiguousarray(ids[part])
-            positions = np.arange(part.start, part.stop) * world_size + rank
-            yield Draw(
-                wanted,
-                positions,
-                None if weights is None else np.ascontiguousarray(weights[part]),
-                self._policy.keys(wanted, self._scores, plan, positions),
-                first=begin,
-                single=batch_size is None,
-            )
-
-
-class PlanSampler(Sampler[int]):
+class PlanSampler(TorchSampler[int]):
     """The planned order as a torch sampler, so that ``loader.sampler`` is what users expect.
 
-    Yields this rank's indices of the loader's data set for the epoch that comes next.
+    Yields this rank's indices of the loader's data set for the iteration that comes next.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -147,7 +242,11 @@ class PlanSampler(Sampler[int]):
         return self._planner.indices()
 
     def __len__(self) -> int:
-        return self._planner.rank_length
+        return self._planner.accesses(self._planner.coming)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do as ``Loader.set_epoch``: Lightning and others tell the sampler, as in torch."""
+        self._planner.set_epoch(epoch)
 
 
 def looks_ahead(policy: Policy) -> bool:
@@ -155,14 +254,21 @@ def looks_ahead(policy: Policy) -> bool:
     return bool(getattr(policy, "looks_ahead", False))
 
 
-def draws_of(indices: Iterable[Any], population: Population, ranks: Ranks) -> Iterator[Draw]:
+def draws_of(
+    indices: Iterable[Any], population: Population, ranks: Ranks, at: Cursor
+) -> Iterator[Draw]:
     """Yield the batches that a sampler of the user's asks for; it is this rank's own already.
 
-    ``indices`` yields a list of indices of the population's view, or a single index.
+    ``indices`` yields a list of indices of the population's view, or a single index. What lies
+    before ``at`` is drawn and left out, up to the middle of a batch.
     """
     done = 0
+    over = at.consumed // ranks.world_size
     for wanted in indices:
         batch = np.atleast_1d(np.asarray(wanted, np.int64))
-        positions = (done + np.arange(len(batch))) * ranks.world_size + ranks.rank
+        places = done + np.arange(len(batch))
         done += len(batch)
-        yield Draw(population.ids(batch), positions, single=np.ndim(wanted) == 0)
+        batch, places = batch[places >= over], places[places >= over]
+        if len(batch):
+            positions = places * ranks.world_size + ranks.rank
+            yield Draw(population.ids(batch), positions, single=np.ndim(wanted) == 0)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.fetcher import WINDOW
 from stoker.prefetch.job import Job
 from stoker.prefetch.progress import Progress
+from stoker.pytorch.cursor import Cursor
 from stoker.pytorch.planner import Planner
 from stoker.pytorch.ranks import Ranks
 from stoker.shared import SharedArray
 from stoker.source.memory import MemorySource
 from stoker.store.memory import MemoryTier
+from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 
 _SHARE = 0.05  # of the cache, which the window takes at most
@@ -51,7 +50,7 @@ def can_prefetch(store: Store) -> bool:
     """Whether a process of its own is of use: there is a cache with a window, and a storage."""
     tier = store.tier
     return (
-        isinstance(tier, MemoryTier)
+        isinstance(tier, MemoryTier | StackedTier)
         and WINDOW in tier.arena.stats()["regions"]
         and not isinstance(store.source, MemorySource)
     )
@@ -65,38 +64,39 @@ class ReadAhead:
 
     def __init__(self, key: str, store: Store, planner: Planner, window: int) -> None:
         tier = store.tier
-        assert isinstance(tier, MemoryTier)
-        source, entrance, arena = store.source, tier.entrance, tier.arena
-        self.progress = Progress(planner.rank_length)
+        assert isinstance(tier, MemoryTier | StackedTier)
+        source = store.source
+        self._length = planner.accesses(Cursor())
+        self.progress = Progress(self._length)
         """For the workers, who say in it how far they are."""
         self._planner = planner
         self._published: list[int] = []
         self._prefetcher = Prefetcher(
-            key,
-            lambda: Job(source, arena.handle, entrance),
+            # By the memory itself: one of the same data set may be on its way out.
+            f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
+            lambda: Job(source, tier),
             window,
             store.expect_prefetch(),
         )
 
-    def begin(self, epoch: int, length: int, more: bool) -> None:
-        """Begin ``epoch``, of which this rank reads ``length`` samples; ``more``: one follows."""
+    def begin(self, at: Cursor, more: bool) -> None:
+        """Begin the rest of an epoch from ``at`` on; ``more``: another epoch follows."""
         for over in self._published:
-            if over < epoch:
-                self.progress.finish(over, 0, self._planner.rank_length)
-        if epoch not in self._published:
+            if over < at.epoch:
+                self.progress.finish(over, 0, self._length)
+        if at.epoch not in self._published or at.consumed:
             self._prefetcher.reset()
             self._published = []
-            self._publish(epoch, length)
-        if more and epoch + 1 not in self._published:
-            self._publish(epoch + 1, length)
+            self._publish(at)
+        if more and at.epoch + 1 not in self._published:
+            self._publish(Cursor(at.epoch + 1))
 
     def close(self) -> None:
         """Prefetch no more. May be called again."""
         self._prefetcher.close()
 
-    def _publish(self, epoch: int, length: int) -> None:
-        ids, keys = self._planner.upcoming(epoch)
-        marks: SharedArray = self.progress.begin(epoch)
-        kept: NDArray[np.float64] | None = None if keys is None else keys[:length]
-        self._prefetcher.publish(epoch, ids[:length], marks, kept)
-        self._published = [*self._published[-1:], epoch]
+    def _publish(self, at: Cursor) -> None:
+        ids, keys = self._planner.upcoming(at)
+        marks: SharedArray = self.progress.begin(at.epoch)
+        self._prefetcher.publish(at.epoch, ids, marks, keys)
+        self._published = [*self._published[-1:], at.epoch]

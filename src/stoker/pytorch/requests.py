@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.pytorch.meta import Request
 from stoker.pytorch.planner import Draw
@@ -18,28 +19,38 @@ class RequestSampler:
     """A torch batch sampler whose batches are Requests."""
 
     def __init__(self) -> None:
-        self._epoch: tuple[int, int, Callable[[], Iterator[Draw]]] | None = None
+        self._epoch: tuple[int, int, Callable[[], Iterator[Draw]], NDArray[np.uint32]] | None = None
 
-    def begin(self, token: int, epoch: int, draws: Callable[[], Iterator[Draw]]) -> None:
+    def begin(
+        self,
+        token: int,
+        epoch: int,
+        draws: Callable[[], Iterator[Draw]],
+        given: NDArray[np.uint32],
+    ) -> None:
         """Set the epoch that the next iterators walk, whose first batch is called ``token``.
 
-        torch asks for an iterator twice in a row at times and uses the second, so ``draws`` is
-        called for the first batch and not before.
+        ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch. torch asks for an
+        iterator twice in a row at times and uses the second, so ``draws`` is called for the first
+        batch and not before.
         """
-        self._epoch = token, epoch, draws
+        self._epoch = token, epoch, draws, given[-SPARES:]
 
     def __iter__(self) -> Iterator[Request]:
         assert self._epoch is not None, "begin() comes first"
         return self._requests(*self._epoch)
 
     def _requests(
-        self, token: int, epoch: int, begin: Callable[[], Iterator[Draw]]
+        self,
+        token: int,
+        epoch: int,
+        begin: Callable[[], Iterator[Draw]],
+        given: NDArray[np.uint32],
     ) -> Iterator[Request]:
         draws = begin()
         ahead = list(islice(draws, 2))
-        given = np.empty(0, np.uint32)
-        # The first batch has none before it, so the second stands in.
-        spares = ahead[-1].ids[:SPARES] if ahead else given
+        # The first batch of all has none before it, so the second stands in.
+        spares = given if len(given) or not ahead else ahead[-1].ids[:SPARES]
         for number, draw in enumerate(chain(ahead, draws)):
             yield Request(
                 token=token + number,

@@ -41,6 +41,12 @@ class Stats:
     """Bytes read from the source."""
     bytes_from_cache: int = 0
     """Bytes served from the cache."""
+    disk_hits: int = 0
+    """Samples that came up from the disk cache, for a worker or ahead by the prefetch process."""
+    bytes_from_disk: int = 0
+    """Bytes of those."""
+    disk_errors: int = 0
+    """Times that the disk cache failed; each costs reads of the source at most."""
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for batches."""
     source_seconds: float = 0.0
@@ -67,10 +73,17 @@ class Stats:
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``; ratios and ``cache_bytes`` are of now."""
+        return self._with(earlier, -1)
+
+    def plus(self, other: Stats) -> Stats:
+        """Return these counts with those of ``other``; ratios and ``cache_bytes`` are of now."""
+        return self._with(other, 1)
+
+    def _with(self, other: Stats, sign: int) -> Stats:
         kept = {"cache_bytes", "coverage", "ess"}
         values = {
             field.name: getattr(self, field.name)
-            - (0 if field.name in kept else getattr(earlier, field.name))
+            + (0 if field.name in kept else sign * getattr(other, field.name))
             for field in fields(self)
         }
         return Stats(**values)
@@ -90,6 +103,9 @@ def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
     tier = counters["tier"]
     values["evictions"] = int(tier.get("evictions", 0))
     values["cache_bytes"] = int(tier.get("payload_bytes", 0))
+    values["disk_hits"] = int(tier.get("disk_hits", 0))
+    values["bytes_from_disk"] = int(tier.get("disk_bytes", 0))
+    values["disk_errors"] = int(tier.get("disk_errors", 0))
     return Stats(**{**values, **others})
 
 

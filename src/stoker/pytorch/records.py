@@ -1,0 +1,81 @@
+"""What a loader has counted since it was made, and before that in the run it goes on from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.meta import Envelope, Failure
+from stoker.pytorch.stats import Stats, Visits, from_counters
+
+log = logging.getLogger("stoker")
+
+
+class Records:
+    """The books of one rank's loader, kept in the training process by one thread."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.epochs: list[Stats] = []
+        """Of each epoch that has ended, abandoned ones included."""
+        self.epoch = 0
+        """The epoch of the books that are open or were closed last."""
+        self.failures: dict[int, Failure] = {}
+        """Samples that had to be replaced, by id, with the last reason."""
+        self._visits = Visits(num_samples)
+        self._stall_seconds = 0.0
+        self._before = Stats()
+        self._began: Stats | None = None
+
+    def stats(self, cached: CachedDataset | None, non_finite: int, share: int) -> Stats:
+        """Return all counts; ``share`` is how many samples are this rank's."""
+        if cached is None:
+            return self._before
+        counters = cached.store.stats()
+        stored = counters["bytes_from_source"]
+        return from_counters(
+            counters,
+            bytes_from_source=cached.stage.bytes_from_source(stored),
+            stall_seconds=self._stall_seconds,
+            non_finite=non_finite,
+            coverage=self._visits.coverage(share),
+            ess=self._visits.ess(share),
+        ).plus(self._before)
+
+    def begin_epoch(self, epoch: int, earlier: NDArray[np.uint32], now: Stats) -> None:
+        """Open the books of an epoch in which ``earlier`` ids ``u32[n]`` were handed out before."""
+        self.epoch = epoch
+        self._visits.begin_epoch()
+        self._visits.add(earlier)
+        self._began = now
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an epoch is in progress."""
+        return self._began is not None
+
+    def finish_epoch(self, now: Stats) -> None:
+        """Close the books of the epoch in progress."""
+        assert self._began is not None
+        self.epochs.append(now.since(self._began))
+        self._began = None
+
+    def add_batch(self, envelope: Envelope) -> None:
+        """Count a batch that is handed out."""
+        self._visits.add(envelope.meta.ids)
+        for failure in envelope.failures:
+            if failure.id not in self.failures:
+                log.warning("skipped %s: %s", failure.name, failure.reason)
+            self.failures[failure.id] = failure
+
+    def add_stall(self, seconds: float) -> None:
+        """Count time that the training loop waited."""
+        self._stall_seconds += seconds
+
+    def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:
+        """Make the counts, which are ``now``, those of a saved state, and count on from there."""
+        self._before = saved.since(now).plus(self._before)
+        self.failures = {failure.id: failure for failure in failures}
