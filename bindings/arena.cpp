@@ -264,6 +264,15 @@ void bind_arena(nb::module_& m) {
       },
       "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a,
       "Bytes of memory that such an arena takes, payload included.");
+  m.def(
+      "file_bytes",
+      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size) {
+        stoker::Header header{};
+        stoker::Segment::plan({num_ids, capacity, mean_size, true, false, 0}, header);
+        return header.file_data_at + std::uint64_t{header.num_blocks} * header.block_size;
+      },
+      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a,
+      "Bytes of the file of such an arena on disk.");
   nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its face.")
       .def_static(
           "create",

@@ -43,6 +43,7 @@ _Ids = npt.NDArray[np.uint32]
 _Keys = npt.NDArray[np.float64]
 
 def segment_bytes(num_ids: int, capacity_bytes: int, mean_size: int, on_disk: bool) -> int: ...
+def file_bytes(num_ids: int, capacity_bytes: int, mean_size: int) -> int: ...
 
 class Arena:
     """One cache segment, mapped; native/include/stoker/arena.h says what each method promises."""

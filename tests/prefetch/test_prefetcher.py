@@ -21,6 +21,7 @@ from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.source.memory import MemorySource
 from stoker.store.arena import Arena
+from stoker.store.memory import MemoryTier
 from stoker.testing.slow_source import SlowSource
 
 NUM = 400
@@ -51,9 +52,7 @@ class Rank:
     def __init__(self, arena: Arena, source: BaseSource, key: str = "key") -> None:
         self.arena = arena
         self.fresh = SharedArray.create(NUM, np.uint8)
-        self.prefetcher = Prefetcher(
-            key, lambda: Job(source, arena.handle, "main"), 2_000, self.fresh
-        )
+        self.prefetcher = Prefetcher(key, lambda: Job(source, MemoryTier(arena)), 2_000, self.fresh)
         self.marks = SharedArray.create(NUM, np.uint8)
 
     def publish(self, ids: np.ndarray, epoch: int = 0) -> None:

@@ -17,7 +17,9 @@ from stoker.errors import SourceUnavailable, StokerError
 from stoker.prefetch.feed import Feed, Group
 from stoker.prefetch.pace import Pace
 from stoker.source.base import Source
-from stoker.store.arena import Arena
+from stoker.store.memory import MemoryTier
+from stoker.store.packed import Packed
+from stoker.store.stacked import StackedTier
 
 log = logging.getLogger("stoker.prefetch")
 
@@ -33,7 +35,7 @@ class Consumer(Protocol):
     """One rank's share of the prefetch process."""
 
     feed: Feed
-    arena: Arena
+    tier: MemoryTier | StackedTier
     """A membership of its own, so that its leases end with it."""
     fresh: NDArray[np.uint8]
     """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
@@ -44,14 +46,14 @@ class Consumer(Protocol):
 class Fetcher:
     """Walks feeds, and claims, reads and publishes what the cache lacks.
 
-    ``entrance`` is the region where new samples go; what it refuses goes to :data:`WINDOW`.
-    A sample that cannot be read is left to the worker that needs it, who says what is wrong.
+    What is on disk comes up from there. What memory would not keep waits in its region
+    :data:`WINDOW`. A sample that cannot be read is left to the worker that needs it, who says
+    what is wrong.
     :meth:`step` belongs to one thread; reads run in threads of its own.
     """
 
-    def __init__(self, source: Source, entrance: str, pace: Pace | None = None) -> None:
+    def __init__(self, source: Source, pace: Pace | None = None) -> None:
         self._source = source
-        self._entrance = entrance
         self._pace = pace or Pace()
         self._mutex = threading.Lock()
         self._under_way = 0
@@ -82,10 +84,10 @@ class Fetcher:
     @staticmethod
     def _let_go(consumer: Consumer, position: int) -> None:
         """Give up what lay ready for accesses before ``position``."""
-        consumer.arena.release(position - 1)
+        consumer.tier.arena.release(position - 1)
         while consumer.ready and consumer.ready[0].position < position:
             # What waited in the window is not to stay: the policy did not want it.
-            consumer.arena.discard_from(WINDOW, consumer.ready.popleft().ids)
+            consumer.tier.arena.discard_from(WINDOW, consumer.ready.popleft().ids)
 
     def _start(self, consumer: Consumer) -> bool:
         group = consumer.feed.take(self._most)
@@ -93,10 +95,10 @@ class Fetcher:
             return False
         if group.ids.size:
             # In order of the plan, which the release by position relies on.
-            consumer.arena.lease(group.ids, group.position)
+            consumer.tier.arena.lease(group.ids, group.position)
             consumer.ready.append(group)
             missing, first = np.unique(group.ids, return_index=True)
-            absent = ~consumer.arena.contains(missing)
+            absent = ~consumer.tier.arena.contains(missing)
             if absent.any():
                 keys = None if group.keys is None else group.keys[first[absent]]
                 with self._mutex:
@@ -124,10 +126,15 @@ class Fetcher:
                 self._pace.done(num_bytes, time.monotonic(), saturated)
 
     def _bring(self, consumer: Consumer, group: Group) -> int:
-        own = consumer.arena.claim(group.ids)
+        risen = consumer.tier.rise(group.ids, group.keys, WINDOW)
+        from_disk = int(self._source.sizes[group.ids[risen]].sum())
+        if risen.any():
+            keys = None if group.keys is None else group.keys[~risen]
+            group = Group(group.ids[~risen], keys, group.position)
+        own = consumer.tier.claim(group.ids)
         ids = group.ids[own]
         if not ids.size:
-            return 0
+            return from_disk
         left = ids
         try:
             data, offsets, errors = self._source.read_packed(ids)
@@ -138,10 +145,10 @@ class Fetcher:
                 left = self._publish(consumer, group, own, good, data, offsets)
             if throttled:
                 raise throttled[0]
-            return len(data)
+            return from_disk + len(data)
         finally:
             if left.size:
-                consumer.arena.abandon(left)
+                consumer.tier.abandon(left)
 
     def _publish(
         self,
@@ -158,8 +165,6 @@ class Fetcher:
         lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
         packed = np.concatenate([[0], np.cumsum(lengths)])
         consumer.fresh[ids[good]] = 1
-        admitted = consumer.arena.put_many(
-            ids[good], (data, packed), keys, self._entrance, overflow=WINDOW
-        )
+        admitted = consumer.tier.put_many(ids[good], Packed(data, packed), keys, WINDOW)
         consumer.fresh[ids[good][~admitted]] = 0
         return np.concatenate([ids[~good], ids[good][~admitted]])

@@ -9,7 +9,8 @@ from multiprocessing import context
 from typing import Any
 
 from stoker.source.base import Source
-from stoker.store.arena import Handle
+from stoker.store.memory import MemoryTier
+from stoker.store.stacked import StackedTier
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,8 @@ class Job:
     """The samples to fetch and the cache to fill."""
 
     source: Source
-    handle: Handle
-    entrance: str
-    """Region where new samples go."""
+    tier: MemoryTier | StackedTier
+    """The cache; the process takes part in its memory, and its disk if there is one."""
 
 
 class _Passed:

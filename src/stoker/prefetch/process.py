@@ -27,11 +27,11 @@ from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.job import Job
-from stoker.store.arena import Arena
 
 log = logging.getLogger("stoker.prefetch")
 
-_LINGER = 5.0  # seconds without a rank after which the process ends
+_LINGER = 5.0  # seconds to wait for the first rank
+_AFTERWARDS = 0.5  # and for another one after the last: memory and disk are held meanwhile
 _BUSY, _IDLE = 0.001, 0.02  # seconds between two looks at what was served
 
 
@@ -40,8 +40,9 @@ class Rank:
 
     def __init__(self, channel: Channel, job: Job) -> None:
         self.channel = channel
-        self.arena = Arena.attach(job.handle)
-        self.arena.reclaim()  # what a dead predecessor held would be in our way
+        self.tier = job.tier.attached()
+        for arena in self.tier.arenas:
+            arena.reclaim()  # what a dead predecessor held would be in our way
         self.feed = Feed(job.source.sizes, 0)
         self.fresh = np.zeros(len(job.source), np.uint8)
         self.ready: deque[Group] = deque()
@@ -86,19 +87,20 @@ class Rank:
     def close(self) -> None:
         """Let go of the rank; its leases end."""
         self.channel.close()
-        self.arena.close()
+        self.tier.close()
 
 
 def serve(job: Job, listener: socket.socket) -> None:
     """Prefetch for the ranks that connect, until there have been none for a while."""
     listener.setblocking(False)
-    fetcher = Fetcher(job.source, job.entrance)
+    fetcher = Fetcher(job.source)
     ranks: dict[int, Rank] = {}
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     said = last = time.monotonic()
     pause = _BUSY
-    while ranks or time.monotonic() - last < _LINGER:
+    patience = _LINGER
+    while ranks or time.monotonic() - last < patience:
         for fd, _ in poll.poll(pause * 1000):
             if fd == listener.fileno():
                 _admit(listener, job, ranks, poll)
@@ -106,7 +108,8 @@ def serve(job: Job, listener: socket.socket) -> None:
                 poll.unregister(fd)
                 ranks.pop(fd).close()
         now = time.monotonic()
-        last = now if ranks else last
+        if ranks:
+            last, patience = now, _AFTERWARDS
         if now - said >= ALIVE_EVERY:
             said = now
             _tell_alive(ranks)

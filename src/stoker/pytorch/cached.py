@@ -15,7 +15,6 @@ from stoker.policy.base import Policy
 from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.stage import Stage
 from stoker.scores import Scores
-from stoker.store.memory import MemoryTier
 from stoker.store.registry import SharedArena
 from stoker.store.store import Store
 from stoker.store.tier import Keys
@@ -46,7 +45,7 @@ class CachedDataset(Dataset[Any]):
         dataset: SourceDataset,
         store: Store,
         stage: Stage,
-        shared: SharedArena | None = None,
+        shared: Sequence[SharedArena] = (),
     ) -> None:
         self.dataset = dataset
         self.store = store
@@ -79,24 +78,24 @@ class CachedDataset(Dataset[Any]):
 
         Does nothing for policies whose order the arena keeps by itself, or without a cache.
         """
-        tier = self.store.tier
-        if policy.natural_keys or not isinstance(tier, MemoryTier):
+        if policy.natural_keys:
             return
-        ids = np.arange(len(self), dtype=np.uint32)
-        ids = ids[tier.arena.contains(ids)]
-        keys = policy.keys(ids, scores, plan, None)
-        if keys is not None and len(ids):
-            tier.arena.set_keys(ids, keys)
+        for arena in getattr(self.store.tier, "arenas", ()):
+            ids = np.arange(len(self), dtype=np.uint32)
+            ids = ids[arena.contains(ids)]
+            keys = policy.keys(ids, scores, plan, None)
+            if keys is not None and len(ids):
+                arena.set_keys(ids, keys)
 
     def close(self) -> None:
         """Let go of the cache; reading afterwards raises SegmentError. May be called again."""
         self.store.close()
-        if self._shared is not None:
-            self._shared.close()
+        for shared in self._shared:
+            shared.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Being found by other jobs is the part of the process that opened the cache.
-        return {**self.__dict__, "_shared": None}
+        return {**self.__dict__, "_shared": ()}
 
     def __len__(self) -> int:
         return len(self.dataset)

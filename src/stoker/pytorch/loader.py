@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -77,7 +78,10 @@ class Loader(DataLoader[Any]):
       else as the last element.
     - ``prefetch_bytes``: how much a process of its own may read ahead for the ranks of this
       machine, on top of the cache; no more than 5 % of the cache or a few batches; 0: nothing.
-    - ``cache_dir``, ``disk_cache``, ``rescore``: refused until a later version.
+    - ``cache_dir``: a directory on a local disk, for this data set only, where a second cache lies
+      below the one in memory; what is there when the next run begins is not read again.
+      ``disk_cache``: its payload bytes, as ``cache``; by default all samples, or as it was made.
+    - ``rescore``: refused until a later version.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -109,17 +113,13 @@ class Loader(DataLoader[Any]):
         world_size: int | None = None,
         on_error: OnError = "raise",
         return_meta: bool = False,
-        cache_dir: Any = None,
-        disk_cache: Any = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        disk_cache: int | float | str | None = None,
         rescore: Any = None,
         prefetch_bytes: int | float | str = "256MiB",
         **torch_arguments: Any,
     ) -> None:
-        _refuse_unavailable(
-            cache_dir=cache_dir,
-            disk_cache=disk_cache,
-            rescore=rescore,
-        )
+        _refuse_unavailable(rescore=rescore)
         check_on_error(on_error)
         _check_epochs(epochs)
         self._population = Population(dataset)
@@ -138,7 +138,9 @@ class Loader(DataLoader[Any]):
         if shuffle is False and not own_order:
             self._recipe = minio()
         self._prefetch_bytes = parse_bytes(prefetch_bytes, name="prefetch_bytes")
-        self._setup = CacheSetup(self._population, cache, self._recipe.policy, cache_stage)
+        self._setup = CacheSetup(
+            self._population, cache, self._recipe.policy, cache_stage, cache_dir, disk_cache
+        )
         self._ranks = LazyRanks(rank, world_size)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
         self._scores = Scores(len(self._population.base))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from stoker.policy.base import Policy
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.open_disk import Wanted, plan_disk
 from stoker.pytorch.planner import looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
@@ -22,7 +25,9 @@ from stoker.recipes.base import Recipe
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena, open_arena
+from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
+from stoker.store.tier import Tier
 from stoker.types import format_bytes, parse_bytes
 
 
@@ -32,6 +37,8 @@ def with_cache(
     *,
     recipe: str | Recipe = "minio",
     cache_stage: str = "encoded",
+    cache_dir: str | os.PathLike[str] | None = None,
+    disk_cache: int | float | str | None = None,
 ) -> CachedDataset:
     """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
 
@@ -45,7 +52,8 @@ def with_cache(
             f"recipe {as_recipe(recipe).name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
         )
-    return CacheSetup(Population(dataset), cache, policy, cache_stage).open(current_ranks())
+    setup = CacheSetup(Population(dataset), cache, policy, cache_stage, cache_dir, disk_cache)
+    return setup.open(current_ranks())
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
@@ -66,7 +74,13 @@ class CacheSetup:
     """
 
     def __init__(
-        self, population: Population, cache: int | float | str, policy: Policy, cache_stage: str
+        self,
+        population: Population,
+        cache: int | float | str,
+        policy: Policy,
+        cache_stage: str,
+        cache_dir: str | os.PathLike[str] | None = None,
+        disk_cache: int | float | str | None = None,
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
@@ -84,10 +98,24 @@ class CacheSetup:
                 f"cache={cache!r} is {asked} bytes and the largest sample has {largest}: "
                 "give it more, or switch it off with cache=0"
             )
-        self.capacity = min(asked, math.ceil(self.data_bytes * self.stage.headroom))
+        everything = math.ceil(self.data_bytes * self.stage.headroom)
+        self.capacity = min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
+        self._disk = plan_disk(
+            cache_dir,
+            disk_cache,
+            Wanted(
+                self.name_of(self.stage.key),
+                len(population.base),
+                self.data_bytes,
+                everything,
+                largest,
+                self.mean_size,
+            ),
+            is_private=self.stage.is_private,
+        )
 
     def open(self, ranks: Ranks, window: int = 0) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
@@ -96,19 +124,33 @@ class CacheSetup:
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there.
         """
-        if self.capacity == 0:
-            return CachedDataset(
-                self.population.base, Store(self.stage.source, NullTier()), self.stage
-            )
-        shared = self._open_arena(ranks, window)
-        tier = MemoryTier(shared.arena, self.policy.regions()[0].name)
-        store = Store(self.stage.source, tier)
-        return CachedDataset(self.population.base, store, self.stage, shared)
+        opened: list[SharedArena] = []
+        if self.capacity:
+            opened.append(self._open_arena(ranks, window))
+        try:
+            disk = None if self._disk is None else self._disk.open(self.policy.regions())
+        except BaseException:
+            for arena in opened:
+                arena.close()
+            raise
+        if disk is not None:
+            opened.append(disk)
+        store = Store(self.stage.source, self._tier(opened))
+        return CachedDataset(self.population.base, store, self.stage, opened)
+
+    def _tier(self, opened: list[SharedArena]) -> Tier:
+        """Return the tier over what was opened: memory, the disk, both, or nothing."""
+        if not opened:
+            return NullTier()
+        entrance = self.policy.regions()[0].name
+        tiers = [MemoryTier(shared.arena, entrance) for shared in opened]
+        if len(tiers) == 1:
+            return tiers[0]
+        return StackedTier(*tiers, keeps_all=self._disk is not None and self._disk.keeps_all)
 
     def _open_arena(self, ranks: Ranks, window: int) -> SharedArena:
         key = self._agreed_key(ranks) if self.stage.is_private else self.stage.key
-        if self.population.label:
-            key += f"-subset-{self.population.label}"
+        key = self.name_of(key)
         base = self.population.base
         self.key = key
         return open_arena(
@@ -119,6 +161,11 @@ class CacheSetup:
             with_window(self.policy.regions(), self.capacity, window),
             description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
         )
+
+    def name_of(self, key: str) -> str:
+        """Return the key under which the visited part of the data set is shared."""
+        label = self.population.label
+        return f"{key}-subset-{label}" if label else key
 
     def _agreed_key(self, ranks: Ranks) -> str:
         """Return the private key that all ranks use."""
@@ -134,9 +181,9 @@ class CacheSetup:
 
     def describe(self, cached: CachedDataset, recipe: Recipe) -> str:
         """Return a line on the cache that was opened and what to expect of it."""
-        if self.capacity == 0:
-            return "no cache: every access reads the source"
         stats = cached.store.tier.stats()
+        if not stats["capacity_bytes"]:
+            return "no cache: every access reads the source"
         window = stats.get("regions", {}).get(WINDOW, {"budget": 0})["budget"]
         held = int(stats["capacity_bytes"]) - window
         share = min(1.0, held / self.data_bytes) if self.data_bytes else 0.0
@@ -144,7 +191,14 @@ class CacheSetup:
         expected = "unknown" if predicted is None else f"{predicted:.1%} of bytes"
         overhead = format_bytes(stats.get("overhead_bytes", 0))
         return (
-            f"cache {format_bytes(held)} + {format_bytes(window)} ahead + {overhead} overhead, "
+            f"cache {format_bytes(held)}{_on_disk(stats)} + {format_bytes(window)} ahead + "
+            f"{overhead} overhead, "
             f"{share:.1%} of {format_bytes(self.data_bytes)}; recipe {recipe.name}; predicted hit "
             f"ratio from the second epoch on: {expected}"
         )
+
+
+def _on_disk(stats: dict[str, Any]) -> str:
+    """Return how much of the cache is on disk, as text."""
+    disk = stats.get("disk")
+    return f" ({format_bytes(disk['capacity_bytes'])} of it on disk)" if disk else ""

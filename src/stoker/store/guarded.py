@@ -19,14 +19,22 @@ class GuardedTier:
 
     When a method of the wrapped tier raises a :class:`~stoker.errors.StokerError` or an
     :class:`OSError`, :class:`~stoker.store.null.NullTier` answers in its place: nothing is
-    found, nothing is kept, every claim is granted. The first such error of a process warns;
-    each is reported to ``on_error``. As safe for threads and processes as the wrapped tier.
+    found, nothing is kept, every claim is granted. The first such error of a process warns,
+    beginning with ``what``; each is reported to ``on_error``. As safe for threads and processes
+    as the wrapped tier.
     """
 
-    def __init__(self, tier: Tier, on_error: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        on_error: Callable[[], None],
+        what: str = "the cache failed and is bypassed, samples are read from the source",
+    ) -> None:
         self.tier = tier
+        self._what = what
         self._null = NullTier()
         self._on_error = on_error
+        self._closed = False
         self._warned = False
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
@@ -79,13 +87,19 @@ class GuardedTier:
             return self._failed(error, self._null.stats())
 
     def close(self) -> None:
-        """Close the wrapped tier."""
+        """Close the wrapped tier; from now on its errors are raised."""
+        self._closed = True
         self.tier.close()
 
+    def complain(self, error: Exception) -> None:
+        """Report and warn as if a method had raised ``error``."""
+        self._failed(error, None)
+
     def _failed(self, error: Exception, instead: _T) -> _T:
+        if self._closed:
+            raise error
         self._on_error()
         if not self._warned:
             self._warned = True
-            message = f"the cache failed and is bypassed, samples are read from the source: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{self._what}: {error}", RuntimeWarning, stacklevel=4)
         return instead

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask
 
@@ -31,6 +33,19 @@ class MemoryTier:
         self.entrance = entrance
         self._release = release
 
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """The arenas that hold samples."""
+        return (self.arena,)
+
+    def attached(self) -> MemoryTier:
+        """Return another membership of the same memory, with leases and claims of its own."""
+        return MemoryTier(type(self.arena).attach(self.arena.handle), self.entrance)
+
+    def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
+        """Bring samples up from below, and return which needed no read: none, nothing is below."""
+        return np.zeros(len(ids), np.bool_)
+
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return the cached samples and which were found, and give those their new keys."""
         data, offsets, found = self.arena.get_many(ids)
@@ -38,9 +53,13 @@ class MemoryTier:
             self.arena.set_keys(ids[found], keys[found])
         return Packed(data, offsets), found
 
-    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
-        """Offer samples, and return which are cached now."""
-        return self.arena.put_many(ids, tuple(samples), keys, self.entrance)
+    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
+        """Offer samples, and return which are cached now.
+
+        ``overflow``: the region for what the entrance refuses.
+        """
+        where = (self.entrance, overflow) if overflow else (self.entrance,)
+        return self.arena.put_many(ids, tuple(samples), keys, *where)
 
     def claim(self, ids: Ids) -> Mask:
         """Claim missing samples, and return which the caller got."""

@@ -89,6 +89,7 @@ def open_arena(
     mean_size: float,
     regions: Sequence[Region],
     *,
+    make: Callable[[], Arena] | None = None,
     share: bool = True,
     description: str = "",
 ) -> SharedArena:
@@ -96,17 +97,17 @@ def open_arena(
 
     ``key`` stands for the data set's content and the cache stage; together with ``num_ids`` and
     the segment's ABI it makes the arena's identity. The other arguments are for the case that
-    it is new. One that exists is taken as it is, with a warning if it has another size or
-    other regions. When sharing fails (no safe runtime directory, a
-    holder that does not answer) there is a warning and an arena of this process's own, as with
-    ``share=False``.
+    it is new; ``make`` then makes one that is not in memory. One that exists is taken as it is,
+    with a warning if it has another size or other regions. When sharing fails (no safe runtime
+    directory, a holder that does not answer) there is a warning and an arena of this process's
+    own, as with ``share=False``.
 
     Safe in any thread and process. Raises :class:`~stoker.errors.CapacityError` when the memory
     is not there and :class:`~stoker.errors.ConfigError` for arguments the arena refuses.
     """
 
-    def make() -> Arena:
-        arena = Arena(num_ids, capacity_bytes, mean_size)
+    def make_configured() -> Arena:
+        arena = Arena(num_ids, capacity_bytes, mean_size) if make is None else make()
         try:
             arena.configure(list(regions))
         except BaseException:
@@ -125,11 +126,11 @@ def open_arena(
     )
     if share and sys.platform == "linux":
         try:
-            return _open_shared(wanted, num_ids, make)
+            return _open_shared(wanted, num_ids, make_configured)
         except OSError as error:
             message = f"other processes cannot share this cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return SharedArena(make(), created=True, keeper=None)
+    return SharedArena(make_configured(), created=True, keeper=None)
 
 
 def list_arenas() -> list[ArenaInfo]:

@@ -1,0 +1,209 @@
+"""The directory of a disk cache: marked as Stoker's, and of one data set only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stoker import _core
+from stoker.errors import ConfigError, SegmentError, StateMismatch
+from stoker.store.ofd import try_lock
+from stoker.types import format_bytes
+
+MARKER = ".stoker-cache"
+"""File that marks the directory as Stoker's; nothing is ever removed from one without it."""
+
+_META, _SEGMENT = "meta.json", "samples.stoker"
+_HARMLESS = {"lost+found"}  # what a new file system has of its own
+_PATIENCE = 10.0  # seconds for another process to finish opening the same directory
+
+
+@dataclass(frozen=True)
+class DiskMeta:
+    """What a disk cache was made for."""
+
+    key: str
+    """Stands for the data set's content and the cache stage."""
+    num_ids: int
+    """Number of samples in the data set."""
+    capacity_bytes: int
+    """Payload bytes that fit."""
+    mean_size: int
+    """Expected bytes of a sample; the block size follows from it."""
+    version: int = _core.ABI
+    """Layout of the segment."""
+
+
+class CacheDir:
+    """A directory for one disk cache; made, marked and described when first used.
+
+    ``path`` need not exist. No method removes or changes a file that is not Stoker's. All raise
+    :class:`~stoker.errors.ConfigError` where the directory cannot be used: it is a file, holds
+    something else, or may not be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.path = Path(os.fspath(path)).expanduser().absolute()
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(f"cache_dir={path!r} is not a path: {error}") from error
+        self.segment = self.path / _SEGMENT
+        """The file with the samples."""
+
+    @property
+    def identity(self) -> str:
+        """Names the directory on this machine, by whichever path it is reached."""
+        with self._errors_named():
+            status = self.path.stat()
+        return f"{status.st_dev:x}-{status.st_ino:x}"
+
+    def read(self) -> DiskMeta | None:
+        """Return what the directory holds; None if nothing, or no such directory.
+
+        Raises :class:`~stoker.errors.StateMismatch` if it holds samples that nothing describes.
+        """
+        self._check()
+        if not self._has_samples():
+            return None
+        try:
+            facts = json.loads((self.path / _META).read_text())
+            return DiskMeta(**facts)
+        except (OSError, ValueError, TypeError) as error:
+            raise StateMismatch(
+                f"{self.path} holds samples and nothing legible says of which data set ({error}): "
+                f"{self._way_out()}"
+            ) from error
+
+    def check(self, wanted: DiskMeta) -> DiskMeta:
+        """Return what the directory holds, or ``wanted`` if nothing.
+
+        Raises :class:`~stoker.errors.StateMismatch` unless it is of that data set and size. The
+        mean size, which is an estimate, may differ.
+        """
+        found = self.read()
+        if found is None:
+            return wanted
+        for name, of_what in (
+            ("version", "a segment of version {}"),
+            ("key", "the data set {}"),
+            ("num_ids", "{} samples"),
+            ("capacity_bytes", "a capacity of {}"),
+        ):
+            has, asks = getattr(found, name), getattr(wanted, name)
+            if has != asks:
+                if name == "capacity_bytes":
+                    has, asks = (f"{format_bytes(v)} ({v} bytes)" for v in (has, asks))
+                raise StateMismatch(
+                    f"{self.path} was made for {of_what.format(has)}, not {of_what.format(asks)}: "
+                    f"{self._way_out()}"
+                )
+        return found
+
+    def mark(self) -> None:
+        """Make the directory, and mark it as Stoker's; one that is stays as it is."""
+        with self._errors_named():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check()
+            (self.path / MARKER).touch(mode=0o600)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold a marked directory while what it is for is settled.
+
+        Raises :class:`~stoker.errors.SegmentError` if another process does so for too long.
+        """
+        with self._errors_named():
+            marker = os.open(self.path / MARKER, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with self._errors_named():
+                self._await_lock(marker)
+            yield
+        finally:
+            os.close(marker)
+
+    def describe(self, meta: DiskMeta) -> None:
+        """Write down what the directory is for, safely on disk when this returns; hold it."""
+        with self._errors_named():
+            # Before any sample: a segment must never be taken for another data set's.
+            fresh = self.path / f"{_META}.new"
+            with fresh.open("w") as file:
+                json.dump(asdict(meta), file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path / _META)
+            folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def clean(self) -> int:
+        """Remove what Stoker has in the directory, and return the bytes that are free now.
+
+        Raises :class:`~stoker.errors.ConfigError` for a directory without the marker, and
+        :class:`~stoker.errors.SegmentError` while a process uses it.
+        """
+        if not (self.path / MARKER).is_file():
+            raise ConfigError(f"{self.path} has no {MARKER}: it is no disk cache of Stoker's")
+        with self.locked(), self._errors_named():
+            if self.in_use():
+                raise SegmentError(f"{self.path} is in use: end the jobs that use it first")
+            freed = self.segment.stat().st_blocks * 512 if self.segment.exists() else 0
+            self.segment.unlink(missing_ok=True)
+            for name in (f"{_META}.new", _META, MARKER):
+                (self.path / name).unlink(missing_ok=True)
+        return freed
+
+    def in_use(self) -> bool:
+        """Whether a process has the samples open."""
+        with self._errors_named():
+            try:
+                file = os.open(self.segment, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                return not try_lock(file, start=0, length=1)
+            finally:
+                os.close(file)
+
+    def _has_samples(self) -> bool:
+        with self._errors_named():
+            return self.segment.exists() and self.segment.stat().st_size > 0
+
+    def _check(self) -> None:
+        with self._errors_named():
+            if not self.path.exists():
+                return
+            names = {entry.name for entry in self.path.iterdir()} - _HARMLESS
+        if names and MARKER not in names:
+            raise ConfigError(
+                f"cache_dir={str(self.path)!r} is not empty and not Stoker's (it holds "
+                f"{min(names)!r}): use an empty or a new directory"
+            )
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigError(f"cache_dir={str(self.path)!r} may not be written: use another one")
+
+    def _await_lock(self, marker: int) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not try_lock(marker):
+            if time.monotonic() > deadline:
+                raise SegmentError(f"another process is busy with {self.path}: try again later")
+            time.sleep(0.02)
+
+    def _way_out(self) -> str:
+        return f"run `stoker clean --cache-dir {self.path}`, or use another directory"
+
+    @contextlib.contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"cache_dir={str(self.path)!r} cannot be used ({error.strerror}): "
+                "use a directory on a local disk that you may write"
+            ) from error
