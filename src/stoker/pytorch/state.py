@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from stoker.scores import Scores
 VERSION = 1
 """Of the format; a state of another one is refused."""
 
-OWN_ORDER = "a sampler of the user's"
+OWN_ORDER = "own sampler"
 """In the place of a plan's identity where there is no plan."""
 
 
@@ -52,14 +51,13 @@ class LoaderState(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``torch.load`` reads with its safe default."""
-        counted = {field.name: getattr(self.stats, field.name) for field in fields(Stats)}
         return {
             "version": VERSION,
             **self.owner._asdict(),
             **self.cursor._asdict(),
             "scores": self.scores,
             "observed": self.observed,
-            "stats": counted,
+            "stats": self.stats.counts(),
             "quarantine": [list(failure) for failure in self.failures],
             "generator": self.generator,
         }
@@ -76,7 +74,7 @@ class LoaderState(NamedTuple):
                 f"this is a state of version {version!r}, and this Stoker reads version {VERSION}: "
                 "load it with the Stoker that saved it, or begin anew"
             )
-        known = {field.name for field in fields(Stats)}
+        known = Stats().counts()
         try:
             return cls(
                 Owner(**_named(state, Owner._fields)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -79,14 +79,15 @@ class Stats:
         """Return these counts with those of ``other``; ratios and ``cache_bytes`` are of now."""
         return self._with(other, 1)
 
+    def counts(self) -> dict[str, int | float]:
+        """Return what adds up over time, by name, as plain numbers."""
+        names = (field.name for field in fields(self) if field.name not in _OF_NOW)
+        # Those that come from arrays are NumPy's numbers.
+        return {name: type(getattr(_ZERO, name))(getattr(self, name)) for name in names}
+
     def _with(self, other: Stats, sign: int) -> Stats:
-        kept = {"cache_bytes", "coverage", "ess"}
-        values = {
-            field.name: getattr(self, field.name)
-            + (0 if field.name in kept else sign * getattr(other, field.name))
-            for field in fields(self)
-        }
-        return Stats(**values)
+        added = {name: value + sign * getattr(other, name) for name, value in self.counts().items()}
+        return replace(self, **added)
 
     def __str__(self) -> str:
         return (
@@ -94,6 +95,10 @@ class Stats:
             f"bytes), fetched {self.fetched}, substituted {self.substituted}, "
             f"stalled {self.stall_seconds:.2f} s"
         )
+
+
+_OF_NOW = {"cache_bytes", "coverage", "ess"}
+_ZERO = Stats()
 
 
 def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
