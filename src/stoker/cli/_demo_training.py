@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -148,6 +150,21 @@ class Trainer:
             right += int((self.network(as_input(images)).argmax(1) == targets).sum())
         self.network.train()
         return right / len(data.test_targets)
+
+
+@contextlib.contextmanager
+def processors_left_by(workers: int) -> Iterator[None]:
+    """Let torch compute with as many threads as the workers leave processors, at least one.
+
+    Its threads wait for each other all the time: with more of them than free processors a step
+    takes many times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(

@@ -1,19 +1,30 @@
-"""``stoker clean``: remove what caches of ended processes left behind."""
+"""``stoker clean``: remove what caches of ended processes left behind, or a disk cache."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from stoker.store.cache_dir import CacheDir
 from stoker.store.registry import clean as clean_registry
+from stoker.types import format_bytes
 
 
 @click.command()
-def clean() -> None:
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Empty this disk cache instead.")
+def clean(cache_dir: Path | None) -> None:
     """Remove what caches of ended processes left in the runtime directory.
 
     Only sockets and lock files that Stoker made, each a few bytes: the memory of a cache goes
-    with the last process that holds it. Caches in use are left alone.
+    with the last process that holds it. Caches in use are left alone. With --cache-dir, the
+    samples of a disk cache are removed, unless a process uses it, and files that are not
+    Stoker's are left alone.
     """
+    if cache_dir is not None:
+        freed = CacheDir(cache_dir).clean()
+        click.echo(f"emptied the disk cache in {cache_dir}: {format_bytes(freed)} are free again")
+        return
     removed = clean_registry()
     if removed:
         click.echo(f"removed the files of {removed} {'cache' if removed == 1 else 'caches'}")

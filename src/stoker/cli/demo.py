@@ -118,13 +118,13 @@ def _run(
     from stoker.cli._demo_data import DemoData
     from stoker.cli._demo_limit import measure_limit
     from stoker.cli._demo_report import Outcome
-    from stoker.cli._demo_training import train
+    from stoker.cli._demo_training import processors_left_by, train
 
     with console.status("reading the list of images"):
         data = DemoData.load(folder)
         settings.share_of(data)  # a cache that makes no sense is refused before any training
     steps = settings.epochs * math.ceil(len(data.paths) / settings.batch_size)
-    with _progress(console) as progress:
+    with processors_left_by(settings.workers), _progress(console) as progress:
         bars = {name: progress.add_task(name, total=steps, start=False) for name in chosen}
         runs = []
         for name, bar in bars.items():

@@ -11,10 +11,11 @@ from stoker.errors import StokerError
 
 _COMMANDS = {
     "bench": "Measure this machine: cache hits of every recipe, the loader against torch's.",
-    "clean": "Remove what caches of ended processes left in the runtime directory.",
+    "clean": "Remove what caches of ended processes left behind, or a disk cache.",
     "demo": "Train on real images behind slow storage, once with each recipe.",
     "doctor": "Say what Stoker finds on this machine and what it would use.",
     "ls": "List the caches that processes of this user share now.",
+    "warm": "Fill a disk cache before the training begins.",
 }
 
 
