@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from stoker import recipes
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SegmentError
 from stoker.policy.base import Policy
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.open_disk import Wanted, plan_disk
 from stoker.pytorch.planner import looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
+from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena, open_arena
@@ -128,7 +128,7 @@ class CacheSetup:
         if self.capacity:
             opened.append(self._open_arena(ranks, window))
         try:
-            disk = None if self._disk is None else self._disk.open(self.policy.regions())
+            disk = self._open_disk()
         except BaseException:
             for arena in opened:
                 arena.close()
@@ -138,12 +138,24 @@ class CacheSetup:
         store = Store(self.stage.source, self._tier(opened))
         return CachedDataset(self.population.base, store, self.stage, opened)
 
+    def _open_disk(self) -> SharedArena | None:
+        """Return the disk cache; None, with a warning, if it is in use elsewhere or damaged."""
+        try:
+            return None if self._disk is None else self._disk.open(self.policy.regions())
+        except SegmentError as error:
+            message = f"there will be no disk cache: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
+            return None
+
     def _tier(self, opened: list[SharedArena]) -> Tier:
         """Return the tier over what was opened: memory, the disk, both, or nothing."""
         if not opened:
             return NullTier()
-        entrance = self.policy.regions()[0].name
-        tiers = [MemoryTier(shared.arena, entrance) for shared in opened]
+        # Of the arena, not of our policy: it may be another job's.
+        tiers = [
+            MemoryTier(shared.arena, next(iter(shared.arena.stats()["regions"])))
+            for shared in opened
+        ]
         if len(tiers) == 1:
             return tiers[0]
         return StackedTier(*tiers, keeps_all=self._disk is not None and self._disk.keeps_all)

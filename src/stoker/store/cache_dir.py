@@ -20,6 +20,7 @@ MARKER = ".stoker-cache"
 
 _META, _SEGMENT = "meta.json", "samples.stoker"
 _HARMLESS = {"lost+found"}  # what a new file system has of its own
+_LEAVING = 2.0  # seconds that helpers of a job may take to end after it
 _PATIENCE = 10.0  # seconds for another process to finish opening the same directory
 
 
@@ -151,7 +152,7 @@ class CacheDir:
         if not (self.path / MARKER).is_file():
             raise ConfigError(f"{self.path} has no {MARKER}: it is no disk cache of Stoker's")
         with self.locked(), self._errors_named():
-            if self.in_use():
+            if not self.await_unused(_LEAVING):
                 raise SegmentError(f"{self.path} is in use: end the jobs that use it first")
             freed = self.segment.stat().st_blocks * 512 if self.segment.exists() else 0
             self.segment.unlink(missing_ok=True)
@@ -170,6 +171,15 @@ class CacheDir:
                 return not try_lock(file, start=0, length=1)
             finally:
                 os.close(file)
+
+    def await_unused(self, patience: float) -> bool:
+        """Wait until no process has the samples open, and return whether that came about."""
+        deadline = time.monotonic() + patience
+        while self.in_use():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
     def _has_samples(self) -> bool:
         with self._errors_named():

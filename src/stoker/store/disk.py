@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,9 +70,7 @@ def file_bytes(meta: DiskMeta) -> int:
 
 def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:
     """Open the segment, once those who are about to leave it have done so."""
-    deadline = time.monotonic() + _PATIENCE
-    while place.in_use() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    place.await_unused(_PATIENCE)
     return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, place.segment)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.errors import ConfigError, SegmentError
+from stoker.errors import ConfigError
 from stoker.policy.base import Region
 from stoker.store.cache_dir import CacheDir, DiskMeta
 from stoker.store.disk import open_disk
@@ -38,14 +37,9 @@ class DiskPlan:
         self.keeps_all = keeps_all
         """Whether all samples fit."""
 
-    def open(self, regions: Sequence[Region]) -> SharedArena | None:
-        """Return the disk cache; None, with a warning, if it is in use elsewhere or damaged."""
-        try:
-            return open_disk(self._place, self._meta, regions)
-        except SegmentError as error:
-            message = f"there will be no disk cache: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=5)
-            return None
+    def open(self, regions: Sequence[Region], *, keep_free: int | None = None) -> SharedArena:
+        """Return the disk cache; arguments and errors are those of :func:`open_disk`."""
+        return open_disk(self._place, self._meta, regions, keep_free=keep_free)
 
 
 def plan_disk(
@@ -54,17 +48,19 @@ def plan_disk(
     wanted: Wanted,
     *,
     is_private: bool = False,
+    name: str = "disk_cache",
 ) -> DiskPlan | None:
     """Return the disk cache as the user asked for it, or None for none.
 
     Without ``disk_cache`` it is as large as what ``cache_dir`` has, or holds all samples.
-    ``is_private``: the key says nothing to the next run. Raises
-    :class:`~stoker.errors.ConfigError` for what makes no sense or a directory that cannot be
-    used, and :class:`~stoker.errors.StateMismatch` for another data set's, or another size.
+    ``is_private``: the key says nothing to the next run. ``name``: what the user calls the size.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense or a directory that cannot
+    be used, and :class:`~stoker.errors.StateMismatch` for another data set's, or another size.
     """
     asked = wanted.everything
     if disk_cache is not None:
-        asked = parse_bytes(disk_cache, of=wanted.data_bytes, name="disk_cache")
+        asked = parse_bytes(disk_cache, of=wanted.data_bytes, name=name)
     if cache_dir is None:
         if disk_cache is not None and asked:
             raise ConfigError(f"disk_cache={disk_cache!r} needs a place: give cache_dir too")
@@ -73,8 +69,8 @@ def plan_disk(
         return None
     if asked < wanted.largest:
         raise ConfigError(
-            f"disk_cache={disk_cache!r} is {asked} bytes and the largest sample has "
-            f"{wanted.largest}: give it more, or switch it off with disk_cache=0"
+            f"{name}={disk_cache!r} is {asked} bytes and the largest sample has "
+            f"{wanted.largest}: give it more, or leave it out"
         )
     if is_private:
         raise ConfigError(

@@ -1,0 +1,135 @@
+"""``stoker warm``: fill a disk cache before the training begins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from stoker.errors import ConfigError
+from stoker.policy.minio import MinIO
+from stoker.source.base import Source
+from stoker.source.open import open_image_folder, open_source
+from stoker.store.disk_plan import Wanted, plan_disk
+from stoker.store.fill import Filled, fill
+from stoker.types import format_bytes, parse_bytes
+
+_MOST_SHOWN = 5
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--cache-dir", required=True, type=click.Path(path_type=Path), help="Directory of the cache."
+)
+@click.option("--size", help="Size, or share of the data. Default: all, or as it was made.")
+@click.option(
+    "--image-folder", is_flag=True, help="URL has class folders, as ImageFolder reads them."
+)
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="For the object store."
+)
+@click.option("--threads", type=click.IntRange(1, 256), default=16, show_default=True)
+@click.option("--keep-free", help="Room to leave on the disk. Default: 1 GiB or 5 %.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and no progress.")
+def warm(
+    url: str,
+    cache_dir: Path,
+    size: str | None,
+    image_folder: bool,
+    options: tuple[str, ...],
+    threads: int,
+    keep_free: str | None,
+    as_json: bool,
+) -> None:
+    """Fill the disk cache of the data set at URL, a folder or an address like s3://bucket/train.
+
+    A Loader with the same data set and cache_dir then reads nothing from URL that is on disk. As
+    many samples as fit come in, from the first on. What is there is not read again: run it again
+    to go on after an interruption. Exits with status 1 if samples could not be read or kept.
+    """
+    with _open(url, image_folder, options) as source:
+        plan = plan_disk(cache_dir, size, _wanted(source), name="--size")
+        if plan is None:
+            raise ConfigError(f"--size={size} leaves nothing to fill: give it more")
+        floor = None if keep_free is None else parse_bytes(keep_free, name="--keep-free")
+        with (
+            plan.open(MinIO().regions(), keep_free=floor) as shared,
+            _bar(source, shared.arena.capacity_bytes, shown=not as_json) as progress,
+        ):
+            filled = fill(source, shared.arena, threads=threads, progress=progress)
+        _report(source, filled, as_json)
+    sys.exit(1 if filled.failed or filled.refused else 0)
+
+
+def _open(url: str, image_folder: bool, options: tuple[str, ...]) -> Any:
+    named: dict[str, Any] = {}
+    if options:
+        pairs = [option.partition("=") for option in options]
+        for name, equals, _ in pairs:
+            if not (name and equals):
+                raise ConfigError(f"--option {name!r} is refused: give it as NAME=VALUE")
+        named["storage_options"] = {name: value for name, _, value in pairs}
+    return (open_image_folder if image_folder else open_source)(url, **named)
+
+
+def _wanted(source: Source) -> Wanted:
+    sizes = source.sizes
+    if not len(sizes):
+        raise ConfigError("there are no samples: nothing to fill the cache with")
+    total = int(sizes.sum())
+    return Wanted(
+        source.fingerprint, len(sizes), total, total, int(np.max(sizes)), total / len(sizes)
+    )
+
+
+@contextmanager
+def _bar(source: Source, capacity: int, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar, and yield what moves it on."""
+    ends = np.cumsum(source.sizes)
+    total = int(ends[ends <= capacity].max(initial=0))
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
+        task = progress.add_task("warming", total=total)
+        yield lambda samples, size: progress.advance(task, size)
+
+
+def _report(source: Source, filled: Filled, as_json: bool) -> None:
+    if as_json:
+        facts = {**vars(filled), "failed": {i: str(why) for i, why in filled.failed.items()}}
+        click.echo(json.dumps(facts, indent=1))
+        return
+    click.echo(
+        f"{filled.present + filled.read:,} of {len(source):,} samples are on disk: "
+        f"{filled.read:,} read now ({format_bytes(filled.bytes_read)}), "
+        f"{filled.present:,} there before"
+    )
+    if filled.busy:
+        click.echo(f"{filled.busy:,} were being read by another process")
+    if filled.refused:
+        click.echo(f"{filled.refused:,} found no place on disk", err=True)
+    for sample, why in list(filled.failed.items())[:_MOST_SHOWN]:
+        click.echo(f"not read: {source.name(sample)}: {why}", err=True)
+    if len(filled.failed) > _MOST_SHOWN:
+        click.echo(f"... and {len(filled.failed) - _MOST_SHOWN:,} more", err=True)

@@ -1,0 +1,125 @@
+"""Fills an arena from a source, in the order of ids, going on where an earlier run stopped."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker.errors import SourceError, SourceUnavailable
+from stoker.source.base import Source
+from stoker.store.arena import Arena
+from stoker.store.packed import Packed, pick
+from stoker.store.tier import Ids
+
+_BATCH_BYTES = 4 << 20
+_BATCH_SAMPLES = 256
+
+
+@dataclass
+class Filled:
+    """What became of the samples that were to be brought in."""
+
+    wanted: int = 0
+    """Samples that fit, and so are to be there."""
+    present: int = 0
+    """There before."""
+    read: int = 0
+    """Read from the source and kept."""
+    refused: int = 0
+    """Read, and not kept: the arena has no place for them, or its disk failed."""
+    busy: int = 0
+    """Left to another process that was reading them."""
+    bytes_read: int = 0
+    """Bytes read from the source."""
+    failed: dict[int, SourceError] = field(default_factory=dict)
+    """Samples that cannot be read, and why."""
+
+
+def fill(
+    source: Source,
+    arena: Arena,
+    *,
+    threads: int = 16,
+    progress: Callable[[int, int], None] = lambda samples, size: None,
+) -> Filled:
+    """Bring the first samples of ``source`` into ``arena``, as many as it has room for.
+
+    What is there is not read again. ``threads`` batches are read at once. ``progress`` is called
+    in this thread with samples and bytes that are seen to. A sample that is gone or damaged is
+    noted and passed over.
+
+    Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up; what came before
+    stays, and another call goes on from there.
+    """
+    entrance = next(iter(arena.stats()["regions"]))
+    sizes = source.sizes
+    ids = np.flatnonzero(np.cumsum(sizes) <= arena.capacity_bytes).astype(np.uint32)
+    filled = Filled(wanted=len(ids))
+
+    def bring(batch: Ids) -> tuple[Ids, Filled]:
+        return batch, _bring(source, arena, entrance, batch)
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-fill")
+    under_way: deque[Future[tuple[Ids, Filled]]] = deque()
+    try:
+        for batch in _batches(ids, sizes[ids]):
+            under_way.append(pool.submit(bring, batch))
+            if len(under_way) >= 2 * threads:
+                _note(filled, *under_way.popleft().result(), source, progress)
+        while under_way:
+            _note(filled, *under_way.popleft().result(), source, progress)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return filled
+
+
+def _batches(ids: Ids, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Ids]:
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ids):
+        before = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, before + _BATCH_BYTES, "right"))
+        end = min(max(end, begin + 1), begin + _BATCH_SAMPLES)
+        yield ids[begin:end]
+        begin = end
+
+
+def _bring(source: Source, arena: Arena, entrance: str, batch: Ids) -> Filled:
+    """Bring one batch in."""
+    there = arena.contains(batch)
+    missing = batch[~there]
+    own = arena.claim(missing)
+    done = Filled(present=int(there.sum()), busy=int((~own).sum()))
+    ids = missing[own]
+    if not ids.size:
+        return done
+    try:
+        data, offsets, errors = source.read_packed(ids)
+        for error in errors.values():
+            if isinstance(error, SourceUnavailable):
+                raise error
+        good = np.setdiff1d(np.arange(len(ids)), list(errors))
+        kept = arena.put_many(ids[good], tuple(pick(Packed(data, offsets), good)), None, entrance)
+        done.read, done.refused = int(kept.sum()), int((~kept).sum())
+        done.bytes_read = int(offsets[-1])
+        done.failed = {int(ids[place]): error for place, error in errors.items()}
+    finally:
+        arena.abandon(ids)  # those that were kept are not claimed any more
+    return done
+
+
+def _note(
+    filled: Filled,
+    batch: Ids,
+    done: Filled,
+    source: Source,
+    progress: Callable[[int, int], None],
+) -> None:
+    for name in ("present", "read", "refused", "busy", "bytes_read"):
+        setattr(filled, name, getattr(filled, name) + getattr(done, name))
+    filled.failed.update(done.failed)
+    progress(len(batch), int(source.sizes[batch].sum()))
