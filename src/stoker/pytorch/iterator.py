@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import SegmentError
-from stoker.pytorch.cursor import Walk
 from stoker.pytorch.meta import Envelope
 
 if TYPE_CHECKING:
@@ -15,12 +14,17 @@ if TYPE_CHECKING:
 
 
 class LoaderIterator:
-    """Yields the batches of one epoch, and measures how long the training loop waits for them."""
+    """Yields the batches of one epoch, and measures how long the training loop waits for them.
 
-    def __init__(self, loader: Loader, envelopes: Iterator[Envelope], walk: Walk) -> None:
+    The epoch is that which comes next, or which ``set_epoch`` names before the first batch:
+    Lightning tells it only then when it resumes.
+    """
+
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._walk = walk
-        self._envelopes: Iterator[Envelope] | None = envelopes
+        self._envelopes: Iterator[Envelope] | None
+        self._envelopes, self._walk = loader.begin_epoch()
+        self._is_fresh = True
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -34,7 +38,7 @@ class LoaderIterator:
             raise SegmentError("the loader is closed: make a new one to go on reading")
         begin = time.perf_counter()
         try:
-            envelope = next(self._envelopes)
+            envelope = next(self._directed(self._envelopes))
         except StopIteration:
             self._loader.finish_epoch()
             raise
@@ -52,3 +56,13 @@ class LoaderIterator:
         if shutdown is not None:
             shutdown()
         self._envelopes = None
+
+    def _directed(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
+        """Return the batches, begun anew if they are not those of the epoch that is wanted."""
+        if self._is_fresh and self._loader.is_redirected(self._walk):
+            if not self._loader.persistent_workers:
+                self.stop()
+            envelopes, self._walk = self._loader.begin_epoch()
+            self._envelopes = envelopes
+        self._is_fresh = False
+        return envelopes

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.errors import ConfigError, SegmentError
+from stoker.pytorch.arguments import check_epochs, check_own_order, refuse_unavailable
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
@@ -25,7 +26,7 @@ from stoker.pytorch.meta import Envelope, Failure, Meta, attach
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError, check_on_error
 from stoker.pytorch.open_cache import CacheSetup, as_recipe
-from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of, looks_ahead
+from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, is_first_on_node
 from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
@@ -119,22 +120,14 @@ class Loader(DataLoader[Any]):
         prefetch_bytes: int | float | str = "256MiB",
         **torch_arguments: Any,
     ) -> None:
-        _refuse_unavailable(rescore=rescore)
+        refuse_unavailable(rescore=rescore)
         check_on_error(on_error)
-        _check_epochs(epochs)
+        check_epochs(epochs)
         self._population = Population(dataset)
         self._recipe = as_recipe(recipe)
         own_order = sampler is not None or batch_sampler is not None
-        if own_order and self._recipe.sampler is not UniformSampler:
-            raise ConfigError(
-                f"recipe {self._recipe.name!r} draws samples itself: leave out sampler and "
-                "batch_sampler, or use a recipe that only caches, like 'minio'"
-            )
-        if own_order and looks_ahead(self._recipe.policy):
-            raise ConfigError(
-                f"recipe {self._recipe.name!r} needs a plan, which a sampler does not give: leave "
-                "out sampler and batch_sampler, or use a recipe like 'minio'"
-            )
+        if own_order:
+            check_own_order(self._recipe)
         if shuffle is False and not own_order:
             self._recipe = minio()
         self._prefetch_bytes = parse_bytes(prefetch_bytes, name="prefetch_bytes")
@@ -195,9 +188,9 @@ class Loader(DataLoader[Any]):
         if self._cached is None:
             self._cached = self._open()
             log.info(self._setup.describe(self._cached, self._recipe))
-        if self._inner is None or not self.persistent_workers:
-            self._inner = self._make_inner(self._cached)
-        return self._begin_epoch(self._inner, self._cached)
+        iterator = LoaderIterator(self)
+        self._running = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch, the same on every rank.
@@ -398,6 +391,31 @@ class Loader(DataLoader[Any]):
 
     # --- for the iterator ---
 
+    def begin_epoch(self) -> tuple[Iterator[Envelope], Walk]:
+        """Begin the coming epoch; return its batches, and where the training loop is in it."""
+        assert self._cached is not None
+        if self._inner is None or not self.persistent_workers:
+            self._inner = self._make_inner(self._cached)
+        at = self._planner.begin()
+        self._observer.begin_epoch()
+        if self.generator is not None:
+            self._generator_began = self.generator.get_state()
+        earlier = np.empty(0, np.uint32) if self._own_order else self._planner.earlier(at)
+        self._records.begin_epoch(at.epoch, earlier, self.stats)
+        # Tokens are never reused, also when an epoch is run again.
+        token, draws = self._iterations << 32, self._draws(at, self._cached)
+        self._inner.requests.begin(token, at.epoch, draws, earlier)
+        self._iterations += 1
+        if self._own_order:
+            self._walk = Walk(at, None, None, self._ranks.now().world_size)
+        else:
+            self._walk = self._planner.walk(at)
+        return iter(self._inner), self._walk
+
+    def is_redirected(self, walk: Walk) -> bool:
+        """Whether :meth:`set_epoch` came after ``walk`` began, for another epoch."""
+        return walk is self._walk and self._planner.is_redirected(walk.start)
+
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
         self._observer.hand_out(envelope.meta)
@@ -433,25 +451,6 @@ class Loader(DataLoader[Any]):
         if self._observer.last is None:
             raise ConfigError("there is no batch yet in this epoch: iterate first")
         return self._observer.last
-
-    def _begin_epoch(self, inner: InnerLoader, cached: CachedDataset) -> LoaderIterator:
-        at = self._planner.begin()
-        ranks = self._ranks.now()
-        self._observer.begin_epoch()
-        if self.generator is not None:
-            self._generator_began = self.generator.get_state()
-        earlier = np.empty(0, np.uint32) if self._own_order else self._planner.earlier(at)
-        self._records.begin_epoch(at.epoch, earlier, self.stats)
-        # Tokens are never reused, also when an epoch is run again.
-        token, draws = self._iterations << 32, self._draws(at, cached)
-        inner.requests.begin(token, at.epoch, draws, earlier)
-        self._iterations += 1
-        stride = None if self._own_order else (self.batch_size or 1) * ranks.world_size
-        end = None if self._own_order else self._planner.end(at)
-        self._walk = Walk(at, stride, end, ranks.world_size)
-        iterator = LoaderIterator(self, iter(inner), self._walk)
-        self._running = weakref.ref(iterator)
-        return iterator
 
     def _owner(self, epoch: int) -> Owner:
         """Return what a state of this loader belongs to."""
@@ -496,14 +495,3 @@ class Loader(DataLoader[Any]):
         if self._ahead is not None:
             self._ahead.begin(at, self._epochs is None or at.epoch + 1 < self._epochs)
         return partial(self._planner.draws, plan, at)
-
-
-def _refuse_unavailable(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value!r}: this version has no {name} yet, leave it out")
-
-
-def _check_epochs(epochs: int | None) -> None:
-    if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
-        raise ConfigError(f"epochs={epochs!r} is refused: give how many there will be, 1 or more")

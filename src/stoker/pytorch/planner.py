@@ -13,7 +13,7 @@ from torch.utils.data import Sampler as TorchSampler
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.pytorch.cursor import Cursor
+from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory
@@ -72,6 +72,7 @@ class Planner:
         self._policy = policy
         self._scores = scores
         self._identity: tuple[int, str] | None = None
+        self._told = False
         self._divided()  # refuses what it must while the user's call is on the stack
 
     # --- epochs ---
@@ -84,6 +85,7 @@ class Planner:
         """
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+        self._told = True
         if epoch == self.coming.epoch:
             return
         if self.coming.consumed and self.batches(self.coming):
@@ -99,7 +101,12 @@ class Planner:
         """Return where the iteration begins that begins now; the next one takes a new epoch."""
         begun = self.coming
         self.coming = Cursor(begun.epoch + 1)
+        self._told = False
         return begun
+
+    def is_redirected(self, begun: Cursor) -> bool:
+        """Whether :meth:`set_epoch` was called since ``begun`` began, and not for its epoch."""
+        return self._told and (self.coming.epoch != begun.epoch or self.coming.consumed > 0)
 
     # --- the whole job ---
 
@@ -123,10 +130,6 @@ class Planner:
         if looks_ahead(self._policy) and self._make_sampler is UniformSampler:
             following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
         return self._with_ids(self.order(at), following)
-
-    def end(self, at: Cursor) -> int:
-        """Return where the plan from ``at`` on ends, counted from the epoch's beginning."""
-        return at.consumed + self._left(at)
 
     def identity(self, epoch: int) -> str:
         """Return the identity of the plan of ``epoch`` before it is divided among ranks."""
@@ -164,6 +167,12 @@ class Planner:
         return self._population.ids(
             whole.ids[np.arange(rank, at.consumed, world_size) % len(whole)]
         )
+
+    def walk(self, at: Cursor) -> Walk:
+        """Return the training loop's way through the plan from ``at`` on."""
+        world_size = self._ranks.now().world_size
+        stride = (self._batch_size or 1) * world_size
+        return Walk(at, stride, at.consumed + self._left(at), world_size)
 
     def indices(self) -> Iterator[int]:
         """Yield this rank's share of the coming iteration, in indices of the population's view."""
