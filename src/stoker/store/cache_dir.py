@@ -195,7 +195,7 @@ class CacheDir:
                 f"cache_dir={str(self.path)!r} is not empty and not Stoker's (it holds "
                 f"{min(names)!r}): use an empty or a new directory"
             )
-        if not os.access(self.path, os.W_OK | os.X_OK):
+        if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):
             raise ConfigError(f"cache_dir={str(self.path)!r} may not be written: use another one")
 
     def _await_lock(self, marker: int) -> None:

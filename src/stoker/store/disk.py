@@ -48,7 +48,10 @@ def open_disk(
             if found is None:
                 _check_room(place.path, agreed, keep_free)
                 place.describe(agreed)
-            return _open_file(place, agreed)
+            arena = _open_file(place, agreed)
+            if found is None:
+                _settle(arena)
+            return arena
 
     place.mark()
     return open_arena(
@@ -72,6 +75,15 @@ def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:
     """Open the segment, once those who are about to leave it have done so."""
     place.await_unused(_PATIENCE)
     return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, place.segment)
+
+
+def _settle(arena: Arena) -> None:
+    """See to it that a new file's head and size survive a power cut; samples need not."""
+    try:
+        os.fsync(arena.handle.fds[1])
+    except OSError as error:
+        arena.close()
+        raise CapacityError(f"the new disk cache cannot be written: {error}") from error
 
 
 def _check_room(path: Path, meta: DiskMeta, keep_free: int | None) -> None:

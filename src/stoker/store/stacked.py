@@ -217,7 +217,10 @@ class StackedTier:
 
     def _look_for_errors(self) -> None:
         """Count and report what the disk refused since the last look; it shows as misses only."""
-        errors = self.disk.arena.io_errors
+        try:
+            errors = self.disk.arena.io_errors
+        except SegmentError:
+            return  # closed, which whoever called it was told
         if errors > self._errors:
             self._errors = errors
             self._disk.complain(SegmentError("it does not read or write; see the system's log"))

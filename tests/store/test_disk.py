@@ -1,0 +1,191 @@
+"""The directory of a disk cache: found again, shared, refused."""
+
+import os
+import re
+
+import pytest
+
+from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch
+from stoker.policy.lru import LRU
+from stoker.policy.minio import MinIO
+from stoker.store import cache_dir, disk
+from stoker.store.cache_dir import CacheDir, DiskMeta
+from stoker.store.disk import file_bytes, open_disk
+
+META = DiskMeta("data-1", 100, 50_000, 500)
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def place(tmp_path):
+    return CacheDir(tmp_path / "deep" / "cache")
+
+
+def open_it(place, meta=META, regions=None, **options):
+    return open_disk(place, meta, regions or LRU().regions(), keep_free=0, **options)
+
+
+def other(**changed):
+    return DiskMeta(**{**vars(META), **changed})
+
+
+def test_what_was_put_is_there_the_next_time(place):
+    with open_it(place) as opened:
+        assert opened.created
+        opened.arena.put_many(range(100), [bytes([i]) * 500 for i in range(100)])
+    assert place.segment.stat().st_size == file_bytes(META)
+    assert place.read() == META
+    with open_it(place, other(mean_size=499), MinIO().regions()) as opened:  # an estimate
+        opened.arena.verify()
+        assert opened.arena.stats()["entries"] == 100
+        assert all(opened.arena.get(i) == bytes([i]) * 500 for i in range(100))
+
+
+def test_jobs_share_it(place, tmp_path):
+    (tmp_path / "link").symlink_to(place.path)
+    with open_it(place) as first, open_it(CacheDir(tmp_path / "link")) as second:
+        assert (first.created, second.created) == (True, False)
+        first.arena.put(7, b"seven")
+        assert second.arena.get(7) == b"seven"
+
+
+def test_jobs_that_cannot_share_are_told(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_PATIENCE", 0.1)
+    with open_it(place):
+        monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+        with pytest.raises(SegmentError, match="in use by another process"):
+            open_it(place)
+
+
+def test_it_waits_for_those_who_are_leaving(place, monkeypatch):
+    with open_it(place) as opened:
+        left = os.dup(opened.arena.handle.fds[1])  # as a worker that has not noticed yet
+    answers = [True, True, False]
+    monkeypatch.setattr(CacheDir, "in_use", lambda self: answers.pop(0) or os.close(left) or False)
+    open_it(place).close()
+    assert not answers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (other(key="data-2"), "made for the data set data-1, not the data set data-2"),
+        (other(num_ids=101), "made for 100 samples, not 101 samples"),
+        (other(capacity_bytes=60_000), r"48.8 KiB \(50000 bytes\), not .* 58.6 KiB \(60000 bytes"),
+        (other(version=META.version + 1), f"version {META.version}, not .* {META.version + 1}"),
+    ],
+)
+def test_it_is_not_taken_for_another(place, wanted, message):
+    open_it(place).close()
+    before = place.segment.read_bytes()
+    with pytest.raises(StateMismatch, match=message) as caught:
+        open_it(place, wanted)
+    assert f"stoker clean --cache-dir {place.path}" in str(caught.value)
+    assert place.segment.read_bytes() == before
+    place.clean()
+    open_it(place, wanted).close()  # made anew
+
+
+def test_while_a_job_has_it_open_another_data_set_is_refused_too(place):
+    with open_it(place), pytest.raises(StateMismatch, match="data-2"):
+        open_it(place, other(key="data-2"))
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"key": 5}', "\0\0\0"])
+def test_samples_that_nothing_describes_are_refused(place, content):
+    open_it(place).close()
+    meta = place.path / "meta.json"
+    meta.unlink() if content is None else meta.write_text(content)
+    with pytest.raises(StateMismatch, match="nothing legible"):
+        open_it(place)
+    place.clean()
+    open_it(place).close()
+
+
+def test_a_creation_that_was_interrupted_leaves_nothing_to_heed(place):
+    place.mark()
+    place.describe(other(key="never finished"))
+    open_it(place).close()
+    assert place.read() == META
+
+
+def test_a_directory_of_others_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match=r"not empty and not Stoker's \(it holds 'thesis.tex'\)"):
+        open_it(CacheDir(tmp_path / "mine"))
+    with pytest.raises(ConfigError, match="no disk cache of Stoker's"):
+        CacheDir(tmp_path / "mine").clean()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_new_file_system_is_fine(tmp_path):
+    (tmp_path / "lost+found").mkdir()
+    place = CacheDir(tmp_path)
+    open_it(place).close()
+    place.clean()
+    assert (tmp_path / "lost+found").is_dir()
+
+
+@pytest.mark.parametrize("path", ["/proc/nothing/here", "/dev/null", "/etc/hostname/cache"])
+def test_paths_that_cannot_be(path):
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        open_it(CacheDir(path))
+
+
+def test_what_is_no_path():
+    with pytest.raises(ConfigError, match="5 is not a path"):
+        CacheDir(5)
+
+
+def test_a_directory_that_may_not_be_written(place):
+    place.mark()
+    place.path.chmod(0o500)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            place.path.parent.parent.chmod(0o755)
+            os.seteuid(65534)
+        with pytest.raises(ConfigError, match=r"may not be written|cannot be used"):
+            open_it(place)
+    finally:
+        os.seteuid(user)
+
+
+def test_the_floor(place):
+    free = os.statvfs(place.path.parent.parent)
+    room = free.f_bavail * free.f_frsize
+    with pytest.raises(CapacityError, match=r"48\.8 KiB takes .* are to stay free") as caught:
+        open_disk(place, META, LRU().regions(), keep_free=room)
+    assert "smaller disk_cache" in str(caught.value)
+    assert place.read() is None, "nothing was made"
+    open_it(place).close()
+    # What is there already needs no room any more.
+    open_disk(place, META, LRU().regions(), keep_free=room).close()
+
+
+def test_a_floor_by_default(place, monkeypatch):
+    total = 100 << 30
+    fake = os.statvfs_result((4096, 4096, total // 4096, 0, (5 << 30) // 4096, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(disk.os, "statvfs", lambda path: fake)
+    with pytest.raises(CapacityError, match=r"5\.0 GiB are free and 5\.0 GiB are to stay free"):
+        open_disk(place, META, LRU().regions())
+
+
+def test_cleaning_waits_and_then_says_who(place, monkeypatch):
+    monkeypatch.setattr(cache_dir, "_LEAVING", 0.1)
+    with open_it(place), pytest.raises(SegmentError, match="is in use"):
+        place.clean()
+    assert place.clean() > 0
+    assert list(place.path.iterdir()) == []
+
+
+def test_two_that_settle_it_at_once(place, monkeypatch):
+    monkeypatch.setattr(cache_dir, "_PATIENCE", 0.1)
+    place.mark()
+    with place.locked(), pytest.raises(SegmentError, match="is busy with"), place.locked():
+        pass
