@@ -56,7 +56,8 @@ class CachedDataset(Dataset[Any]):
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
         ``keys`` are those of the cache policy after these accesses. What cannot be read or
-        decoded is reported in ``errors``.
+        decoded is reported in ``errors``; what cannot be decoded does not stay in the cache, as
+        a later read may bring better bytes.
         """
         served = self.store.serve(ids, keys)
         errors = dict(served.errors)
@@ -71,6 +72,8 @@ class CachedDataset(Dataset[Any]):
                 decoded[place] = decode(index, data[bounds[place] : bounds[place + 1]])
             except SampleCorrupt as error:
                 errors[place] = error
+        if len(errors) > len(served.errors):
+            self.store.discard(served.ids[list(errors.keys() - served.errors.keys())])
         return Fetched(decoded, served.outcomes, errors)
 
     def rekey(self, policy: Policy, scores: Scores | None, plan: Plan) -> None:

@@ -81,6 +81,10 @@ class Store:
         self._count(batch, cached.offsets, outcomes, {})
         return Served(batch, cached.data, cached.offsets, outcomes)
 
+    def discard(self, ids: ArrayLike) -> None:
+        """Forget the cached copies of ``ids``, which were found to be of no use."""
+        self._tier.discard(check_ids(ids, len(self.source)))
+
     def expect_prefetch(self) -> SharedArray:
         """Return ``u8[N]`` where who prefetches sets 1 at what it reads for a coming access.
 

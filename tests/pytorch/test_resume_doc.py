@@ -1,0 +1,19 @@
+"""The example of docs/resume.md runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "resume.md"
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(example) == 1
+    script = tmp_path / "example.py"
+    script.write_text(example[0])
+    run = subprocess.run([sys.executable, "-W", "error", script], cwd=tmp_path)
+    assert run.returncode == 0
