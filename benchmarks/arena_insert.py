@@ -34,7 +34,7 @@ def measure(
     capacity: int, turnovers: float, size: int, batch: int, rounds: int, report: Report
 ) -> dict[str, list[float]]:
     """Return seconds a sample by contestant and round; adds one row a contestant to the report."""
-    mixed = churn.Churn.create(capacity, turnovers, extra=size)
+    mixed = churn.Churn.create(capacity, turnovers, size, extra=size)
     same = np.arange(len(mixed.sizes) - 3 * capacity // size, len(mixed.sizes), dtype=np.uint32)
     mixed.turn_over(same, 2)
     slots = np.zeros((capacity // size, size), np.uint8)

@@ -1,8 +1,9 @@
 """An arena in the state that benchmarks measure: turned over many times by mixed sizes.
 
-A freshly filled cache flatters every allocator. Here each sample has one of two measured sizes or a
-size drawn log-normally between 500 B and 400 KB, victims lie anywhere in the cache, and its whole
-capacity is written ``turnovers`` times before anything is timed.
+A freshly filled cache flatters every allocator. Here half of the bytes are samples of a measured
+size and half are of sizes drawn log-normally around it, victims lie anywhere in the cache, and its
+whole capacity is written ``turnovers`` times before anything is timed. A harsher mixture, samples
+of 3 KB and of 110 KB side by side, shows what happens to samples much larger than the mean.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ class Churn:
     """Bytes put so far."""
 
     @classmethod
-    def create(cls, capacity: int, turnovers: float, extra: int = 0, seed: int = 7) -> Churn:
+    def create(
+        cls, capacity: int, turnovers: float, size: int | None, extra: int = 0, seed: int = 7
+    ) -> Churn:
         """Return an arena of ``capacity`` bytes after ``turnovers`` turns of mixed sizes.
+
+        They lie around ``size``; None stands for the harsh mixture.
 
         With ``extra``, the last ids are samples of that size, three times the capacity in all,
         which the turns left out.
         """
         rng = np.random.default_rng(seed)
-        mixed = _mixed_sizes(rng, total=int(2.5 * capacity))
+        mixed = _mixed_sizes(rng, int(2.5 * capacity), size)
         more = np.full(3 * capacity // extra if extra else 0, extra, np.int64)
         sizes = np.concatenate([mixed, more])
         pool = rng.integers(0, 256, min(256 << 20, 2 * capacity), dtype=np.uint8)
@@ -81,8 +86,17 @@ class Churn:
         return ids[self.arena.contains(ids)]
 
 
-def _mixed_sizes(rng: np.random.Generator, total: int) -> np.ndarray:
-    """Return sizes in random order: 40 % of the bytes small, 40 % large, 20 % mixed."""
+def _mixed_sizes(rng: np.random.Generator, total: int, size: int | None) -> np.ndarray:
+    """Return sizes in random order, ``total`` bytes in all.
+
+    Half of the bytes are samples of ``size``, half are drawn around it; for None 40 % are small,
+    40 % large, 20 % mixed.
+    """
+    if size is not None:
+        same = np.full(int(0.5 * total / size), size, np.int64)
+        around = rng.lognormal(np.log(size) - 0.18, 0.6, int(0.5 * total / size))
+        around = np.clip(around, size / 20, size * 10).astype(np.int64)
+        return rng.permutation(np.concatenate([same, around]))
     small = np.full(int(0.4 * total / SMALL), SMALL, np.int64)
     large = np.full(int(0.4 * total / LARGE), LARGE, np.int64)
     mixed = np.clip(rng.lognormal(np.log(20_000), 1.2, int(0.2 * total / 40_000)), 500, 400_000)

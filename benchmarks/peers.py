@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.shared import SharedArray
+
 Reader = Callable[[np.ndarray], object]
 
 
@@ -43,6 +45,17 @@ def memcpy(samples: np.ndarray) -> Iterator[Reader]:
 def memcpy_fresh(samples: np.ndarray) -> Iterator[Reader]:
     """Copy rows of u8[count, size] into memory allocated for the batch, as any reader must."""
     yield lambda index: np.take(samples, index, axis=0, mode="clip")
+
+
+@contextlib.contextmanager
+def memcpy_shared(samples: np.ndarray) -> Iterator[Reader]:
+    """Copy rows that lie in shared memory, as a cache that processes share must.
+
+    The kernel gives private memory pages of 2 MiB, and shared memory pages of 4 KiB unless its
+    administrator says otherwise: the misses of the address cache show in samples of 110 KB.
+    """
+    shared = SharedArray.copy_of(samples)
+    yield lambda index: np.take(shared.array, index, axis=0, mode="clip")
 
 
 @contextlib.contextmanager

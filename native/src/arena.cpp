@@ -87,7 +87,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
-  extents_.reserve(most_extents() + 1);
+  extents_.reserve(kMostExtents + 1);
   header_->num_regions = 1;
   Region& main = header_->regions[0];
   std::strncpy(main.name, "main", kNameBytes - 1);
@@ -119,7 +119,7 @@ Arena::Arena(int memory, int file)
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
-  extents_.reserve(most_extents() + 1);
+  extents_.reserve(kMostExtents + 1);
   if (file >= 0) {
     blocks_store_ = std::make_unique<FileBlocks>(header_, file);
   } else {

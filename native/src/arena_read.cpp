@@ -96,13 +96,16 @@ bool Arena::copy_out(const Entry& entry, std::uint32_t length, unsigned char* ou
   std::vector<Extent> extents;
   Extent list{};
   if (!load_extents(entry, extents, &list)) return false;
-  for (const Extent extent : extents) {
-    if (!copy(extent)) return false;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (i + 1 < extents.size() && extents[i + 1].first < header_->num_blocks) {
+      blocks_store_->prefetch(extents[i + 1]);
+    }
+    if (!copy(extents[i])) return false;
   }
   return left == 0;
 }
 
-// All extents of an entry, and the block that lists them (count 0 when they are inline).
+// All extents of an entry, and the blocks that list them (count 0 when they are inline).
 bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const {
   std::uint32_t parts[4];
   for (int i = 0; i < 4; ++i) parts[i] = entry.extents[i].load(std::memory_order_relaxed);
@@ -115,10 +118,12 @@ bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Exten
     return true;
   }
   const std::uint32_t count = parts[1] & ~kSpilled;
-  if (parts[0] >= header_->num_blocks || count > most_extents()) {
+  if (count > kMostExtents) return false;
+  *list = {parts[0], blocks_of(count * sizeof(Extent))};
+  if (list->first > header_->num_blocks || list->count > header_->num_blocks - list->first) {
+    *list = {0, 0};
     return false;
   }
-  *list = {parts[0], 1};
   extents.resize(count);
   return blocks_store_->read(*list, extents.data(), count * sizeof(Extent)) &&
          crc32c(0, extents.data(), count * sizeof(Extent)) == parts[2];

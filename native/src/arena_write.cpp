@@ -169,7 +169,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
 
 // Fills in the entry's extents.
 bool Arena::allocate(Entry& entry, std::uint32_t count) {
-  if (!blocks_.allocate(count, most_extents(), extents_)) return false;
+  if (!blocks_.allocate(count, kMostExtents, extents_)) return false;
   write_fence();  // readers of what was here must see that their version has gone
   std::uint32_t parts[4] = {0, 0, 0, 0};
   if (extents_.size() <= 2) {
@@ -180,7 +180,7 @@ bool Arena::allocate(Entry& entry, std::uint32_t count) {
   } else {
     std::vector<Extent> list;
     const std::uint64_t bytes = extents_.size() * sizeof(Extent);
-    const bool listed = blocks_.allocate(1, 1, list);
+    const bool listed = blocks_.allocate(blocks_of(bytes), 1, list);
     if (!listed || !blocks_store_->write(list[0], extents_.data(), bytes)) {
       for (const Extent extent : extents_) blocks_.release(extent);
       if (listed) blocks_.release(list[0]);

@@ -6,8 +6,10 @@
 
 namespace stoker {
 namespace {
-constexpr std::uint32_t kGlance = 1 << 16;  // blocks looked at for a run before extents are used
-}
+constexpr std::uint32_t kGlance = 64;  // runs
+constexpr std::uint32_t kLarge = 16;   // blocks, from which a free run is worth remembering
+constexpr std::uint32_t kFew = 8;      // extents
+}  // namespace
 
 void Blocks::clear() {
   const std::uint64_t count = words(header_->num_blocks);
@@ -56,16 +58,17 @@ void Blocks::set(Extent extent, bool used) {
   }
 }
 
-// Gathers runs of at least `least` blocks, from the cursor on and once around.
+// Gathers runs of at least `least` blocks, from the cursor on and once around, looking at
+// `max_runs` runs at most.
 bool Blocks::collect(std::uint32_t count, std::uint32_t least, std::uint32_t max_extents,
-                     std::vector<Extent>& extents) {
+                     std::uint32_t max_runs, std::vector<Extent>& extents) {
   extents.clear();
   std::uint32_t missing = count;
   const std::uint32_t start = header_->cursor;
   const std::uint32_t ends[2] = {header_->num_blocks, start};
   std::uint32_t from = start;
   for (const std::uint32_t end : ends) {
-    while (from < end && missing > 0 && extents.size() < max_extents) {
+    for (; from < end && missing > 0 && extents.size() < max_extents && max_runs > 0; --max_runs) {
       Extent run = next_run(from, end, missing);
       if (run.count == 0) break;
       run.count = std::min(run.count, end - run.first);  // what lies behind was gathered already
@@ -76,31 +79,75 @@ bool Blocks::collect(std::uint32_t count, std::uint32_t least, std::uint32_t max
       from = run.first + run.count;
     }
     if (missing == 0) return true;
+    if (max_runs == 0 || extents.size() == max_extents) break;
     from = 0;
   }
+  extents.clear();
   return false;
 }
 
+// The run that `count` blocks fit best into, of those that a glance from the cursor on meets: large
+// runs are left for large samples.
+bool Blocks::best_fit(std::uint32_t count, std::vector<Extent>& extents) {
+  Extent best{0, kNone};
+  std::uint32_t from = header_->cursor;
+  for (std::uint32_t seen = 0; seen < kGlance && best.count != count; ++seen) {
+    const Extent run = next_run(from, header_->num_blocks, 8 * count);
+    if (run.count == 0) break;
+    if (run.count >= count && run.count < best.count) best = run;
+    from = run.first + run.count;
+  }
+  extents.clear();
+  if (best.count == kNone) return false;
+  extents.push_back({best.first, count});
+  return true;
+}
+
+// Puts a large sample into runs that were freed lately: the one it fits best, else the largest
+// ones.
+bool Blocks::reuse(std::uint32_t count, std::uint32_t max_extents, std::vector<Extent>& extents) {
+  extents.clear();
+  std::uint32_t missing = count;
+  while (missing > 0 && extents.size() < std::min(kFew, max_extents)) {
+    Extent best{0, 0};
+    std::uint32_t* used = nullptr;
+    for (std::uint32_t& hint : header_->hints) {
+      if (hint >= header_->num_blocks) continue;
+      const Extent run = next_run(hint, hint + 1, 8 * count);
+      const bool better = best.count < missing ? run.count > best.count
+                                               : run.count >= missing && run.count < best.count;
+      if (run.count == 0) hint = kNone;
+      if (run.count != 0 && better) {
+        best = run;
+        used = &hint;
+      }
+    }
+    if (used == nullptr) break;
+    best.count = std::min(best.count, missing);
+    *used += best.count;
+    set(best, true);
+    extents.push_back(best);
+    missing -= best.count;
+  }
+  for (const Extent extent : extents) set(extent, false);  // the caller takes them, or not
+  return missing == 0;
+}
+
+// A sample like the others finds one run at once, or a few large ones. One that is much larger
+// than the holes around is put together from many; only when that fails too is all looked at.
 bool Blocks::allocate(std::uint32_t count, std::uint32_t max_extents,
                       std::vector<Extent>& extents) {
   extents.clear();
   if (count == 0) return true;
   if (count > header_->free_blocks) return false;
-  const std::uint32_t limit =
-      std::min(header_->num_blocks, header_->cursor + std::min(kGlance, header_->num_blocks));
-  for (std::uint32_t from = header_->cursor; from < limit;) {
-    const Extent run = next_run(from, limit, count);
-    if (run.count == count) {
-      extents.push_back(run);
-      break;
-    }
-    from = std::max(run.first + run.count, from + 1);
-  }
-  for (std::uint32_t least = count; extents.empty(); least = std::max(least / 4, 1u)) {
-    if (!collect(count, least, max_extents, extents)) extents.clear();
-    if (least == 1) break;
-  }
-  if (extents.empty()) return false;
+  const bool found = (count >= kLarge && reuse(count, max_extents, extents)) ||
+                     best_fit(count, extents) ||
+                     collect(count, count / 4, max_extents, 128, extents) ||
+                     collect(count, count / 16, max_extents, 256, extents) ||
+                     collect(count, count / 64, max_extents, 512, extents) ||
+                     collect(count, count / max_extents, max_extents, kNone, extents) ||
+                     collect(count, 1, max_extents, kNone, extents);
+  if (!found) return false;
   for (const Extent extent : extents) set(extent, true);
   header_->free_blocks -= count;
   const Extent last = extents.back();
@@ -110,6 +157,7 @@ bool Blocks::allocate(std::uint32_t count, std::uint32_t max_extents,
 
 void Blocks::release(Extent extent) {
   set(extent, false);
+  if (extent.count >= kLarge) header_->hints[header_->next_hint++ % kHints] = extent.first;
   header_->free_blocks += extent.count;
 }
 

@@ -57,8 +57,8 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   h.on_disk = geometry.on_disk;
   h.exact = geometry.exact;
   h.random = geometry.seed * 2 + 1;
-  // Small blocks waste little, large ones keep extents short: a sixteenth of a sample does both.
-  std::uint64_t block = std::bit_floor(std::max<std::uint64_t>(geometry.mean_size / 16, 1));
+  // Small blocks waste little, large ones keep samples in one piece: about an eighth does both.
+  std::uint64_t block = std::bit_ceil(std::max<std::uint64_t>(geometry.mean_size / 8, 1));
   block = std::clamp<std::uint64_t>(block, 64, kPage);
   if (geometry.on_disk) block = std::max<std::uint64_t>(block, 512);
   const std::uint64_t samples =

@@ -70,7 +70,7 @@ void a_sample_that_cannot_fit_is_refused() {
 void fragments_are_filled() {
   for (const bool on_disk : {false, true}) {
     const kit::Path path;
-    Arena arena(geometry(3000, 1'000'000, 8192, on_disk), on_disk ? path : std::string());
+    Arena arena(geometry(3000, 1'000'000, 4096, on_disk), on_disk ? path : std::string());
     const std::uint64_t block = arena.header().block_size;
     const std::uint32_t small = arena.header().num_blocks;
     CHECK(block == 512 && small < 3000);
@@ -85,7 +85,7 @@ void fragments_are_filled() {
     CHECK(arena.counters().evictions == 0);
     kit::check_sound(arena);
     CHECK(there(arena, 2990) && there(arena, 2991) && there(arena, 2992));
-    kit::put(arena, 2993, 200 * 512);  // more pieces than a list holds: evicts until it fits
+    kit::put(arena, 2993, 400 * 512);  // more pieces than a list holds: evicts until it fits
     CHECK(there(arena, 2993) && arena.counters().evictions > 0);
     for (std::uint32_t id = 2990; id < 2994; ++id) kit::discard(arena, id);
     kit::count_there(arena);

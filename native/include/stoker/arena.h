@@ -149,9 +149,6 @@ class Arena {
   double tick() { return static_cast<double>(header_->clock.fetch_add(1) + 1); }
   Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, ranks_}; }
   std::uint32_t blocks_of(std::uint64_t length) const;
-  std::uint32_t most_extents() const {  // of one sample: their list fills a block
-    return static_cast<std::uint32_t>(header_->block_size / sizeof(Extent));
-  }
 
   // reading (arena_read.cpp)
   bool copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const;

@@ -24,8 +24,10 @@ class Blocks {
 
  private:
   Extent next_run(std::uint32_t from, std::uint32_t to, std::uint32_t enough) const;
+  bool reuse(std::uint32_t count, std::uint32_t max_extents, std::vector<Extent>& extents);
+  bool best_fit(std::uint32_t count, std::vector<Extent>& extents);
   bool collect(std::uint32_t count, std::uint32_t least, std::uint32_t max_extents,
-               std::vector<Extent>& extents);
+               std::uint32_t max_runs, std::vector<Extent>& extents);
   void set(Extent extent, bool used);
 
   Header* header_;

@@ -43,9 +43,9 @@ struct Extent {
 };
 
 // The hot half of a sample: all that a reader needs, never across a cache line.
-// Up to two extents are inline. With kSpilled set in extents[1], extents[0] is a block that lists
-// `extents[1] & ~kSpilled` extents, and extents[2] is the CRC of that list: a disk may have changed
-// it, and blocks are freed by what it says.
+// Up to two extents are inline. With kSpilled set in extents[1], `extents[1] & ~kSpilled` extents
+// are listed in blocks from extents[0] on, and extents[2] is the CRC of that list: a disk may have
+// changed it, and blocks are freed by what it says.
 struct alignas(32) Entry {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint32_t> length;
@@ -54,6 +54,8 @@ struct alignas(32) Entry {
 };
 static_assert(sizeof(Entry) == 32);
 inline constexpr std::uint32_t kSpilled = 0x80000000;
+inline constexpr std::uint32_t kMostExtents = 256;  // of one sample
+inline constexpr std::uint32_t kHints = 128;
 
 // The cold half: what eviction needs.
 struct Rank {
@@ -137,7 +139,9 @@ struct Header {
   std::uint32_t unsound;  // what is derived does not agree with the entries: repair before use
   std::uint32_t num_regions;
   std::uint32_t free_blocks;
-  std::uint32_t cursor;  // next fit
+  std::uint32_t cursor;         // next fit
+  std::uint32_t hints[kHints];  // where large runs became free lately; the bitmap knows better
+  std::uint32_t next_hint;
   std::uint32_t free_chunks;
   std::uint32_t free_lease;  // index + 1
   std::uint64_t payload;
