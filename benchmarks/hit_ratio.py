@@ -8,6 +8,7 @@ digits (with shifts) are written first.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import tempfile
 from pathlib import Path
@@ -31,6 +32,9 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=20_000, help="files used, at most")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--epochs", type=int, default=4)
+    arguments.add_argument(
+        "--prefetch-bytes", default="256MiB", help="as Loader takes it; 0: the cache alone"
+    )
     args = arguments.parse_args()
     report = Report("Byte hit ratio through the real loader, from the second epoch on", args.smoke)
     with contextlib.ExitStack() as stack:
@@ -45,14 +49,14 @@ def main() -> None:
         epochs = 2 if args.smoke else args.epochs
         for name in RECIPES:
             for share in SHARES:
-                row = measure(paths, name, share, epochs, args.workers)
+                row = measure(paths, name, share, epochs, args)
                 report.row(**row)
                 report.target(f"{name} at {share:.0%}, distance", row["distance"], LIMIT)
     report.show(args.json)
 
 
 def measure(
-    paths: list[str], name: str, share: float, epochs: int, workers: int
+    paths: list[str], name: str, share: float, epochs: int, args: argparse.Namespace
 ) -> dict[str, str | int | float]:
     """Return one row: hits, byte hits and the closed form for one recipe and cache size."""
     recipe = stoker.recipes.get(name)
@@ -60,11 +64,12 @@ def measure(
     with stoker.Loader(
         dataset,
         batch_size=64,
-        num_workers=workers,
-        persistent_workers=workers > 0,
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0,
         collate_fn=len,
         cache=f"{100 * share:g}%",
         recipe=recipe,
+        prefetch_bytes=args.prefetch_bytes,
     ) as loader:
         for epoch in range(epochs):
             for _ in loader:
