@@ -93,3 +93,25 @@ def test_children_share_the_rows(method: str) -> None:
     child.join(30)
     assert child.exitcode == 0
     assert (scores.values[1], scores.last[1], scores.seen[1]) == (5.0, 9, 1)
+
+
+def test_rows_of_an_earlier_run_are_restored() -> None:
+    earlier, scores = Scores(4), Scores(4)
+    earlier.update([1, 3, 3], [0.5, 1.0, 2.0], step=7)
+    scores.update([0], [9.0], step=1)
+    scores.restore(earlier.values, earlier.last, earlier.seen)
+    for name in ("values", "last", "seen"):
+        assert (getattr(scores, name) == getattr(earlier, name)).all()
+    scores.update([0], [1.0], step=8)
+    assert earlier.seen[0] == 0
+
+
+def test_rows_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    scores = Scores(2)
+    with pytest.raises(ConfigError, match=r"rows of shape \(3,\).*give 2"):
+        scores.restore([1.0, 2.0], [0, 0], [1, 1, 1])
+    with pytest.raises(ConfigError, match="finite"):
+        scores.restore([1.0, float("nan")], [0, 0], [1, 1])
+    assert scores.values.tolist() == [0.0, 0.0]
+    with pytest.raises(ConfigError, match="snapshot"):
+        scores.snapshot().restore([1.0, 2.0], [0, 0], [1, 1])

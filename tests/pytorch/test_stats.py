@@ -35,3 +35,18 @@ def test_coverage_and_effective_sample_size() -> None:
     visits.begin_epoch()
     visits.add(np.arange(10, dtype=np.uint32))
     assert (visits.coverage(10), visits.ess(10)) == (1.0, 1.0)
+
+
+def test_counts_add_up_and_what_is_of_now_stays() -> None:
+    now = Stats(accesses=3, stall_seconds=0.5, cache_bytes=10, coverage=0.5)
+    before = Stats(accesses=4, stall_seconds=1.0, cache_bytes=99, coverage=1.0)
+    both = now.plus(before)
+    assert (both.accesses, both.stall_seconds) == (7, 1.5)
+    assert (both.cache_bytes, both.coverage) == (10, 0.5)
+    assert both.since(before) == now
+    assert not {"cache_bytes", "coverage", "ess"} & both.counts().keys()
+
+
+def test_counts_are_plain_numbers() -> None:
+    counts = Stats(hits=np.int64(3), wait_seconds=np.float64(0.5)).counts()
+    assert {type(value) for value in counts.values()} == {int, float}
