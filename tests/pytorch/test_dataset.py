@@ -57,7 +57,7 @@ def test_it_works_in_a_plain_torch_loader(image_root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("root", "message"),
-    [("s3://bucket/train", "cannot read yet"), ("/nowhere/at/all", "/nowhere/at/all")],
+    [("http://host/train", "web servers do not list"), ("/nowhere/at/all", "/nowhere/at/all")],
 )
 def test_roots_that_are_refused(root: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -69,6 +69,8 @@ def test_options_that_are_refused(image_root: Path) -> None:
         ImageFolder(image_root, output="tensor")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no meaning with decode"):
         ImageFolder(image_root, output="array", decode=len)
+    with pytest.raises(ConfigError, match="storage_options have no meaning"):
+        ImageFolder(image_root, storage_options={"region": "x"})
 
 
 def test_damaged_and_vanished_images_are_named(own_images: Path) -> None:

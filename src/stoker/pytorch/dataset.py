@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,8 @@ from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, about
 from stoker.source.image_folder import ImageFolderSource
+from stoker.source.image_prefix import ImagePrefixSource
+from stoker.source.open import open_image_folder
 
 Transform = Callable[[Any], Any]
 
@@ -142,17 +144,20 @@ class SampleDataset(SourceDataset):
 class ImageFolder(SourceDataset):
     """Images in class folders, ``root/class/.../image.jpg``: samples are ``(image, target)``.
 
-    Takes the place of ``torchvision.datasets.ImageFolder``. ``transform`` gets a ``PIL.Image``
-    in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which spares making the
-    PIL image (some 7 µs). ``decode`` replaces the built-in decoder: it gets the bytes, and
-    ``transform`` whatever it returns, so that ``output`` has no meaning beside it.
+    Takes the place of ``torchvision.datasets.ImageFolder``. ``root`` is a directory or an address
+    (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows), and ``storage_options``
+    are for addresses, as :class:`~stoker.source.ObjectSource` takes them. ``transform`` gets a
+    ``PIL.Image`` in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which
+    spares making the PIL image (some 7 µs). ``decode`` replaces the built-in decoder: it gets the
+    bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside it.
     ``target_transform`` gets the class number.
 
-    Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images, and
-    a remote address.
+    Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images,
+    ``storage_options`` for a directory, and what :class:`~stoker.source.ImagePrefixSource`
+    refuses; :class:`~stoker.errors.SourceUnavailable` when the storage does not answer.
     """
 
-    source: ImageFolderSource
+    source: ImageFolderSource | ImagePrefixSource
 
     def __init__(
         self,
@@ -162,17 +167,19 @@ class ImageFolder(SourceDataset):
         *,
         output: Literal["pil", "array"] = "pil",
         decode: Decode | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if "://" in str(root):
-            raise ConfigError(
-                f"root={str(root)!r} is remote, which this version cannot read yet: give a "
-                "directory, or mount the bucket"
-            )
         if output not in ("pil", "array"):
             raise ConfigError(f"output={output!r} is not known: use 'pil' or 'array'")
         if decode is not None and output != "pil":
             raise ConfigError(f"output={output!r} has no meaning with decode=: leave one out")
-        super().__init__(ImageFolderSource(root))
+        if storage_options is not None and "://" not in str(root):
+            raise ConfigError(
+                f"storage_options have no meaning for the directory root={str(root)!r}: leave them "
+                "out, or give an address like s3://bucket/train"
+            )
+        options = {} if storage_options is None else {"storage_options": storage_options}
+        super().__init__(open_image_folder(root, **options))
         self.root = str(root)
         self.transform = transform
         self.target_transform = target_transform
