@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.shared import SharedArray
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -118,7 +120,9 @@ class Visits:
     """How often each sample was handed out in the epoch under way, ``u32[N]``, in one process."""
 
     def __init__(self, num_samples: int) -> None:
-        self._counts = np.zeros(num_samples, np.uint32)
+        # In shared memory, or workers would keep a copy of each page written after their fork.
+        self._shared = SharedArray.create(num_samples, np.uint32, name="stoker-visits")
+        self._counts = self._shared.array
 
     def begin_epoch(self) -> None:
         """Start again from zero."""
