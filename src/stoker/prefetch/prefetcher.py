@@ -179,6 +179,8 @@ class Prefetcher:
             if not self._start():
                 return False
             if self._stopping(0.02):
+                with contextlib.suppress(OSError):  # it need not wait for its first rank
+                    Channel.connect(self._socket).close()
                 return False
         log.warning("the prefetch process does not answer: workers read for themselves")
         return False
