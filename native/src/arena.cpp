@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "stoker/error.h"
 #include "stoker/futex.h"
@@ -75,8 +76,8 @@ Arena::Guard::Guard(Arena& arena, Insist) : Guard(arena, kInsist) {
 
 // --- the whole ---
 
-Arena::Arena(const Geometry& geometry, const std::string& path)
-    : segment_(create(geometry)),
+Arena::Arena(Segment segment)
+    : segment_(std::move(segment)),
       header_(segment_.header()),
       slot_table_(segment_.at<Slot>(header_->slots_at)),
       entries_(segment_.at<Entry>(header_->entries_at)),
@@ -85,9 +86,13 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
       nodes_(segment_.at<Node>(header_->nodes_at)),
       leases_(segment_.at<Lease>(header_->leases_at)),
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
+      blocks_store_(memory_blocks(header_, segment_.at<unsigned char>(header_->data_at))),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
   extents_.reserve(kMostExtents + 1);
+}
+
+Arena::Arena(const Geometry& geometry, const std::string& path) : Arena(create(geometry)) {
   header_->num_regions = 1;
   Region& main = header_->regions[0];
   std::strncpy(main.name, "main", kNameBytes - 1);
@@ -96,10 +101,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
   main.ties = main.strict = main.holds_bytes = true;
   reset_derived();
   rebuild_leases();
-  if (path.empty()) {
-    blocks_store_ = memory_blocks(header_, segment_.at<unsigned char>(header_->data_at));
-    return;
-  }
+  if (path.empty()) return;
   auto file = std::make_unique<FileBlocks>(header_, path);
   FileBlocks& opened = *file;
   blocks_store_ = std::move(file);
@@ -107,24 +109,8 @@ Arena::Arena(const Geometry& geometry, const std::string& path)
   opened.share();
 }
 
-Arena::Arena(int memory, int file)
-    : segment_(attach(memory, file)),
-      header_(segment_.header()),
-      slot_table_(segment_.at<Slot>(header_->slots_at)),
-      entries_(segment_.at<Entry>(header_->entries_at)),
-      ranks_(segment_.at<Rank>(header_->ranks_at)),
-      chunks_(segment_.at<std::uint32_t>(header_->chunks_at)),
-      nodes_(segment_.at<Node>(header_->nodes_at)),
-      leases_(segment_.at<Lease>(header_->leases_at)),
-      blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
-      slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
-      lock_(&header_->lock, slots_) {
-  extents_.reserve(kMostExtents + 1);
-  if (file >= 0) {
-    blocks_store_ = std::make_unique<FileBlocks>(header_, file);
-  } else {
-    blocks_store_ = memory_blocks(header_, segment_.at<unsigned char>(header_->data_at));
-  }
+Arena::Arena(int memory, int file) : Arena(attach(memory, file)) {
+  if (file >= 0) blocks_store_ = std::make_unique<FileBlocks>(header_, file);
 }
 
 Arena::~Arena() {

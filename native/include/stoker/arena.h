@@ -136,6 +136,8 @@ class Arena {
   int file_descriptor() const { return blocks_store_->descriptor(); }
 
  private:
+  explicit Arena(Segment segment);
+
   static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
   enum class Reserved { kTaken, kPresent, kRefused };
   class Guard;
