@@ -95,7 +95,7 @@ def test_victims_go_down_and_hits_come_up(make):
     assert get(tier, [3, 20, 3, 99]).tolist() == [True, True, True, False]
     assert where(tier) == ({3, *range(16, 25)}, {*range(16)} - {3})
     stats = tier.stats()
-    assert (stats["disk_hits"], stats["disk_bytes"], stats["disk_errors"]) == (1, SIZE, 0)
+    assert (stats["disk_hits"], stats["disk_bytes"], stats["disk_errors"]) == (2, 2 * SIZE, 0)
     assert stats["entries"] == 25
     assert stats["disk"]["entries"] == stats["memory"]["entries"] + 5
 

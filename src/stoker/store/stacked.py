@@ -78,18 +78,16 @@ class StackedTier:
         if found.all():
             return held, found
         missing = np.flatnonzero(~found)
-        wanted, first, inverse = np.unique(ids[missing], return_index=True, return_inverse=True)
-        below, there = self._read(wanted, None if keys is None else keys[missing[first]])
+        below, there = self._read(ids[missing], None if keys is None else keys[missing])
         if not there.any():
             return held, found
-        got = there[inverse]
         part, index = np.zeros(len(ids), np.int64), np.arange(len(ids))
-        part[missing[got]], index[missing[got]] = 1, inverse[got]
-        found[missing] = got
+        part[missing[there]], index[missing[there]] = 1, np.flatnonzero(there)
+        found[missing] = there
         return gather([held, below], part, index), found
 
     def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
-        """Bring samples ``ids`` (unique) up from the disk, and return which were there.
+        """Bring samples ``ids`` up from the disk, and return which were there.
 
         What memory's entrance refuses goes to its region ``overflow``, and stays on disk.
         """
@@ -172,7 +170,7 @@ class StackedTier:
     # --- inside ---
 
     def _read(self, ids: Ids, keys: Keys, overflow: str = "") -> tuple[Packed, Mask]:
-        """Return what the disk has of unique ``ids``, and take it up."""
+        """Return what the disk has of ``ids``, and take it up."""
         below, there = self._disk.get_many(ids, keys)
         if not there.all():
             self._look_for_errors()
