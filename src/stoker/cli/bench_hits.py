@@ -49,6 +49,7 @@ def hits(
     bar = track(cases, "replaying", console=Console(stderr=True), transient=True)
     for name, share, size in bar:
         recipe = recipes.get(name)
+        size = total if recipe.preload else size
         result = replay(recipe, sizes, size, epochs, seed)
         rows.append(
             {

@@ -66,6 +66,7 @@ class Loader(DataLoader[Any]):
       ``"20%"``; 0 switches it off. Memory is reserved at the first iteration.
     - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"minio"``, keeps
       what came first, and no policy hits more when each sample is visited once an epoch.
+      ``"oracle"`` caches everything before the first batch, whatever ``cache`` says.
     - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
       transforms still come after it).
     - ``epochs``: how many there will be, for :meth:`total_steps`.
@@ -128,11 +129,11 @@ class Loader(DataLoader[Any]):
         own_order = sampler is not None or batch_sampler is not None
         if own_order:
             check_own_order(self._recipe)
-        if shuffle is False and not own_order:
+        if shuffle is False and not own_order and not self._recipe.preload:
             self._recipe = minio()
         self._prefetch_bytes = parse_bytes(prefetch_bytes, name="prefetch_bytes")
         self._setup = CacheSetup(
-            self._population, cache, self._recipe.policy, cache_stage, cache_dir, disk_cache
+            self._population, cache, self._recipe, cache_stage, cache_dir, disk_cache
         )
         self._ranks = LazyRanks(rank, world_size)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64

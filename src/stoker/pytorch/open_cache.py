@@ -24,6 +24,7 @@ from stoker.recipes.base import Recipe
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
+from stoker.store.preload import preload
 from stoker.store.registry import SharedArena, open_arena
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
@@ -46,13 +47,13 @@ def with_cache(
     those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
-    policy = as_recipe(recipe).policy
-    if looks_ahead(policy):
+    chosen = as_recipe(recipe)
+    if looks_ahead(chosen.policy):
         raise ConfigError(
-            f"recipe {as_recipe(recipe).name!r} needs a plan, which only the Loader has: use "
+            f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
         )
-    setup = CacheSetup(Population(dataset), cache, policy, cache_stage, cache_dir, disk_cache)
+    setup = CacheSetup(Population(dataset), cache, chosen, cache_stage, cache_dir, disk_cache)
     return setup.open(current_ranks())
 
 
@@ -70,22 +71,24 @@ class CacheSetup:
     """A cache as the user asked for it, checked, not opened yet.
 
     Raises :class:`~stoker.errors.ConfigError` for sizes and stages that make no sense; a cache
-    of 0 bytes switches caching off, and any other must hold the largest sample.
+    of 0 bytes switches caching off, and any other must hold the largest sample. A recipe that
+    preloads has room for everything, whatever ``cache`` says.
     """
 
     def __init__(
         self,
         population: Population,
         cache: int | float | str,
-        policy: Policy,
+        recipe: Recipe,
         cache_stage: str,
         cache_dir: str | os.PathLike[str] | None = None,
         disk_cache: int | float | str | None = None,
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
-        fit = getattr(policy, "for_sizes", None)
-        self.policy: Policy = policy if fit is None else fit(self.stage.source.sizes)
+        self._preload = recipe.preload
+        fit = getattr(recipe.policy, "for_sizes", None)
+        self.policy: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
         """The policy, told the sizes of the samples if it asks for them."""
         sizes = population.sizes(self.stage.source.sizes)
         self.data_bytes = int(sizes.sum())
@@ -93,13 +96,13 @@ class CacheSetup:
         self.mean_size = self.data_bytes / len(sizes)
         asked = parse_bytes(cache, of=self.data_bytes, name="cache")
         largest = int(np.max(sizes))
-        if 0 < asked < largest:
+        if 0 < asked < largest and not recipe.preload:
             raise ConfigError(
                 f"cache={cache!r} is {asked} bytes and the largest sample has {largest}: "
                 "give it more, or switch it off with cache=0"
             )
         everything = math.ceil(self.data_bytes * self.stage.headroom)
-        self.capacity = min(asked, everything)
+        self.capacity = everything if recipe.preload else min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
@@ -122,7 +125,8 @@ class CacheSetup:
 
         ``window``: bytes on top of the cache for samples that were read ahead.
 
-        Raises :class:`~stoker.errors.CapacityError` when the memory is not there.
+        Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
+        :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
         """
         opened: list[SharedArena] = []
         if self.capacity:
@@ -136,7 +140,20 @@ class CacheSetup:
         if disk is not None:
             opened.append(disk)
         store = Store(self.stage.source, self._tier(opened))
-        return CachedDataset(self.population.base, store, self.stage, opened)
+        cached = CachedDataset(self.population.base, store, self.stage, opened)
+        if self._preload:
+            self._fill(cached)
+        return cached
+
+    def _fill(self, cached: CachedDataset) -> None:
+        """Bring all visited samples in, uncounted; the ranks of a node share the work."""
+        every = np.arange(len(self.population), dtype=np.int64)
+        try:
+            preload(self.stage.source, cached.store.tier, np.unique(self.population.ids(every)))
+        except BaseException:
+            cached.close()
+            raise
+        self.stage.forget_reads()
 
     def _open_disk(self) -> SharedArena | None:
         """Return the disk cache; None, with a warning, if it is in use elsewhere or damaged."""

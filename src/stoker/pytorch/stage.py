@@ -47,6 +47,10 @@ class Stage(Protocol):
         """Return the bytes read from storage when ``stored`` bytes were fetched for the cache."""
         ...
 
+    def forget_reads(self) -> None:
+        """Do not count the bytes read so far, which were not training's."""
+        ...
+
 
 def make_stage(dataset: SourceDataset, cache_stage: str) -> Stage:
     """Return the stage of that name; ConfigError for an unknown one, or none that makes sense."""
@@ -81,6 +85,9 @@ class EncodedStage:
         """Return ``stored``."""
         return stored
 
+    def forget_reads(self) -> None:
+        """Nothing is counted here."""
+
 
 class DecodedStage:
     """Decoded samples: more bytes, no decoding any more; augmentation still comes after it."""
@@ -100,6 +107,10 @@ class DecodedStage:
     def bytes_from_source(self, stored: int) -> int:
         """Return the encoded bytes read, whatever they became."""
         return int(self.source.counters.totals()["bytes"])
+
+    def forget_reads(self) -> None:
+        """Count from zero; to be called before the stage is passed to other processes."""
+        self.source.counters = Counters(("bytes",))
 
 
 class DecodedSource(BaseSource):

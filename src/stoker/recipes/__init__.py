@@ -19,6 +19,7 @@ from stoker.recipes.fifo import fifo
 from stoker.recipes.lfu import lfu
 from stoker.recipes.lru import lru
 from stoker.recipes.minio import minio
+from stoker.recipes.oracle import oracle
 from stoker.recipes.random import random
 from stoker.recipes.s3fifo import s3fifo
 from stoker.recipes.sieve import sieve
@@ -32,13 +33,14 @@ __all__ = [
     "lru",
     "minio",
     "names",
+    "oracle",
     "random",
     "s3fifo",
     "sieve",
 ]
 
 _PAGES: dict[str, Callable[..., Recipe]] = {
-    page.__name__: page for page in (belady, fifo, lfu, lru, minio, random, s3fifo, sieve)
+    page.__name__: page for page in (belady, fifo, lfu, lru, minio, oracle, random, s3fifo, sieve)
 }
 
 

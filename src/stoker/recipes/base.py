@@ -36,6 +36,8 @@ class Recipe:
     """Which samples are visited, and in which order."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
+    preload: bool = False
+    """Whether the cache has room for all samples, whatever was asked for, and begins full."""
 
     def predicted_hit_ratio(self, cache_fraction: float) -> float | None:
         """Return the byte hit ratio to expect from the second epoch on, or None if unknown.
