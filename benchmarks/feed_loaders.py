@@ -1,0 +1,210 @@
+"""What the feed benchmark measures: one loader, some epochs, the times at which they ended.
+
+Every function here runs in a process of its own (:func:`feed_process.run_alone`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from feed_servers import Bucket
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+from stoker.source.base import Source
+from stoker.source.files import FileSource
+from stoker.source.objects import ObjectSource
+
+warnings.filterwarnings("ignore", "This DataLoader will create")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all loaders are asked for alike."""
+
+    epochs: int = 1
+    batch_size: int = 64
+    workers: int = 4
+    samples_per_second: float = 0.0
+    """Of the sleeping accelerator; 0: it takes no time."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of Stoker's Loader."""
+
+    def train(self, batch_length: int) -> None:
+        """Compute on a batch, on an accelerator that leaves the processor alone."""
+        if self.samples_per_second:
+            time.sleep(batch_length / self.samples_per_second)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects below a prefix of a bucket."""
+
+    bucket: Bucket
+    prefix: str
+
+    def open(self) -> Source:
+        """List them."""
+        url = f"{self.bucket.url}/{self.prefix}"
+        return ObjectSource(url, storage_options=self.bucket.options())
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of this machine."""
+
+    paths: tuple[str, ...]
+
+    def open(self) -> Source:
+        """Look at them."""
+        return FileSource(list(self.paths))
+
+
+def tensor_of(samples: Sequence[bytes]) -> tuple[torch.Tensor, int]:
+    """Collate: the samples' bytes one after the other, and how many samples there are."""
+    joined = np.frombuffer(b"".join(samples), np.uint8)
+    return torch.from_numpy(joined.copy()), len(samples)
+
+
+def through_stoker(place: Objects | Files, run: Run) -> dict[str, Any]:
+    """Train from ``place`` through Stoker's Loader."""
+    source = place.open()
+    clock = place.bucket.clock if isinstance(place, Objects) else None
+    options = {"collate_fn": tensor_of, "persistent_workers": run.workers > 0} | run.options
+    if clock is not None:
+        clock.reset()
+    with stoker.Loader(
+        stoker.SampleDataset(source),
+        batch_size=run.batch_size,
+        num_workers=run.workers,
+        epochs=run.epochs,
+        **options,
+    ) as loader:
+        result = train(run, lambda epoch: loader, clock)
+        stats = loader.epoch_stats
+    return result | {
+        "stall_s": [each.stall_seconds for each in stats],
+        "hits": [each.hit_ratio for each in stats],
+        "byte_hits": [each.byte_hit_ratio for each in stats],
+        "fetched": [each.fetched for each in stats],
+        "from_source": [each.bytes_from_source for each in stats],
+    }
+
+
+def through_torch(place: Objects | Files, run: Run) -> dict[str, Any]:
+    """Train from ``place`` through torch's DataLoader, one read after another in each worker."""
+    dataset = OneByOne(place)
+    clock = place.bucket.clock if isinstance(place, Objects) else None
+    if clock is not None:
+        clock.reset()
+    loader = DataLoader(
+        dataset,
+        run.batch_size,
+        shuffle=True,
+        num_workers=run.workers,
+        collate_fn=tensor_of,
+        multiprocessing_context="spawn" if isinstance(place, Objects) else "fork",
+        persistent_workers=True,
+    )
+    return train(run, lambda epoch: loader, clock)
+
+
+def train(
+    run: Run,
+    loader_of: Callable[[int], Iterable[Any]],
+    clock: Any = None,
+    step: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """Go through the epochs, with ``step`` as the training; by default the accelerator sleeps.
+
+    Returns when the epochs began and ended, and what passed the proxy meanwhile.
+    """
+    began = time.monotonic()
+    ends, passed, count = [], [], 0
+    for epoch in range(run.epochs):
+        for batch, length in loader_of(epoch):
+            count += length
+            if step is not None:
+                step(batch)
+            else:
+                run.train(length)
+        ends.append(time.monotonic())
+        passed.append(clock.answered if clock is not None else 0)
+    first = clock.first_request if clock is not None else began
+    return {
+        "count": count,
+        "start_s": first - began,
+        "epoch_s": np.diff([first, *ends]).tolist(),
+        "passed": np.diff([0, *passed]).tolist(),
+    }
+
+
+class OneByOne(Dataset[bytes]):
+    """Reads a sample when it is asked for one."""
+
+    def __init__(self, place: Objects | Files) -> None:
+        self._place = place
+        source = place.open()
+        self._names = [source.name(i) for i in range(len(source))]
+        self._read: Callable[[str], bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> bytes:
+        if self._read is None:
+            self._read = self._opened()
+        return self._read(self._names[index])
+
+    def _opened(self) -> Callable[[str], bytes]:
+        if isinstance(self._place, Files):
+            return lambda name: Path(name).read_bytes()
+        import obstore
+
+        store, skip = self._place.bucket.store(), len(self._place.bucket.url) + 1
+        return lambda name: bytes(obstore.get(store, name[skip:]).bytes())
+
+
+def bare_client(place: Objects, ways: int) -> dict[str, Any]:
+    """Get every object, ``ways`` at a time, with obstore and nothing else."""
+    import obstore
+
+    source = place.open()
+    skip = len(place.bucket.url) + 1
+    keys = [source.name(i)[skip:] for i in np.random.default_rng(0).permutation(len(source))]
+    store = place.bucket.store()
+
+    async def lane(todo: Iterable[str]) -> int:
+        total = 0
+        for key in todo:
+            answer = await obstore.get_async(store, key)
+            total += len(await answer.bytes_async())
+        return total
+
+    async def all_lanes() -> int:
+        todo = iter(keys)
+        return sum(await asyncio.gather(*(lane(todo) for _ in range(ways))))
+
+    place.bucket.clock.reset()
+    num_bytes = asyncio.run(all_lanes())
+    ended = time.monotonic()
+    seconds = ended - place.bucket.clock.first_request
+    return {"count": len(keys), "bytes": num_bytes, "epoch_s": [seconds]}
+
+
+def bare_threads(place: Files, ways: int) -> dict[str, Any]:
+    """Read every file, ``ways`` threads at a time."""
+    order = np.random.default_rng(0).permutation(len(place.paths)).tolist()
+    began = time.monotonic()
+    with ThreadPoolExecutor(ways) as pool:
+        num_bytes = sum(pool.map(lambda i: len(Path(place.paths[i]).read_bytes()), order))
+    return {"count": len(order), "bytes": num_bytes, "epoch_s": [time.monotonic() - began]}

@@ -1,0 +1,227 @@
+"""Feeding where the storage is no hindrance: what the cache costs, reads once, hits by plan."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from feed_loaders import Files, Run, train
+from feed_posix import choose, digits
+from feed_process import Running, run_alone
+from harness import Report, interleave, paired_ratio
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+from stoker.pytorch.decode import decode_image
+from stoker.source.memory import MemorySource
+from stoker.testing.slow_source import SlowSource
+
+NUM = 4_000  # samples of part flight
+
+
+def compute(report: Report, args: argparse.Namespace, folder: Path) -> None:
+    """Files in the page cache and a slower model, against the same bytes in memory."""
+    with contextlib.ExitStack() as stack:
+        root = args.data or stack.enter_context(digits(smoke=args.smoke))
+        place = choose(root, 300 if args.smoke else 10_000)
+        for path in place.paths:
+            Path(path).read_bytes()
+        rounds = 1 if args.smoke else min(args.rounds, 5)
+        for model, rate in (("asleep, 1,500 samples/s", 1_500.0), ("a small CNN", 0.0)):
+            run = Run(1 if args.smoke else 3, 128, 2, rate, {"cache": "20%"})
+            _one_model(report, model, place, run, rounds)
+
+
+def _one_model(report: Report, model: str, place: Files, run: Run, rounds: int) -> None:
+    figures: dict[str, list[dict[str, Any]]] = {"memory": [], "Stoker": []}
+
+    def total(name: str, work: Callable[..., dict[str, Any]]) -> float:
+        figures[name].append(run_alone(work, place, run))
+        return float(sum(figures[name][-1]["epoch_s"]))
+
+    seconds = interleave(
+        {
+            "memory": lambda: total("memory", learn_from_memory),
+            "Stoker": lambda: total("Stoker", learn_through_stoker),
+        },
+        rounds,
+    )
+    cpu = {name: [each["cpu_s"] for each in found[1:]] for name, found in figures.items()}
+    for name in seconds:
+        report.row(
+            model=model,
+            data_from=name,
+            total_s=float(np.median(seconds[name])),
+            cpu_s=float(np.median(cpu[name])),
+        )
+    report.target(f"{model}: time", paired_ratio(seconds["Stoker"], seconds["memory"]), 1.02)
+    report.target(f"{model}: CPU seconds", paired_ratio(cpu["Stoker"], cpu["memory"]), 1.10)
+
+
+def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
+    """Train on images through Stoker's Loader."""
+    dataset = stoker.SampleDataset(place.open(), decode=decode_image)
+    with stoker.Loader(
+        dataset,
+        run.batch_size,
+        num_workers=run.workers,
+        collate_fn=images_of,
+        persistent_workers=True,
+        epochs=run.epochs,
+        **run.options,
+    ) as loader:
+        return train(run, lambda epoch: loader, step=_step_of(run))
+
+
+def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
+    """Train on images whose bytes lie in memory, through torch's DataLoader."""
+    loader: DataLoader[Any] = DataLoader(
+        InMemory(place.open().read(range(len(place.paths)))),
+        run.batch_size,
+        shuffle=True,
+        num_workers=run.workers,
+        collate_fn=images_of,
+        persistent_workers=True,
+    )
+    return train(run, lambda epoch: loader, step=_step_of(run))
+
+
+class InMemory(Dataset[Any]):
+    """Encoded images that cost nothing to read."""
+
+    def __init__(self, samples: list[bytes]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return decode_image(self._samples[index])
+
+
+def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
+    """Collate: u8[n, height, width, 3] and n."""
+    return torch.from_numpy(np.stack(images)), len(images)
+
+
+def _step_of(run: Run) -> Callable[[Any], None] | None:
+    """Return the training step of a small CNN, or None where the accelerator sleeps."""
+    if run.samples_per_second:
+        return None
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.ReLU()]
+        layers += [torch.nn.MaxPool2d(2)]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    model.append(torch.nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        out = model(batch.permute(0, 3, 1, 2).float() / 255)
+        out.logsumexp(1).mean().backward()  # the values do not matter, the work does
+        optimizer.step()
+
+    return step
+
+
+def flight(report: Report, args: argparse.Namespace, folder: Path) -> None:
+    """Reads of the storage when ranks, workers, jobs and the prefetcher share one cache."""
+    for case, cache, jobs, ranks in (
+        ("2 ranks of 4 workers", "100%", 1, 2),
+        ("2 ranks of 4 workers", "30%", 1, 2),
+        ("2 jobs of 4 workers", "100%", 2, 1),
+    ):
+        count = 400 if args.smoke else NUM
+        rng = np.random.default_rng((len(case), jobs, ranks, int(cache[:-1])))
+        samples = [rng.bytes(2_000) for _ in range(count)]
+        source = SlowSource(MemorySource(samples), latency=0.005)
+        running = [
+            Running(walk, (source, rank, ranks, job, cache))
+            for job in range(jobs)
+            for rank in range(ranks)
+        ]
+        results = [each.result() for each in running]
+        reads = int(source.reads.sum())
+        misses = sum(result["fetched"] for result in results)
+        report.row(
+            case=case,
+            cache=cache,
+            accesses=sum(result["accesses"] for result in results),
+            misses=misses,
+            reads=reads,
+            most_reads_of_one=int(source.reads.max()),
+        )
+        report.target(f"{case}, cache {cache}: reads - misses", abs(reads - misses), 0)
+        if cache == "100%":
+            report.target(f"{case}, cache {cache}: reads - samples", abs(reads - count), 0)
+
+
+def walk(source: SlowSource, rank: int, ranks: int, job: int, cache: str) -> dict[str, Any]:
+    """Go through three epochs as one rank of a job."""
+    with stoker.Loader(
+        stoker.SampleDataset(source),
+        64,
+        num_workers=4,
+        collate_fn=len,
+        rank=rank,
+        world_size=ranks,
+        seed=job,
+        cache=cache,
+        epochs=3,
+        persistent_workers=True,
+    ) as loader:
+        for _ in range(3):
+            for _ in loader:
+                pass
+        return {"fetched": loader.stats.fetched, "accesses": loader.stats.accesses}
+
+
+def belady(report: Report, args: argparse.Namespace, folder: Path) -> None:
+    """Hits of next use through the Loader, uniform epochs, from the second one on."""
+    share = 0.2
+    with contextlib.ExitStack() as stack:
+        root = args.data or stack.enter_context(digits(smoke=args.smoke))
+        place = choose(root, 300 if args.smoke else 20_000)
+        for prefetch in (0, "256MiB"):
+            for request_bytes in (0.0, 1e6):
+                row = run_alone(hits_by_plan, place, share, request_bytes, prefetch)
+                found = {name: row[name] for name in ("byte_hits", "hits")}
+                report.row(prefetch=prefetch, request_bytes=request_bytes, cache=share, **found)
+                name = f"request_bytes={request_bytes:g}, prefetch {prefetch}"
+                if request_bytes:
+                    report.target(f"{name}: hits in number", row["hits"], share, at_least=True)
+                else:
+                    distance = abs(row["byte_hits"] - share)
+                    report.target(f"{name}: byte hits, distance to c", distance, 0.01)
+
+
+def hits_by_plan(
+    place: Files, share: float, request_bytes: float, prefetch: int | str
+) -> dict[str, Any]:
+    """Return hits of the epochs after the second."""
+    with stoker.Loader(
+        stoker.SampleDataset(place.open()),
+        64,
+        num_workers=2,
+        collate_fn=len,
+        cache=f"{share:.0%}",
+        recipe=stoker.recipes.get("belady", request_bytes=request_bytes),
+        prefetch_bytes=prefetch,
+        persistent_workers=True,
+        epochs=5,
+    ) as loader:
+        for _ in range(5):
+            for _ in loader:
+                pass
+        later = loader.epoch_stats[2:]
+    return {
+        "hits": float(np.mean([each.hit_ratio for each in later])),
+        "byte_hits": float(np.mean([each.byte_hit_ratio for each in later])),
+    }
