@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.plan import Plan
 from stoker.recipes import Recipe
 from stoker.source.memory import MemorySource
 from stoker.store import MemoryTier, Store
@@ -48,9 +49,11 @@ def replay(
     accesses = hits = total_bytes = hit_bytes = 0
     with Store(source, MemoryTier(arena, recipe.policy.regions()[0].name)) as store:
         for epoch in range(epochs):
-            ids = sampler.plan(None, epoch).ids
-            for start in range(0, len(ids), _BATCH):
-                served = store.serve(ids[start : start + _BATCH])
+            plan = _with_next(sampler.plan(None, epoch), sampler.plan(None, epoch + 1))
+            keys = recipe.policy.keys(plan.ids, None, plan, np.arange(len(plan)))
+            for start in range(0, len(plan), _BATCH):
+                part = slice(start, start + _BATCH)
+                served = store.serve(plan.ids[part], None if keys is None else keys[part])
                 if epoch == 0:
                     continue
                 hit = served.outcomes == Outcome.HIT
@@ -59,3 +62,8 @@ def replay(
                 total_bytes += int(lengths.sum())
                 hit_bytes += int(lengths[hit].sum())
     return Replayed(hits / accesses, hit_bytes / total_bytes)
+
+
+def _with_next(plan: Plan, following: Plan) -> Plan:
+    """Return ``plan``, which knows what follows it, as policies by next use need."""
+    return Plan(plan.epoch, plan.start, plan.ids, plan.weights, following)
