@@ -1,14 +1,24 @@
-"""`stoker doctor` on this machine, and with parts missing."""
+"""`stoker doctor` on this machine, with parts missing, and on storage that is slow on purpose."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from source.conftest import bucket, moto  # noqa: F401  (fixtures)
+from source.s3 import Bucket
 
-from stoker.cli import doctor as module
+from stoker import ImageFolder, Loader
+from stoker.cli import _diagnosis
 from stoker.cli.root import root
+from stoker.source.image_folder import ImageFolderSource
+from stoker.store.memory_limits import Memory
+from stoker.testing import SlowSource
+
+module = importlib.import_module("stoker.cli.doctor")
 
 
 def test_json_holds_what_would_be_used() -> None:
@@ -41,3 +51,81 @@ def test_without_the_core_the_exit_status_says_so(monkeypatch: pytest.MonkeyPatc
     assert result.exit_code == 1
     assert "missing" in result.output
     assert "not built" in result.output
+
+
+def measure(*arguments: object, status: int = 0) -> str:
+    command = ["doctor", *map(str, arguments), "--seconds", "1.5"]
+    result = CliRunner().invoke(root, command, terminal_width=200)
+    assert result.exit_code == status, result.output
+    # Lines are folded at the width of the terminal.
+    return " ".join((result.stdout if status == 0 else result.output).split())
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local folders answer 400 reads a second, each after 5 ms."""
+
+    def opened(url: str, *_: object) -> SlowSource:
+        return SlowSource(ImageFolderSource(url), latency=0.005, tail=0.0, iops=400)
+
+    monkeypatch.setattr(module, "open_url", opened)
+
+
+def test_training_that_outruns_storage_needs_a_cache(few_digits: Path, slow: None) -> None:
+    facts = json.loads(measure(few_digits, "--compute-rate", "1000", "--json"))["storage"]
+    assert facts["samples"] == 300
+    assert facts["latency"]["p50"] == pytest.approx(0.005, rel=0.6)
+    assert facts["bound_by"] == "storage"
+    assert facts["rates"]["storage"] == pytest.approx(400, rel=0.3)
+    assert facts["smallest_cache"] == pytest.approx(1 - facts["rates"]["storage"] / 1000)
+    assert facts["epoch_without_cache"]["stall_share"] == pytest.approx(0.6, abs=0.13)
+    assert facts["epoch_with_advice"]["stall_share"] == pytest.approx(0, abs=1e-9)
+    assert facts["decode_seconds"] > 0
+    assert facts["page_cache"] == {"applies": True, "suffices": True}
+    arguments = facts["advice"]["arguments"]
+    assert int(arguments["cache"].rstrip("%")) == pytest.approx(60, abs=13)
+    Loader(ImageFolder(few_digits), **arguments).close()
+
+
+def test_slow_training_needs_none(few_digits: Path, slow: None) -> None:
+    output = measure(few_digits, "--compute-rate", "50")
+    assert "bound by" in output and "compute; an epoch takes at least 6.0 s" in output
+    assert "none: even without one storage keeps up" in output
+    assert "cache='20%'" in output
+
+
+def test_without_a_rate_it_says_what_storage_can_feed(few_digits: Path, slow: None) -> None:
+    output = measure(few_digits)
+    assert "samples/s waits (--compute-rate)" in output
+    assert "with it storage keeps up with decoding" in output
+    assert "measure data that was not read lately" in output
+
+
+def test_little_memory_leads_to_the_disk(
+    few_digits: Path, slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(total=1 << 30, free=1000, cgroups=())
+    monkeypatch.setattr(_diagnosis, "read_memory", lambda: memory)
+    facts = json.loads(measure(few_digits, "--compute-rate", "1000", "--json"))["storage"]
+    assert not facts["page_cache"]["suffices"]
+    assert "cache_dir" in facts["advice"]["arguments"]
+
+
+def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:  # noqa: F811
+    files = [path for path in few_digits.rglob("*") if path.is_file()][:60]
+    bucket.put({f"train/{file.relative_to(few_digits)}": file.read_bytes() for file in files})
+    given = [
+        f"--option={name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in bucket.options().items()
+    ]
+    facts = json.loads(measure(f"{bucket.url}/train", *given, "--json"))["storage"]
+    assert facts["samples"] == 60 and facts["page_cache"]["applies"] is False
+    assert facts["decode_seconds"] > 0
+    assert "does not keep objects" in measure(f"{bucket.url}/train", "--image-folder", *given)
+
+
+def test_what_cannot_be_measured_is_refused_without_a_trace(few_digits: Path) -> None:
+    assert "is refused: give it as NAME=VALUE" in measure(few_digits, "--option", "x", status=1)
+    assert "--most='lots'" in measure(few_digits, "--most", "lots", status=1)
+    assert "no/such" in measure("/no/such", status=1)
+    assert "--compute-rate" in measure(few_digits, "--compute-rate", "0", status=2)

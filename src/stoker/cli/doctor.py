@@ -1,4 +1,4 @@
-"""``stoker doctor``: what is here, what limits apply, what would be used."""
+"""``stoker doctor``: what is here, what limits apply, what would be used; how a storage does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -17,9 +18,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from stoker.cli._diagnosis import diagnose, show_diagnosis
+from stoker.cli._open_url import open_url
+from stoker.cli._storage_probe import probe
 from stoker.store.memory_limits import Memory, read_memory
 from stoker.store.runtime_dir import runtime_dir
-from stoker.types import format_bytes
+from stoker.types import format_bytes, parse_bytes
 
 _EXTRAS = {
     "torch": ("torch", "PIL", "simplejpeg"),
@@ -32,17 +36,51 @@ _EXTRAS = {
 
 
 @click.command()
+@click.argument("url", required=False)
+@click.option(
+    "--image-folder", is_flag=True, help="URL has class folders, as ImageFolder reads them."
+)
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="For the object store."
+)
+@click.option(
+    "--compute-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SAMPLES/S",
+    help="How fast one machine trains from memory.",
+)
+@click.option("--seconds", type=click.FloatRange(0.5, 600), default=15.0, show_default=True)
+@click.option("--most", default="1GiB", show_default=True, help="Bytes to read for it at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
+def doctor(
+    url: str | None,
+    image_folder: bool,
+    options: tuple[str, ...],
+    compute_rate: float | None,
+    seconds: float,
+    most: str,
+    as_json: bool,
+) -> None:
     """Say what Stoker finds on this machine and what it would use.
+
+    With URL, a folder or an address like s3://bucket/train, it also measures that storage and says
+    what will hold training up, and which cache removes that.
 
     Exits with status 1 when the native core is missing, without which nothing is cached.
     """
     facts = examine()
+    if url is not None:
+        with closing(open_url(url, image_folder, options)) as source:
+            most_bytes = parse_bytes(most, name="--most")
+            found = probe(source, seconds=seconds, most_bytes=most_bytes)
+            facts["storage"] = diagnose(url, source, found, compute_rate)
     if as_json:
         click.echo(json.dumps(facts, indent=1))
     else:
-        show(facts, Console())
+        console = Console()
+        show(facts, console)
+        if url is not None:
+            show_diagnosis(facts["storage"], console)
     sys.exit(0 if facts["core"]["found"] else 1)
 
 

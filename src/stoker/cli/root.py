@@ -13,7 +13,7 @@ _COMMANDS = {
     "bench": "Measure this machine: cache hits of every recipe, the loader against torch's.",
     "clean": "Remove what caches of ended processes left behind, or a disk cache.",
     "demo": "Train on real images behind slow storage, once with each recipe.",
-    "doctor": "Say what Stoker finds on this machine and what it would use.",
+    "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now.",
     "warm": "Fill a disk cache before the training begins.",
 }

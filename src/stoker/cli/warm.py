@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -21,10 +20,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from stoker.cli._open_url import open_url
 from stoker.errors import ConfigError
 from stoker.policy.minio import MinIO
 from stoker.source.base import Source
-from stoker.source.open import open_image_folder, open_source
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.fill import Filled, fill
 from stoker.types import format_bytes, parse_bytes
@@ -63,7 +62,7 @@ def warm(
     many samples as fit come in, from the first on. What is there is not read again: run it again
     to go on after an interruption. Exits with status 1 if samples could not be read or kept.
     """
-    with _open(url, image_folder, options) as source:
+    with closing(open_url(url, image_folder, options)) as source:
         plan = plan_disk(cache_dir, size, _wanted(source), name="--size")
         if plan is None:
             raise ConfigError(f"--size={size} leaves nothing to fill: give it more")
@@ -75,17 +74,6 @@ def warm(
             filled = fill(source, shared.arena, threads=threads, progress=progress)
         _report(source, filled, as_json)
     sys.exit(1 if filled.failed or filled.refused else 0)
-
-
-def _open(url: str, image_folder: bool, options: tuple[str, ...]) -> Any:
-    named: dict[str, Any] = {}
-    if options:
-        pairs = [option.partition("=") for option in options]
-        for name, equals, _ in pairs:
-            if not (name and equals):
-                raise ConfigError(f"--option {name!r} is refused: give it as NAME=VALUE")
-        named["storage_options"] = {name: value for name, _, value in pairs}
-    return (open_image_folder if image_folder else open_source)(url, **named)
 
 
 def _wanted(source: Source) -> Wanted:
