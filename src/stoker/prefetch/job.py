@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from dataclasses import dataclass
 from multiprocessing import context
+from types import FunctionType
 from typing import Any
 
 from stoker.source.base import Source
@@ -46,16 +48,28 @@ class _Passing:
         return self.fds[-1]
 
 
+class _Pickler(pickle.Pickler):
+    """Refuses what is found by name in ``__main__``, a script or a notebook, however deep."""
+
+    def reducer_override(self, part: Any) -> Any:
+        if isinstance(part, type | FunctionType) and part.__module__ == "__main__":
+            raise pickle.PicklingError(f"{part.__qualname__} is defined in __main__")
+        return NotImplemented
+
+
 def dump(job: Job) -> tuple[bytes, list[int]]:
     """Return the pickled job and the descriptors that the child must inherit; close them after.
 
-    Raises what pickling raises for a source that cannot be passed on.
+    Raises what pickling raises for a source that cannot be passed on, also for one made of
+    classes or functions of ``__main__``, which the child has not.
     """
     passing = _Passing()
     before: Any = context.get_spawning_popen()
     context.set_spawning_popen(passing)  # type: ignore[arg-type]
     try:
-        return pickle.dumps(job, protocol=5), passing.fds
+        pickled = io.BytesIO()
+        _Pickler(pickled, protocol=5).dump(job)
+        return pickled.getvalue(), passing.fds
     except BaseException:
         for fd in passing.fds:
             os.close(fd)

@@ -223,10 +223,7 @@ def _pid_here(message: dict[str, Any]) -> int:
 def _spawn(make_job: Callable[[], Job], path: Path, lock: int) -> bool:
     """Start the process with copies of what it needs; False if the job cannot be passed on."""
     try:
-        job = make_job()
-        if type(job.source).__module__ == "__main__":
-            raise pickle.PicklingError(f"{type(job.source).__name__} is defined in __main__")
-        pickled, fds = dump(job)
+        pickled, fds = dump(make_job())
     except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
         log.info("samples are not prefetched, workers read them: %s", error)
         return False

@@ -1,0 +1,44 @@
+"""Workers of every start method, with the prefetch process and the disk tier on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.pytorch import Loader, SampleDataset
+from stoker.source.memory import MemorySource
+from stoker.testing.slow_source import SlowSource
+
+from .processes import wait_for_prefetcher
+from .samples import number_of, sample, walk
+
+NUM = 160
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_spawned_workers_read_what_was_prefetched_to_disk(tmp_path: Path, method: str) -> None:
+    samples = MemorySource([sample(number) for number in range(NUM)])
+    source = SlowSource(samples, latency=0.002)
+    options = {"cache": "30%", "cache_dir": tmp_path / "disk", "return_meta": True}
+    with Loader(
+        SampleDataset(source, number_of),
+        8,
+        num_workers=2,
+        multiprocessing_context=method,
+        persistent_workers=True,
+        epochs=3,
+        **options,
+    ) as loader:
+        assert walk(loader) == list(range(NUM))
+        wait_for_prefetcher()
+        for _ in range(2):
+            assert walk(loader) == list(range(NUM))
+        stats = loader.stats
+        assert stats.accesses == 3 * NUM == stats.hits + stats.fetched
+        assert stats.disk_hits > 0
+        assert stats.disk_errors == 0
+    assert source.reads.tolist() == [1] * NUM
+    with Loader(SampleDataset(source, number_of), 8, **options) as loader:
+        assert walk(loader) == list(range(NUM))
+    assert source.reads.tolist() == [1] * NUM  # a warm start

@@ -1,0 +1,74 @@
+"""Two jobs that train on one data set at the same time, each in an order of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from typing import Any
+
+import pytest
+
+from stoker.pytorch import Loader, SampleDataset
+from stoker.source.memory import MemorySource
+
+from .processes import prefetchers
+from .samples import number_of, sample, walk
+from .watched_source import WatchedSource
+
+NUM = 300
+EPOCHS = 3
+
+
+def train(source: WatchedSource, seed: int, recipe: str, ready: Any, answers: Any) -> None:
+    try:
+        with Loader(
+            SampleDataset(source, number_of),
+            10,
+            cache="30%",
+            recipe=recipe,
+            num_workers=1,
+            multiprocessing_context="fork",
+            seed=seed,
+            epochs=EPOCHS,
+            return_meta=True,
+        ) as loader:
+            ready.wait(60)
+            for _ in range(EPOCHS):
+                assert walk(loader) == list(range(NUM))
+            stats = loader.stats
+            ready.wait(60)  # both are done, and what was read ahead was counted
+            answers.put((stats.fetched, stats.accesses, len(prefetchers())))
+    except BaseException:
+        answers.put(traceback.format_exc())
+        raise
+
+
+@pytest.mark.parametrize("recipe", ["minio", "lru"])
+def test_nothing_is_read_twice(recipe: str) -> None:
+    samples = MemorySource([sample(number) for number in range(NUM)])
+    source = WatchedSource(samples, latency=0.005)
+    context = multiprocessing.get_context("spawn")
+    ready, answers = context.Barrier(2), context.Queue()
+    jobs = [
+        context.Process(target=train, args=(source, seed, recipe, ready, answers))
+        for seed in (1, 2)
+    ]
+    for job in jobs:
+        job.start()
+    try:
+        results = [answers.get(timeout=60) for _ in jobs]
+        for result in results:
+            assert not isinstance(result, str), result
+        for job in jobs:
+            job.join(20)
+            assert job.exitcode == 0
+    finally:
+        for job in jobs:
+            job.kill()
+    fetched = sum(result[0] for result in results)
+    reads = int(source.reads.sum())
+    print(f"{recipe}: {reads} reads, {fetched} of {2 * EPOCHS * NUM} accesses missed")
+    assert sum(result[1] for result in results) >= 2 * EPOCHS * NUM
+    assert source.read_twice_at_once == []
+    assert reads <= fetched
+    assert max(result[2] for result in results) == 1  # they share the prefetch process
