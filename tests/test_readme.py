@@ -1,0 +1,97 @@
+"""The README's sections on storage and resume: their snippets and commands run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+from pytorch.conftest import own_places, write_images  # noqa: F401  (fixture)
+from source.conftest import bucket, moto  # noqa: F401  (fixtures)
+from source.s3 import Bucket
+
+from stoker.cli.root import root
+
+README = Path(__file__).parents[1] / "README.md"
+BEFORE = """
+import numpy, torch, stoker
+my_transform = lambda image: torch.from_numpy(numpy.array(image))
+model = torch.nn.Linear(1, 1)
+"""
+AFTER = """
+seen = sum(len(labels) for _, labels in loader)
+print(seen, loader.stats.fetched)
+loader.close()
+"""
+
+
+def blocks(heading: str, language: str = "") -> list[str]:
+    """The code blocks of a section."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)^## ", README.read_text(), re.DOTALL | re.M)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
+    return [text for kind, text in found if kind == language]
+
+
+def run_script(text: str, folder: Path) -> list[int]:
+    """Run it as a file; return the numbers that it prints."""
+    script = folder / "script.py"
+    # Torch warns of more workers than there are processors.
+    script.write_text(text.replace("num_workers=4", "num_workers=1"))
+    command = [sys.executable, "-W", "error", str(script)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+def run_command(line: str) -> str:
+    program, *arguments = shlex.split(line)
+    assert program == "stoker"
+    result = CliRunner().invoke(root, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_from_s3(bucket: Bucket, tmp_path: Path) -> None:  # noqa: F811
+    images = write_images(tmp_path / "images")
+    files = [path for path in images.rglob("*") if path.is_file()]
+    bucket.put({f"train/{file.relative_to(images)}": file.read_bytes() for file in files})
+    options = bucket.options()
+    (snippet,) = blocks("From S3", "python")
+    here = snippet.replace("s3://bucket", bucket.url)
+    here = here.replace('{"region": "eu-central-1"}', repr(options))
+    seen, fetched = run_script(BEFORE + here + AFTER, tmp_path)
+    assert seen == 60 and fetched >= 12
+    (command,) = blocks("From S3")
+    given = [f" --option {name}={value}" for name, value in options.items()]
+    here = command.strip().replace("s3://bucket", bucket.url)
+    here = here.replace(" --option region=eu-central-1", "".join(given).lower())
+    output = run_command(f"{here} --seconds 1")
+    assert "bound by" in output and "smallest cache" in output
+
+
+def test_from_nfs_to_nvme(tmp_path: Path) -> None:
+    write_images(tmp_path / "nfs" / "train")
+
+    def here(text: str) -> str:
+        moved = text.replace("/mnt/nfs", f"{tmp_path}/nfs").replace("/nvme", f"{tmp_path}/nvme")
+        return moved.replace("8GiB", "20%")
+
+    (tmp_path / "nvme").mkdir()
+    (snippet,) = blocks("From NFS to a local NVMe", "python")
+    (command,) = blocks("From NFS to a local NVMe")
+    run_command(here(command))
+    assert run_script(BEFORE + here(snippet) + AFTER, tmp_path) == [60, 0], "nothing is read again"
+
+
+def test_going_on_after_a_crash(tmp_path: Path) -> None:
+    write_images(tmp_path / "train")
+    save, load = blocks("Going on after a crash", "python")
+    loader = "loader = stoker.Loader(stoker.ImageFolder('train', my_transform), 10)\n"
+    begin = "for step, _ in enumerate(loader):\n    if step == 1:\n        break\n"
+    run_script(BEFORE + loader + begin + save + "loader.close()\n", tmp_path)
+    count = "print(sum(len(labels) for _, labels in loader))\nloader.close()\n"
+    loop = load.replace("    ...", "    print(len(labels))")
+    assert run_script(BEFORE + loader + loop + count, tmp_path) == [10, 10, 10, 10, 60]
