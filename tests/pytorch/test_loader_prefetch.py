@@ -53,11 +53,11 @@ def prefetchers() -> list[int]:
 
 
 @pytest.mark.parametrize("recipe", ["minio", "lru", "belady"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 4])
 def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -> None:
     dataset = slow_dataset()
     with Loader(
-        dataset, batch_size=16, cache="20%", recipe=recipe, num_workers=num_workers
+        dataset, batch_size=16, cache="20%", recipe=recipe, num_workers=num_workers, epochs=3
     ) as loader:
         for _ in range(3):
             seen = np.concatenate([batch.numpy() for batch in loader])
@@ -65,9 +65,10 @@ def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -
         assert loader._ahead is not None
         stats = loader.stats
         reads = int(dataset.source.reads.sum())
+        bypassed = loader._cached.store.tier.arena.stats()["bypassed"]  # type: ignore[union-attr]
     assert stats.accesses == 3 * NUM == stats.hits + stats.fetched
-    # What lay ready for an epoch that never came was read too, and nothing else.
-    assert 0 <= reads - stats.fetched <= 150
+    # On a busy machine a put may give up waiting for the lock: then the sample is read again.
+    assert 0 <= reads - stats.fetched <= bypassed
     if recipe != "lru":
         later = loader.epoch_stats[1:]
         assert all(abs(epoch.byte_hit_ratio - 0.2) < 0.03 for epoch in later)

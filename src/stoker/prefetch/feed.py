@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.uint32]
 
 
+_GROUPS = 4  # fill a window at least
+
 STARTED, SERVED = 1, 2
 """What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
 
@@ -39,8 +41,8 @@ class Group(NamedTuple):
 class Feed:
     """The accesses of one rank still to come, and a window over them.
 
-    The window begins at the first access that is not served and holds ``window_bytes`` at most,
-    but always one sample. Workers serve in any order within it. Not thread-safe.
+    The window begins with the first group that is not all served and holds ``window_bytes`` at
+    most, but always one sample. Workers serve in any order within it. Not thread-safe.
     """
 
     def __init__(self, sizes: NDArray[np.int64], window_bytes: int) -> None:
@@ -51,6 +53,7 @@ class Feed:
         self._base = 0  # accesses in segments that are over
         self._low = 0  # in the first segment: nothing before it is unserved
         self._head = 0  # in all segments: nothing from it on was handed out
+        self._groups: deque[tuple[int, int]] = deque()  # handed out and not over: first, end
 
     def add(self, segment: Segment) -> None:
         """Append an epoch."""
@@ -62,7 +65,12 @@ class Feed:
         self._base += sum(len(segment.ids) for segment in self._segments)
         self._segments.clear()
         self._ends.clear()
+        self._groups.clear()
         self._low = self._head = 0
+
+    def resize(self, window_bytes: int) -> None:
+        """Hand out no more than this from now on; what lies ready stays."""
+        self._window_bytes = window_bytes
 
     @property
     def epochs(self) -> list[int]:
@@ -70,7 +78,7 @@ class Feed:
         return [segment.epoch for segment in self._segments]
 
     def advance(self) -> int:
-        """Look at what was served, and return the position up to which everything is."""
+        """Look at what was served, and return the position up to which all groups are over."""
         while self._segments:
             served = self._segments[0].served
             over = served[self._low :] == SERVED
@@ -84,7 +92,10 @@ class Feed:
             self._segments.popleft()
             self._ends.popleft()
         self._head = max(self._head, self._low)
-        return self._base + self._low
+        position = self._base + self._low
+        while self._groups and self._groups[0][1] <= position:
+            self._groups.popleft()
+        return min(position, self._groups[0][0]) if self._groups else position
 
     def take(self, most: int) -> Group | None:
         """Return the next accesses, at most ``most``, that the window has room for."""
@@ -98,13 +109,20 @@ class Feed:
     def _take_from(
         self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int
     ) -> Group | None:
-        room = self._window_bytes - self._bytes_before(self._head) + self._bytes_before(self._low)
+        # A group takes up its room until all of it is served, so small windows get small groups.
+        held = self._groups[0][0] - self._base if self._groups else self._low
+        ready = self._bytes_before(self._head) - self._bytes_before(max(0, held))
+        room = min(self._window_bytes - ready, self._window_bytes // _GROUPS)
         before = int(ends[begin - 1]) if begin else 0
         end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))
         if end == begin:
-            if self._head > self._low:
+            alone = int(ends[begin]) - before > self._window_bytes // _GROUPS
+            if self._groups and (
+                not alone or ready + int(ends[begin]) - before > self._window_bytes
+            ):
                 return None
             end = begin + 1
+        self._groups.append((self._base + self._head, self._base + self._head + end - begin))
         self._head += end - begin
         wanted = begin + np.flatnonzero(segment.served[begin:end] == 0)
         return Group(

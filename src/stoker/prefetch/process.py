@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from stoker.errors import StokerError
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.feed import Feed, Group, Segment
-from stoker.prefetch.fetcher import Fetcher
+from stoker.prefetch.fetcher import WINDOW, Fetcher
 from stoker.prefetch.job import Job
+from stoker.source.remote.client import serve_clients_here
 
 log = logging.getLogger("stoker.prefetch")
 
@@ -47,6 +48,7 @@ class Rank:
         self.fresh = np.zeros(len(job.source), np.uint8)
         self.ready: deque[Group] = deque()
         self._sizes = job.source.sizes
+        self._asked = 0
 
     def hear(self) -> bool:
         """Take one message; False when the rank has gone or makes no sense."""
@@ -69,7 +71,8 @@ class Rank:
     def _obey(self, message: dict[str, object], fds: list[int]) -> bool:
         order = message["order"]
         if order == "join":
-            self.feed = Feed(self._sizes, int(str(message["window_bytes"])))
+            self._asked = int(str(message["window_bytes"]))
+            self.feed = Feed(self._sizes, self._asked)
             self.fresh = _mapped(fds[0], np.uint8)
         elif order == "segment":
             ids = _mapped(fds[0], np.uint32)[: int(str(message["length"]))]
@@ -84,6 +87,10 @@ class Rank:
             raise ValueError("unknown order")
         return True
 
+    def limit(self, window_bytes: int) -> None:
+        """Let no more than this lie ready, nor more than was asked for."""
+        self.feed.resize(min(window_bytes, self._asked))
+
     def close(self) -> None:
         """Let go of the rank; its leases end."""
         self.channel.close()
@@ -94,6 +101,7 @@ def serve(job: Job, listener: socket.socket) -> None:
     """Prefetch for the ranks that connect, until there have been none for a while."""
     listener.setblocking(False)
     fetcher = Fetcher(job.source)
+    room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
     ranks: dict[int, Rank] = {}
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -107,6 +115,9 @@ def serve(job: Job, listener: socket.socket) -> None:
             elif not ranks[fd].hear():
                 poll.unregister(fd)
                 ranks.pop(fd).close()
+            # Jobs that came later share a region that was made for the first.
+            for rank in ranks.values():
+                rank.limit(room // len(ranks))
         now = time.monotonic()
         if ranks:
             last, patience = now, _AFTERWARDS
@@ -155,9 +166,15 @@ def main() -> None:
     job_fd, listener_fd, lock_fd = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
     os.set_inheritable(lock_fd, False)
+    serve_clients_here()
     with os.fdopen(job_fd, "rb") as file:
         job: Job = pickle.load(file)
+    # Open the storage before anything is claimed, or the workers would wait for that.
+    with contextlib.suppress(StokerError, OSError):
+        job.source.read_packed(np.empty(0, np.uint32))
     serve(job, socket.socket(fileno=listener_fd))
+    logging.shutdown()
+    os._exit(0)  # clients of storages run threads that do not end
 
 
 if __name__ == "__main__":
