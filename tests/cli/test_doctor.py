@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from source.conftest import bucket, moto  # noqa: F401  (fixtures)
+from source.conftest import bucket, cache_home, moto  # noqa: F401  (fixtures)
 from source.s3 import Bucket
 
 from stoker import ImageFolder, Loader

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import SourceError
+from stoker.errors import StokerError
 from stoker.source.base import Source
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
@@ -64,7 +64,7 @@ def probe(source: Source, *, seconds: float, most_bytes: int, seed: int = 0) -> 
     """Measure for about ``seconds``, reading ``most_bytes`` or a little more, in random order.
 
     A step that was begun is finished, which on storage that stalls takes longer. ``source`` has at
-    least one sample. Raises the SourceError of a read that fails.
+    least one sample. Raises the StokerError of a read that fails.
     """
     order = np.random.default_rng(seed).permutation(len(source)).astype(np.uint32)
     order = order[np.cumsum(source.sizes[order]) <= max(most_bytes, source.sizes[order[0]])]
@@ -111,7 +111,7 @@ class _Readers:
         self._concurrency = concurrency
         self._bytes, self._deadline = 0, 0.0
         self._mutex = threading.Lock()
-        self._error: SourceError | None = None
+        self._error: StokerError | None = None
 
     def run(self) -> Step:
         """Read until the time is over or all are read."""
@@ -133,7 +133,7 @@ class _Readers:
             begin = time.perf_counter()
             try:
                 (sample,) = self._source.read(ids)
-            except SourceError as error:
+            except StokerError as error:
                 self._error = error
                 return
             took = time.perf_counter() - begin
