@@ -53,7 +53,7 @@ def prefetchers() -> list[int]:
 
 
 @pytest.mark.parametrize("recipe", ["minio", "lru", "belady"])
-@pytest.mark.parametrize("num_workers", [0, 4])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -> None:
     dataset = slow_dataset()
     with Loader(
