@@ -87,6 +87,11 @@ class Rank:
             raise ValueError("unknown order")
         return True
 
+    @property
+    def held(self) -> int:
+        """Bytes that lie ready, or are on their way."""
+        return sum(int(self._sizes[group.ids].sum()) for group in self.ready)
+
     def limit(self, window_bytes: int) -> None:
         """Let no more than this lie ready, nor more than was asked for."""
         self.feed.resize(min(window_bytes, self._asked))
@@ -108,6 +113,7 @@ def serve(job: Job, listener: socket.socket) -> None:
     said = last = time.monotonic()
     pause = _BUSY
     patience = _LINGER
+    is_settled = False
     while ranks or time.monotonic() - last < patience:
         for fd, _ in poll.poll(pause * 1000):
             if fd == listener.fileno():
@@ -115,9 +121,9 @@ def serve(job: Job, listener: socket.socket) -> None:
             elif not ranks[fd].hear():
                 poll.unregister(fd)
                 ranks.pop(fd).close()
-            # Jobs that came later share a region that was made for the first.
-            for rank in ranks.values():
-                rank.limit(room // len(ranks))
+            is_settled = False
+        if ranks and not is_settled:
+            is_settled = _divide(room, list(ranks.values()))
         now = time.monotonic()
         if ranks:
             last, patience = now, _AFTERWARDS
@@ -144,6 +150,18 @@ def _admit(listener: socket.socket, job: Job, ranks: dict[int, Rank], poll: sele
         return
     ranks[channel.fileno()] = Rank(channel, job)
     poll.register(channel.fileno(), select.POLLIN)
+
+
+def _divide(room: int, ranks: list[Rank]) -> bool:
+    """Give each rank its share of the region; False while one holds more than that.
+
+    The region was made for the ranks of one job, and what does not fit would be read in vain.
+    """
+    share = room // len(ranks)
+    over = sum(max(0, rank.held - share) for rank in ranks)
+    for rank in ranks:
+        rank.limit(max(0, share - over))
+    return over == 0
 
 
 def _tell_alive(ranks: dict[int, Rank]) -> None:
