@@ -9,15 +9,22 @@ the ratios.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+# Of its own, so that no job that happens to read the same data shares the cache being measured.
+os.environ["STOKER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stoker-bench-")
+atexit.register(shutil.rmtree, os.environ["STOKER_RUNTIME_DIR"], True)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

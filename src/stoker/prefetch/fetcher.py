@@ -78,8 +78,8 @@ class Fetcher:
         return started
 
     def close(self) -> None:
-        """Wait for the reads under way; start no more."""
-        self._pool.shutdown(cancel_futures=True)
+        """Start no more reads. Those under way are waited for by nobody: a storage may hang."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
     def _let_go(consumer: Consumer, position: int) -> None:
