@@ -130,6 +130,7 @@ def test_descriptor_does_not_leak_into_programs_that_a_child_starts(method: str)
 
 
 def test_memory_and_descriptors_go_with_the_last_reference() -> None:
+    gc.collect()  # what other tests left
     before = _open_fds()
     for _ in range(100):
         shared = SharedArray.create(1 << 20, np.uint8)
@@ -139,7 +140,7 @@ def test_memory_and_descriptors_go_with_the_last_reference() -> None:
         assert view.tolist() == [7] * 10  # a view keeps the memory, not the descriptor
         del view
     gc.collect()
-    assert _open_fds() == before
+    assert _open_fds() <= before
     assert "stoker:" not in Path("/proc/self/maps").read_text()
 
 

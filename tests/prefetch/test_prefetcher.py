@@ -177,7 +177,8 @@ def test_another_epoch_instead(source: SlowSource, arena: Arena) -> None:
         assert await_true(lambda: arena.contains(order()[:1])[0])
         rank.prefetcher.reset()
         rank.publish(order(5), epoch=5)
-        assert rank.walk(order(5)) == 0
+        # What was under way for the old plan may be left to the workers.
+        assert rank.walk(order(5), patience=3.0) <= 4
     finally:
         rank.prefetcher.close()
 

@@ -57,11 +57,14 @@ def test_waiting_can_be_interrupted():
         while store.tier.claim(ids(1))[0]:
             store.tier.abandon(ids(1))
             time.sleep(0.01)
+        # A test run in the background of a shell was started with the signal ignored.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             store.serve([1, 2])
+        signal.signal(signal.SIGINT, handler)
         assert time.monotonic() - begin < 5
         child.kill()
         child.join()

@@ -211,5 +211,7 @@ def test_processes_share_the_cache_and_the_counts(method):
             child.join()
         assert [child.exitcode for child in children] == [0] * 3
         stats = store.stats()
-        assert (stats["accesses"], stats["fetched"], stats["bypassed"]) == (3000, 1000, 0)
+        assert (stats["accesses"], stats["bypassed"]) == (3000, 0)
+        # On a busy machine a put may give up waiting for the lock: then it is read again.
+        assert 0 <= stats["fetched"] - 1000 <= stats["tier"]["bypassed"]
         store.tier.arena.verify()

@@ -297,7 +297,8 @@ def test_a_hundred_cycles_at_once_leak_nothing(monkeypatch: pytest.MonkeyPatch) 
         for pipe, _ in pipes:
             assert pipe.poll(60)
             before, after, inodes = pipe.recv()
-            assert before == after
+            # Fewer at the end: what this process had inherited from other tests has gone.
+            assert all(now <= then for now, then in zip(after, before, strict=True))
             assert len(inodes) == 20
             assert holders_of(*inodes) == []
     finally:
