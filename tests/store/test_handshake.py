@@ -171,5 +171,6 @@ def test_who_goes_away_at_once_is_no_trouble(served, tmp_path):
         client = socket.socket(socket.AF_UNIX)
         with client, handshake._Address(path) as address:
             client.connect(address)
-            client.send(os.urandom(100))
+            with contextlib.suppress(BrokenPipeError):  # it may have answered and hung up already
+                client.send(os.urandom(100))
     assert done.wait(10)
