@@ -112,7 +112,6 @@ def through_torch(place: Objects | Files, run: Run) -> dict[str, Any]:
         shuffle=True,
         num_workers=run.workers,
         collate_fn=tensor_of,
-        multiprocessing_context="spawn" if isinstance(place, Objects) else "fork",
         persistent_workers=True,
     )
     return train(run, lambda epoch: loader, clock)

@@ -51,6 +51,8 @@ def run_alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
 def _run(answer: Any, work: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
     # A process that leaves its parent becomes our child, so that we can count it too.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Spawned itself, it would spawn its workers too, where a script of its own would fork them.
+    multiprocessing.set_start_method("fork", force=True)
     try:
         before = _cpu_seconds()
         result = work(*arguments)

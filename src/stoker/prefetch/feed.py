@@ -53,7 +53,9 @@ class Feed:
         self._base = 0  # accesses in segments that are over
         self._low = 0  # in the first segment: nothing before it is unserved
         self._head = 0  # in all segments: nothing from it on was handed out
-        self._groups: deque[tuple[int, int]] = deque()  # handed out and not over: first, end
+        # Handed out and not over: first, end, bytes. What workers see to takes up no room.
+        self._groups: deque[tuple[int, int, int]] = deque()
+        self._ready = 0  # bytes of those groups
 
     def add(self, segment: Segment) -> None:
         """Append an epoch."""
@@ -66,7 +68,7 @@ class Feed:
         self._segments.clear()
         self._ends.clear()
         self._groups.clear()
-        self._low = self._head = 0
+        self._low = self._head = self._ready = 0
 
     def resize(self, window_bytes: int) -> None:
         """Hand out no more than this from now on; what lies ready stays."""
@@ -94,7 +96,7 @@ class Feed:
         self._head = max(self._head, self._low)
         position = self._base + self._low
         while self._groups and self._groups[0][1] <= position:
-            self._groups.popleft()
+            self._ready -= self._groups.popleft()[2]
         return min(position, self._groups[0][0]) if self._groups else position
 
     def take(self, most: int) -> Group | None:
@@ -110,33 +112,25 @@ class Feed:
         self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int
     ) -> Group | None:
         # A group takes up its room until all of it is served, so small windows get small groups.
-        held = self._groups[0][0] - self._base if self._groups else self._low
-        ready = self._bytes_before(self._head) - self._bytes_before(max(0, held))
-        room = min(self._window_bytes - ready, self._window_bytes // _GROUPS)
+        room = min(self._window_bytes - self._ready, self._window_bytes // _GROUPS)
         before = int(ends[begin - 1]) if begin else 0
         end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))
         if end == begin:
             alone = int(ends[begin]) - before > self._window_bytes // _GROUPS
             if self._groups and (
-                not alone or ready + int(ends[begin]) - before > self._window_bytes
+                not alone or self._ready + int(ends[begin]) - before > self._window_bytes
             ):
                 return None
             end = begin + 1
-        self._groups.append((self._base + self._head, self._base + self._head + end - begin))
-        self._head += end - begin
         wanted = begin + np.flatnonzero(segment.served[begin:end] == 0)
+        ids = segment.ids[wanted]
+        num_bytes = int(self._sizes[ids].sum())
+        first = self._base + self._head
+        self._groups.append((first, first + end - begin, num_bytes))
+        self._ready += num_bytes
+        self._head += end - begin
         return Group(
-            segment.ids[wanted],
+            ids,
             None if segment.keys is None else segment.keys[wanted],
             self._base + self._head - 1,
         )
-
-    def _bytes_before(self, offset: int) -> int:
-        """Bytes of the accesses before ``offset``, counted over all segments."""
-        total = 0
-        for ends in self._ends:
-            if offset <= len(ends):
-                return total + (int(ends[offset - 1]) if offset else 0)
-            total += int(ends[-1]) if len(ends) else 0
-            offset -= len(ends)
-        return total
