@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,17 +134,21 @@ def _step_of(run: Run) -> Callable[[Any], None] | None:
 
 def flight(report: Report, args: argparse.Namespace, folder: Path) -> None:
     """Reads of the storage when ranks, workers, jobs and the prefetcher share one cache."""
-    for case, cache, jobs, ranks in (
-        ("2 ranks of 4 workers", "100%", 1, 2),
-        ("2 ranks of 4 workers", "30%", 1, 2),
-        ("2 jobs of 4 workers", "100%", 2, 1),
+    for case, share, jobs, ranks in (
+        ("2 ranks of 4 workers", 1.5, 1, 2),
+        ("2 ranks of 4 workers", 0.3, 1, 2),
+        ("2 jobs of 4 workers", 1.5, 2, 1),
+        ("2 jobs of 4 workers", 0.3, 2, 1),
     ):
         count = 400 if args.smoke else NUM
-        rng = np.random.default_rng((len(case), jobs, ranks, int(cache[:-1])))
+        cache = int(share * count * 2_000)
+        rng = np.random.default_rng((jobs, ranks, cache))
         samples = [rng.bytes(2_000) for _ in range(count)]
         source = SlowSource(MemorySource(samples), latency=0.005)
+        # Nobody is to be through before the others have begun.
+        together = multiprocessing.get_context("spawn").Barrier(jobs * ranks, timeout=300)
         running = [
-            Running(walk, (source, rank, ranks, job, cache))
+            Running(walk, (source, rank, ranks, job, cache, together))
             for job in range(jobs)
             for rank in range(ranks)
         ]
@@ -152,18 +157,20 @@ def flight(report: Report, args: argparse.Namespace, folder: Path) -> None:
         misses = sum(result["fetched"] for result in results)
         report.row(
             case=case,
-            cache=cache,
+            cache=share,
             accesses=sum(result["accesses"] for result in results),
             misses=misses,
             reads=reads,
             most_reads_of_one=int(source.reads.max()),
         )
-        report.target(f"{case}, cache {cache}: reads - misses", abs(reads - misses), 0)
-        if cache == "100%":
-            report.target(f"{case}, cache {cache}: reads - samples", abs(reads - count), 0)
+        report.target(f"{case}, cache {share:.0%}: reads - misses", abs(reads - misses), 0)
+        if share > 1:
+            report.target(f"{case}, cache {share:.0%}: reads - samples", abs(reads - count), 0)
 
 
-def walk(source: SlowSource, rank: int, ranks: int, job: int, cache: str) -> dict[str, Any]:
+def walk(
+    source: SlowSource, rank: int, ranks: int, job: int, cache: int, together: Any
+) -> dict[str, Any]:
     """Go through three epochs as one rank of a job."""
     with stoker.Loader(
         stoker.SampleDataset(source),
@@ -177,9 +184,11 @@ def walk(source: SlowSource, rank: int, ranks: int, job: int, cache: str) -> dic
         epochs=3,
         persistent_workers=True,
     ) as loader:
+        together.wait()
         for _ in range(3):
             for _ in loader:
                 pass
+        together.wait()
         return {"fetched": loader.stats.fetched, "accesses": loader.stats.accesses}
 
 

@@ -22,7 +22,9 @@ class Running:
     def __init__(self, work: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self._answer, theirs = context.Pipe(False)
-        self._process = context.Process(target=_run, args=(theirs, work, arguments))
+        self._process = context.Process(
+            target=_run, args=(theirs, dict(os.environ), work, arguments)
+        )
         self._process.start()
         theirs.close()
 
@@ -48,7 +50,14 @@ def run_alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
     return Running(work, arguments).result()
 
 
-def _run(answer: Any, work: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+def _run(
+    answer: Any,
+    environment: dict[str, str],
+    work: Callable[..., dict[str, Any]],
+    arguments: tuple[Any, ...],
+) -> None:
+    # The harness gives each process that imports it a cache of its own; here they share one.
+    os.environ.update(environment)
     # A process that leaves its parent becomes our child, so that we can count it too.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Spawned itself, it would spawn its workers too, where a script of its own would fork them.

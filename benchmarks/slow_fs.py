@@ -19,6 +19,7 @@ from typing import Any
 
 import mfusepy
 
+_THREADS = 256  # requests that may be under way; FUSE's own limit is 10
 _ATTRIBUTES = (
     "st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_mtime_ns", "st_atime_ns",
     "st_ctime_ns", "st_ino",
@@ -110,7 +111,7 @@ def main() -> None:
         ro=True,
         attr_timeout=3600,
         entry_timeout=3600,
-        max_read=1 << 20,
+        max_threads=_THREADS,
     )
 
 
