@@ -26,7 +26,7 @@ def posix(report: Report, args: argparse.Namespace, folder: Path) -> None:
         root = args.data or stack.enter_context(digits(smoke=args.smoke))
         with slow_folder(root, 10, 10, MB_PER_S, IOPS) as far:
             against_torch(report, args, choose(far, 200 if args.smoke else 4_000))
-            without_need_to_stall(report, args, choose(far, 200 if args.smoke else 4_000))
+            without_need_to_stall(report, args, choose(far, 200 if args.smoke else 10_000))
         with slow_folder(root, 2, 2, MB_PER_S, 0) as far:
             against_threads(report, args, choose(far, 200 if args.smoke else 10_000))
 
