@@ -33,11 +33,12 @@ def main() -> None:
         report.target("3 KB hit to LMDB", paired_ratio(small["arena"], small["LMDB"]), 0.5)
     if "Redis" in small:
         report.target("3 KB hit to Redis", paired_ratio(small["arena"], small["Redis"]), 0.2)
-    report.target("110 KB hit to memcpy", paired_ratio(large["arena"], best_memcpy(large)), 1.3)
-    ratio = paired_ratio(large["arena"], large["memcpy, shared memory"])
-    report.remarks.append(f"110 KB hit to memcpy out of shared memory: {ratio:.3g}")
-    ratio = paired_ratio(harsh["arena"], best_memcpy(harsh))
-    report.remarks.append(f"110 KB hit to memcpy, among samples of 3 KB and 110 KB: {ratio:.3g}")
+    # The same bytes in the same kind of memory; private memory has larger pages, see peers.py.
+    for name, figures in (("110 KB hit", large), ("110 KB hit, harsh mix", harsh)):
+        shared = paired_ratio(figures["arena"], figures["memcpy, shared memory"])
+        report.target(f"{name} to memcpy", shared, 1.3)
+        private = paired_ratio(figures["arena"], best_memcpy(figures))
+        report.remarks.append(f"{name} to the best memcpy out of private memory: {private:.3g}")
     report.show(args.json)
 
 

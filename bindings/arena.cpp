@@ -5,8 +5,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -28,11 +30,21 @@ using OffsetArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, n
 template <typename T>
 using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
+// Large batches go into pages of 2 MiB where the kernel gives them, as numpy's own arrays do: a
+// copy of 100 KB into pages of 4 KiB takes a fifth longer.
+constexpr std::size_t kLargeBatch = std::size_t{4} << 20;
+constexpr std::uintptr_t kPage = 4096;
+
 template <typename T>
 T* allocate(std::size_t count) {
-  auto* memory = static_cast<T*>(std::malloc(count == 0 ? 1 : count * sizeof(T)));
+  const std::size_t bytes = std::max<std::size_t>(1, count * sizeof(T));
+  void* memory = std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
-  return memory;
+  if (bytes >= kLargeBatch) {
+    const auto page = (reinterpret_cast<std::uintptr_t>(memory) + kPage - 1) & ~(kPage - 1);
+    madvise(reinterpret_cast<void*>(page), bytes - kPage, MADV_HUGEPAGE);  // may be refused
+  }
+  return static_cast<T*>(memory);
 }
 
 // Hands malloc'ed memory over to a numpy array.

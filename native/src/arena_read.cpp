@@ -11,7 +11,7 @@ namespace stoker {
 namespace {
 
 constexpr std::size_t kAhead = 16;     // entries looked up before they are needed
-constexpr std::size_t kDataAhead = 2;  // samples
+constexpr std::size_t kDataAhead = 4;  // samples
 
 }  // namespace
 

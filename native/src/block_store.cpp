@@ -91,7 +91,7 @@ class MemoryBlocks : public BlockStore {
   }
   void prefetch(Extent extent) const override {
     const unsigned char* first = at(extent);
-    for (int line = 0; line < 16; ++line) __builtin_prefetch(first + 64 * line);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(first + 64 * line);
   }
   bool checksummed() const override { return false; }
 
