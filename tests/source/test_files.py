@@ -177,7 +177,9 @@ def test_no_descriptor_is_left_open(paths: list[Path]) -> None:
     (paths[0]).unlink()
     for _ in range(50):
         source.read_each([0, 1, 2, 3])
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert (
+        len(list(Path("/proc/self/fd").iterdir())) <= before
+    )  # fewer: what other tests left has gone
 
 
 def test_closing_stops_the_threads(paths: list[Path]) -> None:

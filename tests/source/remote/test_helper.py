@@ -115,5 +115,5 @@ def test_descriptors_do_not_add_up(client: Client, tmp_path: Path) -> None:
     theirs = open_files(f"/proc/{helper}/fd")
     for _ in range(50):
         fetch(client, tmp_path)
-    assert open_files("/proc/self/fd") == before
+    assert open_files("/proc/self/fd") <= before  # fewer: what other tests left has gone
     assert abs(open_files(f"/proc/{helper}/fd") - theirs) <= 4
