@@ -104,12 +104,17 @@ def test_data_sets(dataset: Any, message: str) -> None:
 
 def test_recipes_that_draw_samples_want_no_sampler() -> None:
     class Ones:
+        uses_scores = False
+
         def __init__(self, num_samples: int, **_: Any) -> None:
-            self.length = num_samples
+            self.longest = num_samples
+
+        def length_at(self, epoch: int, scores: Any = None) -> int:
+            return self.longest
 
         def plan(self, scores: Any, epoch: int) -> Plan:
-            weights = np.linspace(0, 2, self.length, dtype=np.float32)
-            return Plan(epoch, epoch * self.length, np.ones(self.length, np.uint32), weights)
+            weights = np.linspace(0, 2, self.longest, dtype=np.float32)
+            return Plan(epoch, epoch * self.longest, np.ones(self.longest, np.uint32), weights)
 
     recipe = Recipe("ones", "draws sample 1 only", MinIO(), sampler=Ones)
     with pytest.raises(ConfigError, match="'ones' draws samples itself"):

@@ -22,7 +22,7 @@ def test_each_recipe_is_a_picklable_value_under_its_own_name(name):
     assert recipe.description
     assert getattr(recipes, name).__doc__.count("ource") == 1, "a page says where it comes from"
     sampler = recipe.sampler(10, seed=1, shuffle=True, pad_to=4, drop_last=True)
-    assert sampler.length == 8
+    assert sampler.longest == 8
 
 
 def test_unknown_names_list_the_known_ones():

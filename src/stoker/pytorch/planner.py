@@ -118,7 +118,7 @@ class Planner:
         whole = self._undivided(at.epoch)
         places = np.arange(at.consumed, at.consumed + self._left(at)) % len(whole)
         weights = None if whole.weights is None else whole.weights[places]
-        return Plan(at.epoch, at.epoch * sampler.length + at.consumed, whole.ids[places], weights)
+        return Plan(at.epoch, at.epoch * sampler.longest + at.consumed, whole.ids[places], weights)
 
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
@@ -221,9 +221,10 @@ class Planner:
     def _left(self, at: Cursor) -> int:
         """Return the accesses from ``at`` on of all ranks together, which divide them equally."""
         if not at.consumed:
-            return self._divided().length
+            return self._divided().length_at(at.epoch, self._scores)
         world_size = self._ranks.now().world_size
-        left = max(0, self._sampler(1, drop_last=False).length - at.consumed)
+        whole = self._sampler(1, drop_last=False).length_at(at.epoch, self._scores)
+        left = max(0, whole - at.consumed)
         if self._drop_last:
             return left - left % world_size
         return left + (-left % world_size if self._shuffle else 0)

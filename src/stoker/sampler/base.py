@@ -17,12 +17,28 @@ class Sampler(Protocol):
     """
 
     @property
-    def length(self) -> int:
-        """Accesses in every plan, for all ranks together, known at construction."""
+    def uses_scores(self) -> bool:
+        """Whether plans depend on scores, so that none can be made before its epoch begins."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Accesses of the longest plan, for all ranks together, known at construction."""
+        ...
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return the accesses of the plan of ``epoch``, for all ranks together.
+
+        ``len(plan(scores, epoch)) == length_at(epoch, scores)``. Without scores: the number to
+        lay out a learning-rate schedule by. A multiple of the number of ranks.
+        """
         ...
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
-        """Return the plan of ``epoch``, counted from 0; ``len`` of it is :attr:`length`.
+        """Return the plan of ``epoch``, counted from 0.
+
+        It starts at ``epoch`` x :attr:`longest`. Made for one rank (``pad_to=1``) it is a prefix
+        of the one made for several, so that an epoch resumes with another number of ranks.
 
         ``scores`` is a snapshot, or None for samplers that do not look at scores. Raises
         :class:`~stoker.errors.ConfigError` for a negative epoch.

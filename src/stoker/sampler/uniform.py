@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class UniformSampler:
     unsigned 64-bit number, ``pad_to`` below 1, or ``drop_last`` that would leave nothing.
     """
 
+    uses_scores: ClassVar[bool] = False
+
     num_samples: int
     """N: ids are 0 to N-1."""
     seed: int = 0
@@ -45,19 +48,23 @@ class UniformSampler:
             raise ConfigError(f"seed={self.seed} is refused: give 0 to 2**64 - 1")
         if self.pad_to < 1:
             raise ConfigError(f"pad_to={self.pad_to} is refused: give the number of ranks, from 1")
-        if not self.length:
+        if not self.longest:
             raise ConfigError(
                 f"drop_last leaves none of {self.num_samples} samples to {self.pad_to} ranks: "
                 "use fewer ranks or drop_last=False"
             )
 
     @property
-    def length(self) -> int:
-        """Accesses in every plan, for all ranks together."""
+    def longest(self) -> int:
+        """Accesses of every plan, for all ranks together."""
         rest = self.num_samples % self.pad_to
         if self.drop_last:
             return self.num_samples - rest
         return self.num_samples + (self.pad_to - rest if self.shuffle and rest else 0)
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return :attr:`longest`: every epoch has the same length."""
+        return self.longest
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
@@ -70,7 +77,7 @@ class UniformSampler:
         if self.shuffle:
             key = np.array([self.seed, epoch], dtype=np.uint64)
             np.random.Generator(np.random.Philox(key=key)).shuffle(order)
-        ids = SharedArray.create(self.length, np.uint32, name="plan.ids")
+        ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
         # np.resize repeats from the start, also when there are more ranks than samples.
-        ids.array[:] = np.resize(order, self.length)
-        return Plan(epoch, epoch * self.length, ids)  # type: ignore[arg-type]
+        ids.array[:] = np.resize(order, self.longest)
+        return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
