@@ -3,8 +3,8 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from stoker.errors import ConfigError
-from stoker.scores import Scores
+from stoker.errors import CapacityError, ConfigError
+from stoker.scores import MAX_EPOCHS, Scores, filled, percentiles
 
 
 def test_starts_unseen() -> None:
@@ -115,3 +115,93 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert scores.values.tolist() == [0.0, 0.0]
     with pytest.raises(ConfigError, match="snapshot"):
         scores.snapshot().restore([1.0, 2.0], [0, 0], [1, 1])
+
+
+def test_ready_is_shared_with_children_and_refused_on_a_snapshot() -> None:
+    scores = Scores(2)
+    assert scores.ready
+    scores.ready = False
+    snapshot = scores.snapshot()
+    scores.ready = True
+    assert (scores.ready, snapshot.ready) == (True, False)
+    with pytest.raises(ConfigError, match="snapshot"):
+        snapshot.ready = True
+
+
+def test_history_grows_with_epochs() -> None:
+    scores = Scores(3)
+    assert len(scores.accuracies) == len(scores.losses) == len(scores.deviations) == 0
+    scores.record_epoch(0)
+    scores.update([0, 1], [1.0, 3.0], step=0)
+    scores.record_epoch(2, accuracy=0.5)
+    scores.record_epoch(2, loss=1.5)
+    np.testing.assert_array_equal(scores.accuracies, [np.nan, np.nan, 0.5])
+    np.testing.assert_array_equal(scores.losses, [np.nan, np.nan, 1.5])
+    np.testing.assert_array_equal(scores.deviations, [np.nan, np.nan, 1.0])
+    with pytest.raises(ValueError, match="read-only"):
+        scores.losses[0] = 1
+
+
+def test_an_unknown_accuracy_leaves_the_earlier_record() -> None:
+    scores = Scores(1)
+    scores.record_epoch(0, accuracy=0.25)
+    scores.record_epoch(0, accuracy=float("nan"), loss=float("inf"))
+    assert scores.accuracies[0] == 0.25
+    assert np.isnan(scores.losses[0])
+
+
+def test_the_history_has_an_end() -> None:
+    scores = Scores(1)
+    scores.record_epoch(MAX_EPOCHS - 1, loss=1.0)
+    assert len(scores.losses) == MAX_EPOCHS
+    with pytest.raises(CapacityError, match=f"epoch={MAX_EPOCHS}"):
+        scores.record_epoch(MAX_EPOCHS)
+    with pytest.raises(ConfigError, match="epoch=-1"):
+        scores.record_epoch(-1)
+
+
+def test_volatile_samples_are_those_set_last() -> None:
+    scores = Scores(4)
+    assert not scores.volatile.any()
+    scores.set_volatile([1, 2])
+    scores.set_volatile(np.array([3, 1], np.uint32))
+    assert np.flatnonzero(scores.volatile).tolist() == [1, 3]
+    with pytest.raises(ConfigError, match="id 4"):
+        scores.set_volatile([0, 4])
+    assert np.flatnonzero(scores.volatile).tolist() == [1, 3]
+
+
+def test_everything_goes_round_through_arrays() -> None:
+    scores, again = Scores(3), Scores(3)
+    scores.update([0, 2], [1.0, 2.0], step=4)
+    scores.set_volatile([2])
+    scores.record_epoch(1, accuracy=0.5, loss=0.75)
+    scores.ready = False
+    again.record_epoch(5, loss=1.0)
+    again.restore(**scores.arrays())
+    for name, array in scores.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], array, err_msg=name)
+    for copied in (scores.snapshot(), again):
+        np.testing.assert_array_equal(copied.losses, scores.losses)
+        assert not copied.ready
+
+
+def test_a_history_that_does_not_fit_is_refused() -> None:
+    scores = Scores(1)
+    with pytest.raises(ConfigError, match="histories"):
+        scores.restore([1.0], [0], [1], accuracies=[0.5], losses=[1.0, 2.0], deviations=[0.0])
+    assert scores.seen[0] == 0
+
+
+def test_unseen_samples_are_filled_with_the_median() -> None:
+    scores = Scores(5)
+    assert filled(scores).tolist() == [0.0] * 5
+    scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
+    assert filled(scores).tolist() == [5.0, -1.0, 2.0, 2.0, 2.0]
+    assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
+
+
+def test_percentiles_are_shares_of_smaller_or_equal_values() -> None:
+    assert percentiles([3.0, 1.0, 2.0, 1.0]).tolist() == [1.0, 0.5, 0.75, 0.5]
+    assert percentiles([7.0, 7.0]).tolist() == [1.0, 1.0]
+    assert percentiles([]).tolist() == []

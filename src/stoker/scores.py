@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.errors import ConfigError
+from stoker.errors import CapacityError, ConfigError
 from stoker.shared import SharedArray
 
-Row = TypeVar("Row", np.float64, np.int64)
+Row = TypeVar("Row", np.float64, np.int64, np.bool_)
+
+MAX_EPOCHS = 4096
+"""Epochs whose history a Scores has room for."""
+
+_ROWS = ("values", "last", "seen", "volatile")
+_HISTORY = ("accuracies", "losses", "deviations")
 
 
 class Scores:
-    """Score, last step and number of observations of every sample.
+    """Score, last step and number of observations of every sample, and a history by epoch.
 
     The arrays live in shared memory, so a pickled copy in a spawned worker, or a forked child,
     sees the same rows and costs no memory of its own. Written by one process, through
     ``importance``; any process may read. A reader that wants values that do not move under it
     takes a :meth:`snapshot`. Not locked: a row read while it is written may mix two updates.
+
+    The history (:attr:`accuracies`, :attr:`losses`, :attr:`deviations`) is there so that what
+    adapts to training, like a sampler's repetition or a cache's split, is a pure function of the
+    scores and the epoch.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -32,8 +42,16 @@ class Scores:
         self._values = SharedArray.create(size, np.float64, name="scores.values")
         self._last = SharedArray.create(size, np.int64, name="scores.last")
         self._seen = SharedArray.create(size, np.int64, name="scores.seen")
+        self._volatile = SharedArray.create(size, np.bool_, name="scores.volatile")
+        self._history = SharedArray.create(
+            (len(_HISTORY), MAX_EPOCHS), np.float64, name="scores.history"
+        )
+        self._num_epochs = SharedArray.create((), np.int64, name="scores.num_epochs")
+        self._ready = SharedArray.create((), np.bool_, name="scores.ready")
         self._frozen = False
         self._last.array.fill(-1)
+        self._history.array.fill(np.nan)
+        self._ready.array.fill(True)
 
     def __len__(self) -> int:
         return len(self._values.array)
@@ -53,6 +71,75 @@ class Scores:
         """i64[N], the number of observations. Read-only view."""
         return _read_only(self._seen.array)
 
+    @property
+    def volatile(self) -> NDArray[np.bool_]:
+        """bool[N], samples whose score a scorer wants fresh in each epoch. Read-only view.
+
+        ImPACT's set S: empty unless a scorer fills it through :meth:`set_volatile`.
+        """
+        return _read_only(self._volatile.array)
+
+    @property
+    def ready(self) -> bool:
+        """False while the scorer asks for full passes, as in ImPACT's warm-up; True at first."""
+        return bool(self._ready.array)
+
+    @ready.setter
+    def ready(self, ready: bool) -> None:
+        self._refuse_frozen("update")
+        self._ready.array.fill(bool(ready))
+
+    @property
+    def accuracies(self) -> NDArray[np.float64]:
+        """f64[E], accuracy at the end of each epoch so far, NaN where not known. Read-only view."""
+        return self._epochs("accuracies")
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """f64[E], mean observed loss of each epoch so far, NaN where not known. Read-only view."""
+        return self._epochs("losses")
+
+    @property
+    def deviations(self) -> NDArray[np.float64]:
+        """f64[E], standard deviation of the scores of seen samples at the end of each epoch.
+
+        NaN where not known. Read-only view.
+        """
+        return self._epochs("deviations")
+
+    def record_epoch(
+        self, epoch: int, *, accuracy: float | None = None, loss: float | None = None
+    ) -> None:
+        """Write what is known at the end of ``epoch``, and the deviation of the scores now.
+
+        What is None or not finite leaves an earlier record of that epoch as it was. Raises
+        ConfigError for a negative epoch or a snapshot, CapacityError from epoch
+        :data:`MAX_EPOCHS` on.
+        """
+        self._refuse_frozen("update")
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+        if epoch >= MAX_EPOCHS:
+            raise CapacityError(
+                f"epoch={epoch} is beyond the history of {MAX_EPOCHS} epochs that Scores keep"
+            )
+        seen = self._values.array[self._seen.array > 0]
+        deviation = float(seen.std()) if len(seen) else None
+        for row, value in zip(self._history.array, (accuracy, loss, deviation), strict=True):
+            if value is not None and np.isfinite(value):
+                row[epoch] = value
+        self._num_epochs.array.fill(max(int(self._num_epochs.array), epoch + 1))
+
+    def set_volatile(self, ids: ArrayLike) -> None:
+        """Make u32[m] ``ids`` the volatile samples, and only those.
+
+        Raises ConfigError, and changes nothing, for ids out of range or a snapshot.
+        """
+        self._refuse_frozen("update")
+        rows = self._rows(ids)
+        self._volatile.array.fill(False)
+        self._volatile.array[rows] = True
+
     def update(self, ids: ArrayLike, values: ArrayLike, step: int) -> None:
         """Store f64[n] ``values`` for u32[n] ``ids``, observed at ``step``.
 
@@ -60,8 +147,7 @@ class Scores:
         changes nothing, for ids out of range, lengths that differ, values that are not finite,
         or a snapshot.
         """
-        if self._frozen:
-            raise ConfigError("this is a snapshot of scores: update the Scores it was taken from")
+        self._refuse_frozen("update")
         rows, new = self._rows(ids), np.asarray(values, dtype=np.float64)
         if new.shape != rows.shape:
             raise ConfigError(f"{new.shape} values for {rows.shape} ids: give one for each")
@@ -74,31 +160,78 @@ class Scores:
         self._last.array[rows] = step
         np.add.at(self._seen.array, rows, 1)
 
-    def restore(self, values: ArrayLike, last: ArrayLike, seen: ArrayLike) -> None:
-        """Put f64[N], i64[N] and i64[N] of an earlier run in the place of all rows.
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return copies of everything, for a checkpoint; :meth:`restore` takes them by name.
+
+        ``values f64[N]``, ``last i64[N]``, ``seen i64[N]``, ``volatile bool[N]``, ``accuracies``,
+        ``losses`` and ``deviations f64[E]``, ``ready bool[]``.
+        """
+        names = (*_ROWS, *_HISTORY)
+        return {
+            **{name: getattr(self, name).copy() for name in names},
+            "ready": self._ready.array.copy(),
+        }
+
+    def restore(
+        self,
+        values: ArrayLike,
+        last: ArrayLike,
+        seen: ArrayLike,
+        volatile: ArrayLike | None = None,
+        accuracies: ArrayLike = (),
+        losses: ArrayLike = (),
+        deviations: ArrayLike = (),
+        ready: ArrayLike = True,
+    ) -> None:
+        """Put what :meth:`arrays` of an earlier run returned in the place of everything.
 
         Raises ConfigError, and changes nothing, for other lengths, values that are not finite,
         or a snapshot.
         """
-        if self._frozen:
-            raise ConfigError("this is a snapshot of scores: restore the Scores it was taken from")
-        given = [np.asarray(rows) for rows in (values, last, seen)]
-        for rows in given:
-            if rows.shape != (len(self),) or not np.isfinite(rows).all():
+        self._refuse_frozen("restore")
+        if volatile is None:
+            volatile = np.zeros(len(self), np.bool_)
+        rows = [np.asarray(given) for given in (values, last, seen, volatile)]
+        for row in rows:
+            if row.shape != (len(self),) or not np.isfinite(row).all():
                 raise ConfigError(
-                    f"rows of shape {rows.shape} are refused: give {len(self)} finite numbers"
+                    f"rows of shape {row.shape} are refused: give {len(self)} finite numbers"
                 )
-        for memory, rows in zip((self._values, self._last, self._seen), given, strict=True):
-            memory.array[:] = rows
+        history = [np.asarray(given, np.float64) for given in (accuracies, losses, deviations)]
+        lengths = {row.shape for row in history}
+        if len(lengths) != 1 or history[0].ndim != 1 or len(history[0]) > MAX_EPOCHS:
+            raise ConfigError(
+                f"histories of shapes {sorted(lengths)} are refused: give one number for each of "
+                f"at most {MAX_EPOCHS} epochs"
+            )
+        for name, row in zip(_ROWS, rows, strict=True):
+            self._array(name)[:] = row
+        self._history.array.fill(np.nan)
+        self._history.array[:, : len(history[0])] = history
+        self._num_epochs.array.fill(len(history[0]))
+        self._ready.array.fill(bool(np.asarray(ready)))
 
     def snapshot(self) -> Self:
         """Return an independent copy that refuses updates; plans are made from one."""
         copy = type(self).__new__(type(self))
-        copy._values = SharedArray.copy_of(self._values.array)
-        copy._last = SharedArray.copy_of(self._last.array)
-        copy._seen = SharedArray.copy_of(self._seen.array)
+        for name, shared in vars(self).items():
+            if isinstance(shared, SharedArray):
+                setattr(copy, name, SharedArray.copy_of(shared.array))
         copy._frozen = True
         return copy
+
+    def _array(self, name: str) -> NDArray[Any]:
+        memory: SharedArray = getattr(self, f"_{name}")
+        return memory.array
+
+    def _epochs(self, name: str) -> NDArray[np.float64]:
+        known = int(self._num_epochs.array)
+        row: NDArray[np.float64] = self._history.array[_HISTORY.index(name), :known]
+        return _read_only(row)
+
+    def _refuse_frozen(self, what: str) -> None:
+        if self._frozen:
+            raise ConfigError(f"this is a snapshot of scores: {what} the Scores it was taken from")
 
     def _rows(self, ids: ArrayLike) -> NDArray[np.int64]:
         given = np.asarray(ids)
@@ -108,6 +241,28 @@ class Scores:
             wrong = given[(given < 0) | (given >= len(self))][0]
             raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {len(self) - 1}")
         return given.astype(np.int64)
+
+
+def filled(scores: Scores) -> NDArray[np.float64]:
+    """Return f64[N]: the scores, with unseen samples where the median of the seen ones is.
+
+    That is what the sample in the middle of a batch would score, so unseen samples get visited
+    without crowding out the important ones (SHADE, FAST'23, section 4.2). All 0 when none is seen.
+    """
+    values, seen = scores.values.copy(), scores.seen > 0
+    if seen.any():
+        values[~seen] = np.median(values[seen])
+    return values
+
+
+def percentiles(values: ArrayLike) -> NDArray[np.float64]:
+    """Return f64[n] in (0, 1]: the share of f64[n] ``values`` that are at most the own one.
+
+    The empirical distribution function at each value: the largest one gets 1, the smallest 1/n,
+    equal ones the same, and all of them 1 when all are equal.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    return np.searchsorted(np.sort(given), given, side="right") / max(len(given), 1)
 
 
 def _read_only(array: NDArray[Row]) -> NDArray[Row]:

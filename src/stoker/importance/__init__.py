@@ -1,0 +1,1 @@
+"""Importance: from what training shows about a sample to its score."""
