@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def dump(job: Job) -> tuple[bytes, list[int]]:
+def dump(job: object) -> tuple[bytes, list[int]]:
     """Return the pickled job and the descriptors that the child must inherit; close them after.
 
     Raises what pickling raises for a source that cannot be passed on, also for one made of

@@ -1,0 +1,152 @@
+"""What a companion process is made of: those who are connected to it, and how it starts and ends.
+
+Its arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
+lock that says there is such a process. It ends when no rank is connected any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
+from stoker.source.remote.client import serve_clients_here
+
+log = logging.getLogger("stoker.prefetch")
+
+_LINGER = 5.0  # seconds to wait for the first rank
+_AFTERWARDS = 0.5  # and for another one after the last: memory and disk are held meanwhile
+
+
+class Member(Protocol):
+    """A connected rank."""
+
+    channel: Channel
+
+    def obey(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Do what it says; ``fds`` are closed afterwards.
+
+        Raises KeyError, ValueError, TypeError, IndexError or OSError for what makes no sense.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the rank, and close its channel."""
+        ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Members(Generic[M]):
+    """The ranks that connect at ``listener``; ``join`` makes a member of each. One thread."""
+
+    def __init__(self, listener: socket.socket, join: Callable[[Channel], M]) -> None:
+        listener.setblocking(False)
+        self._listener, self._join = listener, join
+        self._members: dict[int, M] = {}
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        self._said = self._last = time.monotonic()
+        self._patience = _LINGER
+
+    @property
+    def all(self) -> list[M]:
+        """Those who are connected."""
+        return list(self._members.values())
+
+    def attend(self, pause: float) -> bool:
+        """Hear what there is within ``pause`` seconds; return whether somebody did something."""
+        ready = self._poll.poll(pause * 1000)
+        for fd, _ in ready:
+            if fd == self._listener.fileno():
+                self._admit()
+            elif not _hear(self._members[fd]):
+                self._poll.unregister(fd)
+                self._members.pop(fd).close()
+        now = time.monotonic()
+        if self._members:
+            self._last, self._patience = now, _AFTERWARDS
+        if now - self._said >= ALIVE_EVERY:
+            self._said = now
+            self.tell({})
+        return bool(ready)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send ``message`` to all, with a sign of life."""
+        alive = {"pid": os.getpid(), "namespace": pid_namespace()}
+        for member in self._members.values():
+            with contextlib.suppress(OSError):
+                member.channel.send(alive | message)
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether there has been nobody for so long that it is time to end."""
+        return not self._members and time.monotonic() - self._last >= self._patience
+
+    def _admit(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(True)
+        channel = Channel(connection)
+        if channel.user() != os.geteuid():
+            channel.close()
+            return
+        self._members[channel.fileno()] = self._join(channel)
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+
+def _hear(member: Member) -> bool:
+    """Take one message; False when the rank has gone or makes no sense."""
+    try:
+        received = member.channel.receive()
+    except OSError:
+        return False
+    if received is None:
+        return False
+    message, fds = received
+    try:
+        member.obey(message, fds)
+    except (KeyError, ValueError, TypeError, OSError, IndexError):
+        log.info("a rank sent what is no order: %s", message)
+        return False
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return True
+
+
+def mapped(fd: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the shared memory of ``fd`` as an array; it stays mapped as long as the array."""
+    size = os.fstat(fd).st_size
+    return np.frombuffer(mmap.mmap(fd, size), dtype, size // np.dtype(dtype).itemsize)
+
+
+def run(serve: Callable[[Any, socket.socket], None]) -> None:
+    """Be the process: ``serve(job, listener)`` on the descriptors given as arguments."""
+    if os.fork():  # whoever started us need not wait for our end
+        os._exit(0)
+    job_fd, listener_fd, lock_fd = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
+    os.set_inheritable(lock_fd, False)
+    serve_clients_here()
+    with os.fdopen(job_fd, "rb") as file:
+        job = pickle.load(file)
+    serve(job, socket.socket(fileno=listener_fd))
+    logging.shutdown()
+    os._exit(0)  # clients of storages run threads that do not end

@@ -1,0 +1,216 @@
+"""Keeps a process of Stoker's own at the side of training: starts it, and starts it again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker.errors import StokerError
+from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
+from stoker.prefetch.job import dump
+from stoker.store import unforked
+from stoker.store.ofd import try_lock
+from stoker.store.runtime_dir import prepare_runtime_dir
+
+log = logging.getLogger("stoker")
+
+_SILENCE = 3.0  # seconds without a sign of life after which the process counts as hung
+_PATIENCE = 10.0  # seconds for a process that is starting
+_MOST_STARTS = 5  # in a row, each soon after the one before
+_SOON = 30.0
+
+
+class Companion:
+    """A connection to a process that all ranks of a node share, started by whoever comes first.
+
+    ``module`` is run as that process, with descriptors of the pickled ``job()``, of the socket
+    and of the lock as arguments (:func:`~stoker.prefetch.attend.run` takes them). It is shared by
+    all who give the same ``key``, and called ``what`` in the log. ``introduce`` tells a process
+    that is new to this rank all it must know; it is called with :attr:`mutex` held. ``heard``
+    gets its signs of life and what else they say, in a thread of the companion's.
+
+    A process that dies or hangs is replaced, with one warning. When it cannot be started at all
+    (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
+    Whatever happens, nothing is raised: training goes on without. In a forked child it does
+    nothing.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        module: str,
+        key: str,
+        job: Callable[[], object],
+        introduce: Callable[[Channel], None],
+        heard: Callable[[dict[str, Any]], None] = lambda message: None,
+    ) -> None:
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        folder = prepare_runtime_dir()
+        self._socket, self._lock = folder / f"{name}.{what}", folder / f"{name}.{what}-lock"
+        self._what, self._module = what, module
+        self._make_job, self._introduce, self._heard = job, introduce, heard
+        self.mutex = threading.Lock()
+        """Held while what ``introduce`` tells is changed, and around :meth:`tell`."""
+        self._channel: Channel | None = None
+        self._starts: list[float] = []
+        self._warned = False
+        self._generation = unforked.generation()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name=f"stoker-{what}", daemon=True)
+        self._thread.start()
+
+    def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a message with copies of descriptors, if the process is there to hear it."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # the watching thread notices and starts anew
+                self._channel.send(message, fds)
+
+    def close(self) -> None:
+        """Disconnect; the process ends when nobody else needs it. May be called again."""
+        if self._generation != unforked.generation() or not self._thread.is_alive():
+            return
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+
+    # --- watching ---
+
+    def _watch(self) -> None:
+        try:
+            while self._connect() and self._listen():
+                self._complain()
+        except Exception as error:
+            # Nothing of this may reach the training loop: it reads without us.
+            log.warning("there is no %s any more, workers read: %r", self._what, error)
+        finally:
+            with self.mutex:
+                self._drop()
+            os.close(self._wake)
+
+    def _complain(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "the %s process died or hung: workers read, and it is started again", self._what
+            )
+
+    def _listen(self) -> bool:
+        """Return True when the process is dead or hung, False when it is time to stop."""
+        assert self._channel is not None
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._channel.fileno(), select.POLLIN)
+        since = time.monotonic()
+        limit = _PATIENCE
+        pid = 0
+        while True:
+            ready = dict(poll.poll(ALIVE_EVERY * 1000))
+            if self._wake in ready:
+                return False
+            if ready:
+                try:
+                    received = self._channel.receive()
+                except OSError:
+                    return True
+                if received is None:
+                    return True
+                pid = _pid_here(received[0])
+                self._heard(received[0])
+                since, limit = time.monotonic(), _SILENCE
+            elif time.monotonic() - since > limit:
+                if pid:  # so that its claims are free
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                return True
+
+    # --- connecting ---
+
+    def _connect(self) -> bool:
+        """Connect to the process, started if need be; False if that is of no use."""
+        with self.mutex:
+            self._drop()
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            if self._stopping(0.0):
+                return False
+            with unforked.no_fork, contextlib.suppress(OSError):
+                channel = unforked.keep(Channel.connect(self._socket))
+                with self.mutex:
+                    self._channel = channel
+                    self._introduce(channel)
+                return True
+            if not self._start():
+                return False
+            if self._stopping(0.02):
+                with contextlib.suppress(OSError):  # it need not wait for its first rank
+                    Channel.connect(self._socket).close()
+                return False
+        log.warning("the %s process does not answer: workers read for themselves", self._what)
+        return False
+
+    def _stopping(self, seconds: float) -> bool:
+        return bool(select.select([self._wake], [], [], seconds)[0])
+
+    def _start(self) -> bool:
+        """Start the process unless there is one; False if it cannot be."""
+        with unforked.no_fork:
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if not try_lock(lock):
+                    return True  # another rank has started it just now
+                now = time.monotonic()
+                self._starts = [t for t in self._starts if now - t < _SOON] + [now]
+                if len(self._starts) > _MOST_STARTS:
+                    log.warning("the %s process dies again and again: left alone", self._what)
+                    return False
+                return self._spawn(lock)
+            finally:
+                os.close(lock)
+
+    def _spawn(self, lock: int) -> bool:
+        """Start the process with copies of what it needs; False if the job cannot be passed on."""
+        try:
+            pickled, fds = dump(self._make_job())
+        except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
+            log.info("there is no %s of samples, workers read them: %s", self._what, error)
+            return False
+        listener = Channel.listen(self._socket)
+        job_fd = os.memfd_create("stoker-job", os.MFD_CLOEXEC)
+        try:
+            os.write(job_fd, pickled)
+            os.lseek(job_fd, 0, os.SEEK_SET)
+            inherited = [job_fd, listener.fileno(), lock]
+            subprocess.run(
+                [sys.executable, "-m", self._module, *map(str, inherited)],
+                pass_fds=[*inherited, *fds],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+                timeout=_PATIENCE,
+                check=True,
+            )
+        finally:
+            listener.close()
+            for fd in (job_fd, *fds):
+                os.close(fd)
+        return True
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            unforked.drop(self._channel)
+            self._channel = None
+
+
+def _pid_here(message: dict[str, Any]) -> int:
+    """Return the process that sent a sign of life; 0 when its number means nothing here."""
+    return int(message.get("pid", 0)) if message.get("namespace") == pid_namespace() else 0
