@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -172,6 +173,12 @@ std::vector<stoker::Sample> unpack(const IdArray& ids, const ByteArray& data,
     samples[i] = {data.data() + from, static_cast<std::uint64_t>(to - from)};
   }
   return samples;
+}
+
+void check_keys(const KeyArray& keys, const IdArray& ids) {
+  if (keys.size() == ids.size()) return;
+  throw stoker::ConfigError(std::to_string(keys.size()) + " keys for " +
+                            std::to_string(ids.size()) + " ids: give one for each");
 }
 
 template <typename T>
@@ -366,10 +373,7 @@ void bind_arena(nb::module_& m) {
       .def(
           "set_keys",
           [](const PyArena& self, const IdArray& ids, const KeyArray& keys) {
-            if (keys.size() != ids.size()) {
-              throw stoker::ConfigError(std::to_string(keys.size()) + " keys for " +
-                                        std::to_string(ids.size()) + " ids: give one for each");
-            }
+            check_keys(keys, ids);
             unlocked(self, [&](Arena& arena) { arena.set_keys(span(ids), keys.data()); });
           },
           "ids"_a, "keys"_a)
@@ -392,6 +396,37 @@ void bind_arena(nb::module_& m) {
                      [&](Arena& arena) { arena.discard_from(arena.region(region), span(ids)); });
           },
           "region"_a, "ids"_a)
+      .def(
+          "move",
+          [](const PyArena& self, const IdArray& ids, const std::string& region,
+             std::optional<KeyArray> keys) {
+            if (keys) check_keys(*keys, ids);
+            const auto arena = self.open();
+            const std::uint32_t target = arena->region(region);
+            return flags(ids, [&](bool* moved) {
+              arena->move(target, span(ids), keys ? keys->data() : nullptr, moved);
+            });
+          },
+          "ids"_a, "region"_a, "keys"_a.none())
+      .def(
+          "where",
+          [](const PyArena& self, const IdArray& ids) {
+            const auto arena = self.open();
+            Buffer<std::uint8_t> regions(ids.size());
+            {
+              const GilReleased released;
+              arena->where(span(ids), regions.get());
+            }
+            return regions.array();
+          },
+          "ids"_a)
+      .def(
+          "list",
+          [](const PyArena& self, const std::string& region) {
+            return copy_of(unlocked(
+                self, [&](const Arena& arena) { return arena.list(arena.region(region)); }));
+          },
+          "region"_a)
       .def(
           "lease",
           [](const PyArena& self, const IdArray& ids, std::int64_t position) {
@@ -426,6 +461,13 @@ void bind_arena(nb::module_& m) {
             unlocked(self, [&](Arena& arena) { arena.resize_region(name, bytes); });
           },
           "name"_a, "bytes"_a)
+      .def(
+          "divide",
+          [](const PyArena& self, const std::vector<std::string>& names,
+             const std::vector<double>& shares) {
+            unlocked(self, [&](Arena& arena) { arena.divide(names, shares); });
+          },
+          "names"_a, "shares"_a)
       .def("reclaim",
            [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.reclaim(); }); })
       .def("verify",

@@ -5,6 +5,8 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
 void bind_arena(nb::module_& m);
+void bind_crc32c(nb::module_& m);
+void bind_marks(nb::module_& m);
 void bind_reader(nb::module_& m);
 
 NB_MODULE(_core, m) {
@@ -12,5 +14,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The native part of Stoker; use it through the stoker package.";
   bind_errors(m);
   bind_arena(m);
+  bind_crc32c(m);
+  bind_marks(m);
   bind_reader(m);
 }

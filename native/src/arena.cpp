@@ -290,18 +290,8 @@ void Arena::resize_region(const std::string& name, std::uint64_t budget) {
     header_->regions[r].budget = budget;
     if (main != kNone) header_->regions[main].budget = header_->capacity - others - budget;
   }
-  // In short steps, so that nobody waits long for the lock.
-  for (const std::uint32_t shrunk : {r, main}) {
-    for (bool over = shrunk != kNone; over;) {
-      const Guard guard(*this, Guard::Insist::kYes);
-      const Region& region = header_->regions[shrunk];
-      for (int step = 0; step < 64 && over; ++step) {
-        over = region.bytes > region.budget;
-        if (over && !region.holds_bytes) forget(heap(shrunk).at(0).id);
-        if (over && region.holds_bytes) over = evict_one(shrunk);
-      }
-    }
-  }
+  shed(r);
+  if (main != kNone) shed(main);
 }
 
 std::vector<Region> Arena::regions() {

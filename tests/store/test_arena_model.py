@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.errors import ConfigError
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
 from stoker.testing.reference_arena import ReferenceArena
@@ -24,6 +25,11 @@ REGION_SETS = {
     "score, no ties": (Region("main", 1.0, admission="beats_victims", ties=False),),
     "sieve": (Region("main", 1.0, order="insertion", pop="sieve"),),
     "second chance": (Region("main", 1.0, order="insertion", pop="second_chance"),),
+    "high, low and a queue": (
+        Region("main", 0.5, admission="beats_victims"),
+        Region("queue", 0.2, order="insertion"),
+        Region("static", 0.3, order="key", admission="while_room"),
+    ),
     "two strict": (
         Region("main", 0.6, admission="beats_victims"),
         Region("low", 0.4, order="recency"),
@@ -58,6 +64,8 @@ operation = st.one_of(
     st.tuples(st.just("claim"), some_ids),
     st.tuples(st.just("abandon"), some_ids),
     st.tuples(st.just("set_keys"), some_ids, some_key),
+    st.tuples(st.just("move"), some_ids, st.booleans(), st.none() | some_key),
+    st.tuples(st.just("divide"), st.integers(0, 4), st.integers(0, 4)),
     st.tuples(st.just("lease"), some_ids),
     st.tuples(st.just("release")),
 )
@@ -81,6 +89,15 @@ def apply(arena: Arena | ReferenceArena, step: tuple, position: int, second: str
             return arena.claim(ids).tolist()
         case ("set_keys", ids, key):
             return arena.set_keys(ids, [key + n for n in range(len(ids))])
+        case ("move", ids, other, key):
+            region = second if other and second else "main"
+            keys = None if key is None else [key + n for n in range(len(ids))]
+            return arena.move(ids, region, keys).tolist()
+        case ("divide", main, other):
+            try:
+                arena.divide({"main": main, second: other} if second else {"main": main})
+            except ConfigError:
+                return "refused"
         case ("lease", ids):
             arena.lease(ids, position)
         case ("release",):
@@ -107,6 +124,9 @@ def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> N
             assert got == apply(model, step, position, second), step
             cached = native.contains(everything).tolist()
             assert cached == model.contains(everything).tolist(), step
+            assert native.where(everything).tolist() == model.where(everything).tolist(), step
+            held = [r.name for r in regions if r.holds_bytes]
+            assert [native.list(r).tolist() for r in held] == [model.list(r).tolist() for r in held]
             native.verify()
         assert native.stats()["regions"] == model.stats()["regions"]
         native_counts, model_counts = native.stats(), model.stats()

@@ -89,7 +89,8 @@ class Arena {
     const double* keys = nullptr;    // one an id, for regions of order kKey
     Evicted* evicted = nullptr;      // gets a copy of what had to leave
   };
-  // A sample that is refused everywhere gives its claim back.
+  // A sample that is refused everywhere gives its claim back. One that is there already stays in
+  // its region, whichever is asked for: only move() and a region's own rules change that.
   void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
   void discard(Ids ids);
   // Only those in this region that nobody leases.
@@ -110,6 +111,17 @@ class Arena {
   // the next call does.
   void release(std::int64_t position);
 
+  // --- places ---
+  // Moves samples to another region; none of their bytes is copied. The region admits them or not
+  // by its rules, as in a put. moved[i]: whether it is in that region now. Without keys, one keeps
+  // its key if both regions are ordered by keys, and counts as inserted now if not.
+  void move(std::uint32_t region, Ids ids, const double* keys, bool* moved);
+  static constexpr std::uint8_t kNowhere = 255;
+  // Each sample's region, kNowhere if it is not there; takes no lock.
+  void where(Ids ids, std::uint8_t* regions) const;
+  // The samples in a region, by id. Takes no lock: what comes and goes meanwhile may be in or not.
+  std::vector<std::uint32_t> list(std::uint32_t region) const;
+
   // --- regions ---
   // Replaces all regions of an arena into which nothing was put. What its file held goes to the
   // first of them that holds samples, oldest first to leave; what that has no budget for is
@@ -119,6 +131,10 @@ class Arena {
   void add_region(const RegionSpec& spec);
   // Evicts what is over the new budget. "main" gives or takes the difference where there is one.
   void resize_region(const std::string& name, std::uint64_t budget);
+  // Shares out anew what these strict regions have together, in proportion to `shares`; the first
+  // gets what rounding leaves. At once, so that callers at the same time agree. Evicts what is over
+  // a budget.
+  void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
   std::uint32_t region(const std::string& name) const;
   std::vector<Region> regions();
 
@@ -172,6 +188,10 @@ class Arena {
     return first_key(region, key, tick());
   }
   double first_key(const Region& region, const double* key, double now) const;
+
+  // places (arena_place.cpp)
+  bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
+  void shed(std::uint32_t region);
 
   // eviction (eviction.cpp)
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);

@@ -302,6 +302,30 @@ class Arena:
         """Drop this process's leases for positions up to ``position``."""
         self._core.release(position)
 
+    # Places
+
+    def move(self, ids: ArrayLike, region: str, keys: ArrayLike | None = None) -> NDArray[np.bool_]:
+        """Move cached samples to ``region``; return bool[n], True where one is there now.
+
+        No bytes are copied. The region admits a sample by its rules and evicts for it, as in a
+        put; one that is refused stays where it was. ``keys`` f64[n] order a region of order
+        ``"key"``; None: between two of these a sample keeps its key, else it counts as inserted
+        now. Nothing else moves a sample: a put of an id that is cached in another region leaves
+        it there. When the lock is not to be had within 50 ms nothing is moved.
+        """
+        return self._core.move(self._ids(ids), region, _keys(keys))
+
+    def where(self, ids: ArrayLike) -> NDArray[np.uint8]:
+        """Return u8[n]: the index of each sample's region, in their order; 255 if not cached."""
+        return self._core.where(self._ids(ids))
+
+    def list(self, region: str) -> NDArray[np.uint32]:
+        """Return u32[m], the ids cached in ``region``, ascending.
+
+        Takes no lock: what enters or leaves meanwhile may be in it or not.
+        """
+        return self._core.list(region)
+
     # Regions
 
     def configure(self, regions: Sequence[Region]) -> None:
@@ -310,7 +334,11 @@ class Arena:
         Nothing may have been put into it yet. What was recovered from a file goes to the first
         region, the oldest being the first to leave; what exceeds its budget is evicted.
         """
-        self._core.configure([_rules(r, int(r.share * self.capacity_bytes)) for r in regions])
+        # A share that is a quotient of bytes may come out a hair short of them: what is meant to
+        # hold all samples must hold the last one too.
+        self._core.configure(
+            [_rules(r, int(r.share * self.capacity_bytes + 1e-3)) for r in regions]
+        )
 
     def add_region(
         self,
@@ -343,6 +371,16 @@ class Arena:
         if bytes < 0:
             raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
         self._core.resize_region(name, bytes)
+
+    def divide(self, shares: Mapping[str, float]) -> None:
+        """Share out anew, in proportion, the bytes that the named regions have together.
+
+        Done at once: processes that ask for the same shares at the same time agree. What is over
+        a budget is evicted; the first region gets what rounding leaves. ConfigError for a share
+        that is negative or not finite, shares that are all 0, and regions that borrow or hold no
+        samples.
+        """
+        self._core.divide([*shares], [float(share) for share in shares.values()])
 
     # Care
 

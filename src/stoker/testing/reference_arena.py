@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from types import TracebackType
@@ -119,6 +119,11 @@ class ReferenceArena:
         """Change a budget and evict what is over it; a strict ``main`` gives the difference."""
         with self._open():
             self._rules.resize(name, bytes)
+
+    def divide(self, shares: Mapping[str, float]) -> None:
+        """Share out anew, in proportion, the bytes that these strict regions have together."""
+        with self._open():
+            self._rules.divide(shares)
 
     # Batches
 
@@ -235,6 +240,27 @@ class ReferenceArena:
             self._claims.add(sample_id)
         return free
 
+    # Places
+
+    def move(self, ids: ArrayLike, region: str, keys: ArrayLike | None = None) -> NDArray[np.bool_]:
+        """Move cached samples to ``region`` if it admits them; bool[n], True where there now."""
+        with self._open():
+            wanted = self._ids(ids)
+            target = self._rules.region(region)
+            given = _keys(keys, len(wanted))
+            moved = [self._rules.move(i, target, key) for i, key in zip(wanted, given, strict=True)]
+            return np.array(moved, dtype=np.bool_)
+
+    def where(self, ids: ArrayLike) -> NDArray[np.uint8]:
+        """Return u8[n]: the index of each sample's region, in their order; 255 if not cached."""
+        with self._open():
+            return np.array([self._rules.index(i) for i in self._ids(ids)], dtype=np.uint8)
+
+    def list(self, region: str) -> NDArray[np.uint32]:
+        """Return u32[m], the ids cached in ``region``, ascending."""
+        with self._open():
+            return np.array(sorted(self._rules.region(region).members), dtype=np.uint32)
+
     # Leases
 
     def lease(self, ids: ArrayLike, position: int) -> bool:
@@ -276,7 +302,7 @@ class ReferenceArena:
         with self._open():
             self._rules.verify()
 
-    def _ids(self, ids: ArrayLike) -> list[int]:
+    def _ids(self, ids: ArrayLike) -> Sequence[int]:
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ConfigError(f"ids of shape {array.shape}, {array.dtype} are refused: give u32[n]")

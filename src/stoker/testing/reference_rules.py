@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from stoker.errors import ConfigError, SegmentError
@@ -23,6 +24,8 @@ class ReferenceRules:
         self.home: dict[int, ReferenceRegion] = {}
         self.regions: dict[str, ReferenceRegion] = {}
         self.ghosts: dict[str, ReferenceGhost] = {}
+        # Names of both kinds, in the order in which they were given.
+        self.names: dict[str, None] = {}
         # Samples that may not leave: leased ones, and those that a put has in flight.
         self.leased: set[int] = set()
         self.in_flight: set[int] = set()
@@ -42,15 +45,15 @@ class ReferenceRules:
         """Replace all regions, shares becoming bytes; ConfigError unless nothing is cached."""
         if self.home:
             raise ConfigError("the arena is not empty: configure it before use")
-        before = self.regions, self.ghosts
-        self.regions, self.ghosts = {}, {}
+        before = self.regions, self.ghosts, self.names
+        self.regions, self.ghosts, self.names = {}, {}, {}
         try:
             for rules in regions:
                 self.add(rules, int(rules.share * self.capacity))
             for rules in regions:
                 self._check_references(rules)
         except ConfigError:
-            self.regions, self.ghosts = before
+            self.regions, self.ghosts, self.names = before
             raise
 
     def add(self, rules: Region, budget: int) -> None:
@@ -58,6 +61,7 @@ class ReferenceRules:
         if rules.name in self.regions or rules.name in self.ghosts:
             raise ConfigError(f"region {rules.name!r} exists already: give another name")
         self._check_budget(rules.name, budget)
+        self.names[rules.name] = None
         if rules.holds_bytes:
             self.regions[rules.name] = ReferenceRegion(rules, budget, self._random)
         else:
@@ -96,9 +100,30 @@ class ReferenceRules:
             if main is not None:
                 main.budget = self.capacity - others - budget
         resized.budget = budget
-        for region in (resized, main):
-            while region is not None and region.bytes > region.budget and self._pop_one(region):
-                pass
+        self._shed(resized)
+        if main is not None:
+            self._shed(main)
+
+    def divide(self, shares: Mapping[str, float]) -> None:
+        """Share out anew what these strict regions have together; evict what is over."""
+        regions = [self.region(name) for name in shares]
+        whole = sum(shares.values())
+        if not whole > 0 or not all(0 <= share < math.inf for share in shares.values()):
+            raise ConfigError(f"shares {shares} are refused: give 0 or more, not all of them 0")
+        for region in regions:
+            if not region.rules.strict:
+                raise ConfigError(f"region {region.rules.name!r} borrows: give strict regions")
+        total = left = sum(region.budget for region in regions)
+        for region in regions[1:]:
+            region.budget = min(left, math.floor(total * (shares[region.rules.name] / whole)))
+            left -= region.budget
+        regions[0].budget = left
+        for region in regions:
+            self._shed(region)
+
+    def _shed(self, region: ReferenceRegion) -> None:
+        while region.bytes > region.budget and self._pop_one(region):
+            pass
 
     def _check_references(self, rules: Region) -> None:
         if rules.promote_to is not None:
@@ -159,6 +184,31 @@ class ReferenceRules:
         self.home[sample_id] = target
         self.counts["inserts"] += 1
         return True
+
+    def index(self, sample_id: int) -> int:
+        """Return the place of a sample's region among all of them; 255 if it is not cached."""
+        home = self.home.get(sample_id)
+        return 255 if home is None else [*self.names].index(home.rules.name)
+
+    def move(self, sample_id: int, target: ReferenceRegion, given: float | None) -> bool:
+        """Move a cached sample to another region if its rules admit it; True if it is there."""
+        home = self.home.get(sample_id)
+        if home is None or home is target:
+            self.set_key(sample_id, given)
+            return home is not None
+        was = home.members[sample_id]
+        if len(was.sample) > target.budget:
+            return False
+        if given is None and home.rules.order == target.rules.order == "key":
+            given = was.key[0]
+        # Out of everything while room is made: what it takes already is not in its way.
+        home.remove(sample_id)
+        del self.home[sample_id]
+        admitted = self._admit(target, len(was.sample), given)
+        new = Member(was.sample, target.key_at(self._tick(), given)) if admitted else was
+        (target if admitted else home).add(sample_id, new)
+        self.home[sample_id] = target if admitted else home
+        return admitted
 
     def verify(self) -> None:
         """Raise SegmentError if a derived number differs from what it is derived from."""

@@ -1,0 +1,36 @@
+// stoker._core.mark_once and unmark: translate arrays to spans, decide nothing.
+#include "stoker/marks.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Marks = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+}  // namespace
+
+void bind_marks(nb::module_& m) {
+  m.def(
+      "mark_once",
+      [](const Marks& marks, const IdArray& ids, std::uint32_t stamp) {
+        auto* first = new bool[ids.size()];
+        const nb::capsule owner(first,
+                                [](void* flags) noexcept { delete[] static_cast<bool*>(flags); });
+        stoker::mark_once({marks.data(), marks.size()}, {ids.data(), ids.size()}, stamp, first);
+        return nb::ndarray<nb::numpy, bool, nb::ndim<1>>(first, {ids.size()}, owner);
+      },
+      "marks"_a.noconvert(), "ids"_a, "stamp"_a);
+  m.def(
+      "unmark",
+      [](const Marks& marks, const IdArray& ids, std::uint32_t stamp) {
+        stoker::unmark({marks.data(), marks.size()}, {ids.data(), ids.size()}, stamp);
+      },
+      "marks"_a.noconvert(), "ids"_a, "stamp"_a);
+}

@@ -1,0 +1,22 @@
+// Marks in memory that processes share: one 32-bit stamp per id, set by whoever comes first.
+//
+// Stateless and lock-free, safe in any thread of any process. The caller owns the memory. Stamps
+// grow: a mark counts for its stamp and for all before, so that a straggler of an earlier stamp
+// changes nothing. Ids are checked (ConfigError), and so is the stamp: 0 means no mark.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace stoker {
+
+// first[i]: true where ids[i] had an earlier stamp until now. Of all who mark an id with one stamp,
+// at most one sees true.
+void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
+               std::uint32_t stamp, bool* first);
+
+// Takes marks of this stamp back, so that the id can be marked once more; others stay.
+void unmark(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
+            std::uint32_t stamp);
+
+}  // namespace stoker
