@@ -62,10 +62,10 @@ def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -
         for _ in range(3):
             seen = np.concatenate([batch.numpy() for batch in loader])
             assert sorted(seen.tolist()) == list(range(NUM))
-        assert loader._ahead is not None
+        assert loader._engine.ahead is not None
         stats = loader.stats
         reads = int(dataset.source.reads.sum())
-        bypassed = loader._cached.store.tier.arena.stats()["bypassed"]  # type: ignore[union-attr]
+        bypassed = loader._engine.cached.store.tier.arena.stats()["bypassed"]  # type: ignore[union-attr]
     assert stats.accesses == 3 * NUM == stats.hits + stats.fetched
     # On a busy machine a put may give up waiting for the lock: then the sample is read again.
     assert 0 <= reads - stats.fetched <= bypassed
@@ -143,7 +143,7 @@ def test_killed_again_and_again_the_epoch_goes_on() -> None:
 def test_switched_off() -> None:
     with Loader(slow_dataset(0), batch_size=16, cache="20%", prefetch_bytes=0) as loader:
         assert sum(len(batch) for batch in loader) == NUM
-        assert loader._ahead is None
+        assert loader._engine.ahead is None
         assert not prefetchers()
 
 

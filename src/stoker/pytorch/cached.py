@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from stoker.errors import SampleCorrupt, SourceError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.pytorch.dataset import SourceDataset
+from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
 from stoker.scores import Scores
 from stoker.store.registry import SharedArena
@@ -31,7 +30,7 @@ class Fetched(NamedTuple):
     """Place in the batch -> why that sample cannot be used."""
 
 
-class CachedDataset(Dataset[Any]):
+class CachedDataset(BatchDataset):
     """The samples of ``dataset``, served through ``store`` a batch at a time.
 
     :func:`~stoker.pytorch.with_cache` makes one. It works in any loader that takes a
@@ -102,11 +101,6 @@ class CachedDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range: there are {len(self)} samples")
-        return self.__getitems__([index % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples ``indices``, with their transforms applied.

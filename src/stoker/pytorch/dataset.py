@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,24 @@ from stoker.source.open import open_image_folder
 Transform = Callable[[Any], Any]
 
 
-class SourceDataset(Dataset[Any]):
+class BatchDataset(Dataset[Any], ABC):
+    """A map-style data set that serves batches, and single samples as batches of one."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples ``indices``, each from 0 to ``len(self) - 1``."""
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range: there are {len(self)} samples")
+        return self.__getitems__([index % len(self)])[0]
+
+
+class SourceDataset(BatchDataset):
     """A data set whose samples come from a Source: bytes, then :meth:`decode`, :meth:`finish`.
 
     Alone it reads through, a batch at a time (``__getitems__``); a Loader or a CachedDataset
@@ -66,11 +84,6 @@ class SourceDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range: there are {len(self)} samples")
-        return self.__getitems__([index % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples ``indices``, with one read of the source.

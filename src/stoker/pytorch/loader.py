@@ -6,7 +6,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,21 +16,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.errors import ConfigError, SegmentError
 from stoker.pytorch.arguments import check_epochs, check_own_order, refuse_unavailable
-from stoker.pytorch.batch_server import BatchServer
-from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
-from stoker.pytorch.inner import InnerLoader
+from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Failure, Meta, attach
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError, check_on_error
 from stoker.pytorch.open_cache import CacheSetup, as_recipe
-from stoker.pytorch.planner import Draw, Planner, PlanSampler, draws_of
+from stoker.pytorch.planner import Planner, PlanSampler
 from stoker.pytorch.population import Population
-from stoker.pytorch.ranks import LazyRanks, is_first_on_node
-from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.pytorch.ranks import LazyRanks
 from stoker.pytorch.records import Records
-from stoker.pytorch.requests import RequestSampler
 from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name, tensors_of
 from stoker.pytorch.stats import Stats
 from stoker.recipes.base import Recipe
@@ -131,13 +126,12 @@ class Loader(DataLoader[Any]):
             check_own_order(self._recipe)
         if shuffle is False and not own_order and not self._recipe.preload:
             self._recipe = minio()
-        self._prefetch_bytes = parse_bytes(prefetch_bytes, name="prefetch_bytes")
-        self._setup = CacheSetup(
+        setup = CacheSetup(
             self._population, cache, self._recipe, cache_stage, cache_dir, disk_cache
         )
         self._ranks = LazyRanks(rank, world_size)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
-        self._scores = Scores(len(self._population.base))
+        scores = Scores(len(self._population.base))
         self._planner = Planner(
             self._population,
             self._recipe.sampler if shuffle is not False else UniformSampler,
@@ -146,8 +140,8 @@ class Loader(DataLoader[Any]):
             seed=self._seed,
             shuffle=shuffle is not False,
             drop_last=drop_last,
-            policy=self._setup.policy,
-            scores=self._scores,
+            policy=setup.policy,
+            scores=scores,
         )
         super().__init__(
             dataset,
@@ -166,18 +160,23 @@ class Loader(DataLoader[Any]):
             **torch_arguments,
         )
         self._own_order = own_order
-        self._on_error = on_error
         self._return_meta = return_meta
         self._epochs = epochs
-        self._observer = Observer(self._scores)
+        self._observer = Observer(scores)
         self._records = Records(len(self._population.base))
-        self._cached: CachedDataset | None = None
-        self._ahead: ReadAhead | None = None
-        self._inner: InnerLoader | None = None
+        self._engine = Engine(
+            setup,
+            self._ranks,
+            self._planner,
+            self._observer,
+            self._records,
+            own_order=own_order,
+            seed=self._seed,
+            epochs=epochs,
+            on_error=on_error,
+            prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
+        )
         self._running: weakref.ref[LoaderIterator] | None = None
-        self._walk: Walk | None = None
-        self._generator_began: torch.Tensor | None = None
-        self._iterations = 0
         self._closed = False
 
     # --- iterating ---
@@ -186,9 +185,7 @@ class Loader(DataLoader[Any]):
         """Begin the next epoch; one that was not finished counts as used up."""
         self._check_open()
         self.finish_epoch()
-        if self._cached is None:
-            self._cached = self._open()
-            log.info(self._setup.describe(self._cached, self._recipe))
+        self._engine.open(self)
         iterator = LoaderIterator(self)
         self._running = weakref.ref(iterator)
         return iterator
@@ -200,10 +197,10 @@ class Loader(DataLoader[Any]):
         iterated, the whole of it again, with the batches handed out before the state was saved
         (Lightning counts so), while ``len(iter(loader))`` stays what is left.
         """
-        if self._walk is None:
+        walk = self._engine.walk
+        if walk is None:
             return self.batches_from(self._planner.coming)
-        start = self._walk.start
-        return start.steps + self.batches_from(start)
+        return walk.start.steps + self.batches_from(walk.start)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
@@ -295,8 +292,7 @@ class Loader(DataLoader[Any]):
 
         Of this rank and its workers.
         """
-        share = -(-len(self._population) // self._ranks.now().world_size)
-        return self._records.stats(self._cached, self._observer.non_finite, share)
+        return self._engine.stats()
 
     @property
     def epoch_stats(self) -> list[Stats]:
@@ -319,9 +315,10 @@ class Loader(DataLoader[Any]):
         :meth:`end_epoch` is called. SegmentError once the loader is closed.
         """
         self._check_open()
-        cursor = self._planner.coming if self._walk is None else self._walk.cursor
-        generator = self._generator_began
-        if self._walk is None and self.generator is not None:
+        walk = self._engine.walk
+        cursor = self._planner.coming if walk is None else walk.cursor
+        generator = self._engine.generator_began
+        if walk is None and self.generator is not None:
             generator = self.generator.get_state()
         return LoaderState(
             owner=self._owner(cursor.epoch),
@@ -349,7 +346,7 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         state = LoaderState.from_dict(state_dict)
-        state.refuse_other(self._owner(state.cursor.epoch), len(self._scores))
+        state.refuse_other(self._owner(state.cursor.epoch), len(self._population.base))
         self.finish_epoch()
         self._observer.restore(state.observed, **state.rows())
         self._records.restore(state.stats, state.failures, self.stats)
@@ -373,11 +370,7 @@ class Loader(DataLoader[Any]):
         iterator = self._running() if self._running is not None else None
         if iterator is not None:
             iterator.stop()
-        self._inner = None
-        if self._ahead is not None:
-            self._ahead.close()
-        if self._cached is not None:
-            self._cached.close()
+        self._engine.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -394,28 +387,11 @@ class Loader(DataLoader[Any]):
 
     def begin_epoch(self) -> tuple[Iterator[Envelope], Walk]:
         """Begin the coming epoch; return its batches, and where the training loop is in it."""
-        assert self._cached is not None
-        if self._inner is None or not self.persistent_workers:
-            self._inner = self._make_inner(self._cached)
-        at = self._planner.begin()
-        self._observer.begin_epoch()
-        if self.generator is not None:
-            self._generator_began = self.generator.get_state()
-        earlier = np.empty(0, np.uint32) if self._own_order else self._planner.earlier(at)
-        self._records.begin_epoch(at.epoch, earlier, self.stats)
-        # Tokens are never reused, also when an epoch is run again.
-        token, draws = self._iterations << 32, self._draws(at, self._cached)
-        self._inner.requests.begin(token, at.epoch, draws, earlier)
-        self._iterations += 1
-        if self._own_order:
-            self._walk = Walk(at, None, None, self._ranks.now().world_size)
-        else:
-            self._walk = self._planner.walk(at)
-        return iter(self._inner), self._walk
+        return self._engine.begin_epoch(self)
 
     def is_redirected(self, walk: Walk) -> bool:
         """Whether :meth:`set_epoch` came after ``walk`` began, for another epoch."""
-        return walk is self._walk and self._planner.is_redirected(walk.start)
+        return walk is self._engine.walk and self._planner.is_redirected(walk.start)
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
@@ -429,10 +405,7 @@ class Loader(DataLoader[Any]):
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
-        self._walk = None
-        if self._records.is_open:
-            _ = self._observer.scores  # waits for losses still being copied
-            self._records.finish_epoch(self.stats)
+        self._engine.finish_epoch()
 
     def batches_from(self, at: Cursor) -> int:
         """Return this rank's batches of an epoch from ``at`` on."""
@@ -463,36 +436,3 @@ class Loader(DataLoader[Any]):
             plan=OWN_ORDER if self._own_order else self._planner.identity(epoch),
             world_size=self._ranks.now().world_size,
         )
-
-    def _open(self) -> CachedDataset:
-        ranks = self._ranks.fix()
-        setup = self._setup
-        batch_bytes = setup.mean_size * (self.batch_size or 1)
-        window = 0
-        if not self._own_order and setup.capacity and setup.stage.is_bytes_of_source:
-            window = window_bytes(
-                self._prefetch_bytes, setup.capacity, batch_bytes, self.num_workers, ranks
-            )
-        cached = setup.open(ranks, window)
-        if window and can_prefetch(cached.store):
-            share = window // ranks_on_node(ranks)
-            self._ahead = ReadAhead(setup.key, cached.store, self._planner, share)
-        return cached
-
-    def _make_inner(self, cached: CachedDataset) -> InnerLoader:
-        progress = self._ahead.progress if self._ahead is not None else None
-        server = BatchServer(cached, self.collate_fn, self._on_error, self._seed, progress)
-        return InnerLoader(self, server, RequestSampler())
-
-    def _draws(self, at: Cursor, cached: CachedDataset) -> Callable[[], Iterator[Draw]]:
-        """Return what draws this rank's batches from ``at`` on."""
-        ranks = self._ranks.now()
-        if self._own_order:
-            indices: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-            return partial(draws_of, indices, self._population, ranks, at)
-        plan = self._planner.plan(at)
-        if is_first_on_node(ranks):
-            cached.rekey(self._setup.policy, self._scores, plan)
-        if self._ahead is not None:
-            self._ahead.begin(at, self._epochs is None or at.epoch + 1 < self._epochs)
-        return partial(self._planner.draws, plan, at)

@@ -86,7 +86,7 @@ class CacheSetup:
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
-        self._preload = recipe.preload
+        self.recipe = recipe
         fit = getattr(recipe.policy, "for_sizes", None)
         self.policy: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
         """The policy, told the sizes of the samples if it asks for them."""
@@ -141,7 +141,7 @@ class CacheSetup:
             opened.append(disk)
         store = Store(self.stage.source, self._tier(opened))
         cached = CachedDataset(self.population.base, store, self.stage, opened)
-        if self._preload:
+        if self.recipe.preload:
             self._fill(cached)
         return cached
 
@@ -208,7 +208,7 @@ class CacheSetup:
             )
         return agreed or self.stage.key
 
-    def describe(self, cached: CachedDataset, recipe: Recipe) -> str:
+    def describe(self, cached: CachedDataset) -> str:
         """Return a line on the cache that was opened and what to expect of it."""
         stats = cached.store.tier.stats()
         if not stats["capacity_bytes"]:
@@ -216,14 +216,14 @@ class CacheSetup:
         window = stats.get("regions", {}).get(WINDOW, {"budget": 0})["budget"]
         held = int(stats["capacity_bytes"]) - window
         share = min(1.0, held / self.data_bytes) if self.data_bytes else 0.0
-        predicted = recipe.predicted_hit_ratio(share)
+        predicted = self.recipe.predicted_hit_ratio(share)
         expected = "unknown" if predicted is None else f"{predicted:.1%} of bytes"
         overhead = format_bytes(stats.get("overhead_bytes", 0))
         return (
             f"cache {format_bytes(held)}{_on_disk(stats)} + {format_bytes(window)} ahead + "
             f"{overhead} overhead, "
-            f"{share:.1%} of {format_bytes(self.data_bytes)}; recipe {recipe.name}; predicted hit "
-            f"ratio from the second epoch on: {expected}"
+            f"{share:.1%} of {format_bytes(self.data_bytes)}; recipe {self.recipe.name}; "
+            f"predicted hit ratio from the second epoch on: {expected}"
         )
 
 

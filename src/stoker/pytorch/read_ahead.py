@@ -67,7 +67,7 @@ class ReadAhead:
         assert isinstance(tier, MemoryTier | StackedTier)
         source = store.source
         self._length = planner.accesses(Cursor())
-        self.progress = Progress(self._length)
+        self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
         self._planner = planner
         self._published: list[int] = []
