@@ -15,8 +15,8 @@ import pytest
 
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
-from stoker.prefetch.feed import SERVED
 from stoker.prefetch.job import Job
+from stoker.prefetch.progress import Progress
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.source.memory import MemorySource
@@ -53,11 +53,14 @@ class Rank:
         self.arena = arena
         self.fresh = SharedArray.create(NUM, np.uint8)
         self.prefetcher = Prefetcher(key, lambda: Job(source, MemoryTier(arena)), 2_000, self.fresh)
-        self.marks = SharedArray.create(NUM, np.uint8)
+        self.progress = Progress(NUM)
 
     def publish(self, ids: np.ndarray, epoch: int = 0) -> None:
-        self.marks = SharedArray.create(NUM, np.uint8)
-        self.prefetcher.publish(epoch, ids, self.marks)
+        self.epoch = epoch
+        self.prefetcher.publish(epoch, ids, self.progress.begin(epoch))
+
+    def serve(self, at: int) -> None:
+        self.progress.finish(self.epoch, at, 1)
 
     def walk(self, ids: np.ndarray, patience: float = 10.0) -> int:
         """Serve all accesses in order; return how many never came."""
@@ -67,7 +70,7 @@ class Rank:
                 assert self.arena.get(sample) == SAMPLES[sample]
             else:
                 missing += 1
-            self.marks.array[at] = SERVED
+            self.serve(at)
         return missing
 
 
@@ -141,7 +144,7 @@ def test_killed_it_is_started_again_with_one_warning(
             for at, sample in enumerate(order().tolist()):
                 # What the dead process was reading is the worker's to read; the rest comes.
                 missing += not await_true(lambda: arena.contains([sample])[0], 3.0)  # noqa: B023
-                rank.marks.array[at] = SERVED
+                rank.serve(at)
                 if at in (100, 200):
                     for pid in processes(tmp_path):
                         os.kill(pid, signal.SIGKILL)

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.prefetch.marks import SERVED, Marks
+
 Ids = NDArray[np.uint32]
 
 
 _GROUPS = 4  # fill a window at least
-
-STARTED, SERVED = 1, 2
-"""What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
 
 
 class Segment(NamedTuple):
@@ -25,8 +24,15 @@ class Segment(NamedTuple):
     """``u32[A]``, in the order of access."""
     keys: NDArray[np.float64] | None
     """``f64[A]``, under which each sample is kept after its access; None: the policy needs none."""
-    served: NDArray[np.uint8]
-    """``u8[A]``, shared with the rank's workers, who set :data:`STARTED`, then :data:`SERVED`."""
+    marks: Marks
+    """Of ``A`` accesses or more, shared with the rank's workers."""
+    generation: int
+    """Of the marks; in a later one they are those of another epoch, and this one is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the marks serve a later epoch by now."""
+        return self.marks.generation != self.generation
 
 
 class Group(NamedTuple):
@@ -42,7 +48,8 @@ class Feed:
     """The accesses of one rank still to come, and a window over them.
 
     The window begins with the first group that is not all served and holds ``window_bytes`` at
-    most, but always one sample. Workers serve in any order within it. Not thread-safe.
+    most: a larger sample is left to the workers. They serve in any order within it. Not
+    thread-safe.
     """
 
     def __init__(self, sizes: NDArray[np.int64], window_bytes: int) -> None:
@@ -82,14 +89,15 @@ class Feed:
     def advance(self) -> int:
         """Look at what was served, and return the position up to which all groups are over."""
         while self._segments:
-            served = self._segments[0].served
-            over = served[self._low :] == SERVED
-            done = len(over) if over.all() else int(np.argmin(over))
+            segment, length = self._segments[0], len(self._segments[0].ids)
+            over = segment.marks.served[self._low : length] == SERVED
+            # Looked at last: the marks count only if they were this epoch's till then.
+            done = len(over) if over.all() or segment.is_over else int(np.argmin(over))
             self._low += done
-            if self._low < len(served):
+            if self._low < length:
                 break
-            self._base += len(served)
-            self._head = max(0, self._head - len(served))
+            self._base += length
+            self._head = max(0, self._head - length)
             self._low = 0
             self._segments.popleft()
             self._ends.popleft()
@@ -98,6 +106,15 @@ class Feed:
         while self._groups and self._groups[0][1] <= position:
             self._ready -= self._groups.popleft()[2]
         return min(position, self._groups[0][0]) if self._groups else position
+
+    def confirm(self) -> None:
+        """Tell the workers that we live, and that what was handed out is claimed by now."""
+        offset = self._head
+        for segment in self._segments:
+            if not segment.is_over:
+                segment.marks.hand_out(min(offset, len(segment.ids)))
+                segment.marks.attend()
+            offset = max(0, offset - len(segment.ids))
 
     def take(self, most: int) -> Group | None:
         """Return the next accesses, at most ``most``, that the window has room for."""
@@ -116,13 +133,14 @@ class Feed:
         before = int(ends[begin - 1]) if begin else 0
         end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))
         if end == begin:
-            alone = int(ends[begin]) - before > self._window_bytes // _GROUPS
-            if self._groups and (
-                not alone or self._ready + int(ends[begin]) - before > self._window_bytes
-            ):
+            size = int(ends[begin]) - before
+            alone = size > self._window_bytes // _GROUPS
+            if not alone or self._ready + size > self._window_bytes:
                 return None
             end = begin + 1
-        wanted = begin + np.flatnonzero(segment.served[begin:end] == 0)
+        wanted = begin + np.flatnonzero(segment.marks.served[begin:end] == 0)
+        if segment.is_over:
+            return None
         ids = segment.ids[wanted]
         num_bytes = int(self._sizes[ids].sum())
         first = self._base + self._head

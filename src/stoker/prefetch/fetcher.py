@@ -18,7 +18,7 @@ from stoker.prefetch.feed import Feed, Group
 from stoker.prefetch.pace import Pace
 from stoker.source.base import Source
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
+from stoker.store.packed import Packed, pick
 from stoker.store.stacked import StackedTier
 
 log = logging.getLogger("stoker.prefetch")
@@ -29,6 +29,7 @@ WINDOW = "window"
 _GROUP_BYTES = 256 << 10
 _GROUP_SAMPLES = 32
 _BACK_OFF = 0.5  # seconds after a storage that gave up
+_PUTS, _LOCKED = 4, 0.05  # attempts to insert what was read, and seconds between them
 
 
 class Consumer(Protocol):
@@ -66,6 +67,7 @@ class Fetcher:
         """Release what was served and start reads; True if any was started."""
         for consumer in consumers:
             self._let_go(consumer, consumer.feed.advance())
+            consumer.feed.confirm()
         started = False
         progress = time.monotonic() >= self._pause_until
         while progress:
@@ -94,24 +96,31 @@ class Fetcher:
         if group is None:
             return False
         if group.ids.size:
-            # In order of the plan, which the release by position relies on.
-            consumer.tier.arena.lease(group.ids, group.position)
             consumer.ready.append(group)
-            missing, first = np.unique(group.ids, return_index=True)
-            absent = ~consumer.tier.arena.contains(missing)
-            if absent.any():
-                keys = None if group.keys is None else group.keys[first[absent]]
-                with self._mutex:
-                    self._under_way += 1
-                self._pool.submit(
-                    self._fetch, consumer, Group(missing[absent], keys, group.position)
-                )
+            # In order of the plan, which the release by position relies on. What cannot be leased
+            # could be gone before it is used, and is left to the worker.
+            if consumer.tier.arena.lease(group.ids, group.position):
+                self._start_reading(consumer, group)
+        consumer.feed.confirm()
         return True
 
-    def _fetch(self, consumer: Consumer, group: Group) -> None:
+    def _start_reading(self, consumer: Consumer, group: Group) -> None:
+        """Claim what of the group is not cached, and have it brought."""
+        missing, first = np.unique(group.ids, return_index=True)
+        absent = ~consumer.tier.arena.contains(missing)
+        if not absent.any():
+            return
+        keys = None if group.keys is None else group.keys[first[absent]]
+        group = Group(missing[absent], keys, group.position)
+        own = consumer.tier.claim(group.ids)
+        with self._mutex:
+            self._under_way += 1
+        self._pool.submit(self._fetch, consumer, group, own)
+
+    def _fetch(self, consumer: Consumer, group: Group, own: NDArray[np.bool_]) -> None:
         num_bytes = 0
         try:
-            num_bytes = self._bring(consumer, group)
+            num_bytes = self._bring(consumer, group, own)
         except SourceUnavailable as error:
             log.info("the storage does not keep up: %s", error)
             with self._mutex:
@@ -125,46 +134,57 @@ class Fetcher:
                 self._under_way -= 1
                 self._pace.done(num_bytes, time.monotonic(), saturated)
 
-    def _bring(self, consumer: Consumer, group: Group) -> int:
-        risen = consumer.tier.rise(group.ids, group.keys, WINDOW)
-        from_disk = int(self._source.sizes[group.ids[risen]].sum())
-        if risen.any():
-            keys = None if group.keys is None else group.keys[~risen]
-            group = Group(group.ids[~risen], keys, group.position)
-        own = consumer.tier.claim(group.ids)
-        ids = group.ids[own]
-        if not ids.size:
-            return from_disk
-        left = ids
+    def _bring(self, consumer: Consumer, group: Group, own: NDArray[np.bool_]) -> int:
+        """Read those of the group that are claimed, and bring others up; return the bytes."""
+        below = _part(group, ~own)
+        risen = consumer.tier.rise(below.ids, below.keys, WINDOW) if below.ids.size else _NONE
+        from_disk = int(self._source.sizes[below.ids[risen]].sum())
+        return from_disk + (self._read(consumer, _part(group, own)) if own.any() else 0)
+
+    def _read(self, consumer: Consumer, group: Group) -> int:
+        """Read and publish a group that is claimed; return the bytes."""
+        left = group.ids
         try:
-            data, offsets, errors = self._source.read_packed(ids)
-            good = np.ones(len(ids), bool)
+            data, offsets, errors = self._source.read_packed(group.ids)
+            good = np.ones(len(group.ids), bool)
             good[list(errors)] = False
-            throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
             if good.any():
-                left = self._publish(consumer, group, own, good, data, offsets)
+                lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
+                packed = Packed(data, np.concatenate([[0], np.cumsum(lengths)]))
+                kept = self._publish(consumer, _part(group, good), packed)
+                left = np.setdiff1d(group.ids, kept, assume_unique=True)
+            throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
             if throttled:
                 raise throttled[0]
-            return from_disk + len(data)
+            return len(data)
         finally:
             if left.size:
                 consumer.tier.abandon(left)
 
-    def _publish(
-        self,
-        consumer: Consumer,
-        group: Group,
-        own: NDArray[np.bool_],
-        good: NDArray[np.bool_],
-        data: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint32]:
-        """Put the good ones into the cache; return those that did not get there."""
-        ids = group.ids[own]
-        keys = None if group.keys is None else group.keys[own][good]
-        lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
-        packed = np.concatenate([[0], np.cumsum(lengths)])
-        consumer.fresh[ids[good]] = 1
-        admitted = consumer.tier.put_many(ids[good], Packed(data, packed), keys, WINDOW)
-        consumer.fresh[ids[good][~admitted]] = 0
-        return np.concatenate([ids[~good], ids[good][~admitted]])
+    @staticmethod
+    def _publish(consumer: Consumer, group: Group, samples: Packed) -> NDArray[np.uint32]:
+        """Put samples into the cache; return those that got there."""
+        consumer.fresh[group.ids] = 1
+        admitted = consumer.tier.put_many(group.ids, samples, group.keys, WINDOW)
+        for _ in range(_PUTS - 1):
+            if admitted.all():
+                break
+            # Their room is there, but the lock was not to be had: to read again would cost more.
+            time.sleep(_LOCKED)
+            again = np.flatnonzero(~admitted)
+            again = again[consumer.tier.claim(group.ids[again])]
+            keys = None if group.keys is None else group.keys[again]
+            admitted[again] = consumer.tier.put_many(
+                group.ids[again], pick(samples, again), keys, WINDOW
+            )
+        consumer.fresh[group.ids[~admitted]] = 0
+        return group.ids[admitted]
+
+
+_NONE = np.zeros(0, np.bool_)
+
+
+def _part(group: Group, mask: NDArray[np.bool_]) -> Group:
+    """Return those of the group that ``mask`` chooses."""
+    keys = None if group.keys is None else group.keys[mask]
+    return Group(group.ids[mask], keys, group.position)

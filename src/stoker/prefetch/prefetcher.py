@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from stoker.errors import StokerError
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.job import Job, dump
+from stoker.prefetch.marks import Marks
 from stoker.shared import SharedArray
 from stoker.store import unforked
 from stoker.store.ofd import try_lock
@@ -34,6 +35,16 @@ _SILENCE = 3.0  # seconds without a sign of life after which the process counts 
 _PATIENCE = 10.0  # seconds for a process that is starting
 _MOST_STARTS = 5  # in a row, each soon after the one before
 _SOON = 30.0
+
+
+class _Published(NamedTuple):
+    """One epoch, as it is told to the process, and told again to one that replaces it."""
+
+    epoch: int
+    ids: SharedArray
+    marks: SharedArray
+    generation: int
+    keys: SharedArray | None
 
 
 class Prefetcher:
@@ -58,7 +69,7 @@ class Prefetcher:
         self._make_job = job
         self._window_bytes = window_bytes
         self._fresh = fresh
-        self._segments: list[tuple[int, SharedArray, SharedArray, SharedArray | None]] = []
+        self._segments: list[_Published] = []
         self._mutex = threading.Lock()
         self._channel: Channel | None = None
         self._starts: list[float] = []
@@ -72,14 +83,15 @@ class Prefetcher:
         self,
         epoch: int,
         ids: NDArray[np.uint32],
-        served: SharedArray,
+        marks: SharedArray,
         keys: NDArray[np.float64] | None = None,
     ) -> None:
-        """Append an epoch's accesses ``u32[A]``, with ``served`` (``u8[A]``) to be set to 1."""
-        segment = (
+        """Append an epoch's accesses ``u32[A]``; ``marks`` is the memory of its :class:`Marks`."""
+        segment = _Published(
             epoch,
             SharedArray.copy_of(np.ascontiguousarray(ids, np.uint32)),
-            served,
+            marks,
+            Marks(marks.array).generation,
             None if keys is None else SharedArray.copy_of(np.asarray(keys, np.float64)),
         )
         with self._mutex:
@@ -106,12 +118,18 @@ class Prefetcher:
             with contextlib.suppress(OSError):  # the watching thread notices and starts anew
                 self._channel.send(*order)
 
-    def _order(
-        self, segment: tuple[int, SharedArray, SharedArray, SharedArray | None]
-    ) -> tuple[dict[str, object], list[int]]:
-        epoch, ids, served, keys = segment
-        fds = [ids.fileno(), served.fileno()] + ([] if keys is None else [keys.fileno()])
-        return {"order": "segment", "epoch": epoch, "length": len(ids.array)}, fds
+    @staticmethod
+    def _order(segment: _Published) -> tuple[dict[str, object], list[int]]:
+        fds = [segment.ids.fileno(), segment.marks.fileno()]
+        if segment.keys is not None:
+            fds.append(segment.keys.fileno())
+        order = {
+            "order": "segment",
+            "epoch": segment.epoch,
+            "length": len(segment.ids.array),
+            "generation": segment.generation,
+        }
+        return order, fds
 
     # --- watching ---
 
@@ -125,9 +143,17 @@ class Prefetcher:
         finally:
             with self._mutex:
                 self._drop()
+                self._expect_nothing()
             os.close(self._wake)
 
+    def _expect_nothing(self) -> None:
+        """Let workers read for themselves at once."""
+        for segment in self._segments:
+            Marks(segment.marks.array).attend(0.0)
+
     def _complain(self) -> None:
+        with self._mutex:
+            self._expect_nothing()
         if not self._warned:
             self._warned = True
             log.warning("the prefetch process died or hung: workers read, and it is started again")

@@ -27,6 +27,7 @@ from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import WINDOW, Fetcher
 from stoker.prefetch.job import Job
+from stoker.prefetch.marks import Marks
 from stoker.source.remote.client import serve_clients_here
 
 log = logging.getLogger("stoker.prefetch")
@@ -77,10 +78,11 @@ class Rank:
         elif order == "segment":
             ids = _mapped(fds[0], np.uint32)[: int(str(message["length"]))]
             keys = _mapped(fds[2], np.float64)[: len(ids)] if len(fds) > 2 else None
-            served = _mapped(fds[1], np.uint8)[: len(ids)]
+            marks = Marks(_mapped(fds[1], np.uint8))
             if ids.size and int(ids.max()) >= len(self._sizes):
                 raise ValueError("ids are out of range")
-            self.feed.add(Segment(int(str(message["epoch"])), ids, keys, served))
+            generation = int(str(message["generation"]))
+            self.feed.add(Segment(int(str(message["epoch"])), ids, keys, marks, generation))
         elif order == "reset":
             self.feed.reset()
         else:

@@ -1,11 +1,16 @@
-"""How far a rank's workers are, for the prefetch process to see."""
+"""How far a rank's workers are, for the prefetch process to see, and how far that one is."""
 
 from __future__ import annotations
 
-import numpy as np
+import time
+from typing import Any
 
-from stoker.prefetch.feed import SERVED, STARTED
+from stoker.prefetch.marks import SERVED, STARTED, Marks
 from stoker.shared import SharedArray
+
+_STARTING = 5.0  # seconds that the prefetch process may take to start
+_PATIENCE = 3.0  # seconds without any progress of it
+_GLANCE = 0.002  # seconds between two looks
 
 
 class Progress:
@@ -14,21 +19,44 @@ class Progress:
     ``length`` accesses at most in an epoch of this rank. Two epochs are kept, as prefetch is in
     the next one before this one ends. Workers write to places of their own, so that nobody
     needs a lock; passed to children it stays the same memory.
+
+    A worker whose ``source`` would have to start something before it can read (``is_ready``)
+    leaves the reading to a prefetch process that gets on, and only waits.
     """
 
-    def __init__(self, length: int) -> None:
-        self._marks = [SharedArray.create(length, np.uint8, name="stoker-served") for _ in "01"]
+    def __init__(self, length: int, source: Any = None) -> None:
+        self._memory = [
+            SharedArray.create(Marks.bytes(length), "u1", name="stoker-marks") for _ in "01"
+        ]
+        self._source = source
+        self._is_first = True
 
     def begin(self, epoch: int) -> SharedArray:
-        """Return the marks of ``epoch``, ``u8[length]``, all zero."""
-        marks = self._marks[epoch % 2]
-        marks.array[:] = 0
-        return marks
+        """Return the memory of the :class:`Marks` of ``epoch``, all zero."""
+        self._marks(epoch).begin(_STARTING if self._is_first else 0.0)
+        self._is_first = False
+        return self._memory[epoch % 2]
 
     def start(self, epoch: int, first: int, count: int) -> None:
         """Say that a worker sees to these accesses now; what is not claimed yet it reads."""
-        self._marks[epoch % 2].array[first : first + count] = STARTED
+        marks = self._marks(epoch)
+        if not getattr(self._source, "is_ready", True):
+            _await(marks, first + count)
+        marks.served[first : first + count] = STARTED
 
     def finish(self, epoch: int, first: int, count: int) -> None:
         """Say that these accesses are over."""
-        self._marks[epoch % 2].array[first : first + count] = SERVED
+        self._marks(epoch).served[first : first + count] = SERVED
+
+    def _marks(self, epoch: int) -> Marks:
+        return Marks(self._memory[epoch % 2].array)
+
+
+def _await(marks: Marks, end: int) -> None:
+    """Wait until the accesses before ``end`` are handed out, as long as that gets on."""
+    reached, since = marks.handed_out, time.monotonic()
+    while reached < end and marks.is_attended and time.monotonic() - since < _PATIENCE:
+        time.sleep(_GLANCE)
+        now = marks.handed_out
+        if now > reached:
+            reached, since = now, time.monotonic()

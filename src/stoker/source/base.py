@@ -92,6 +92,11 @@ class BaseSource:
         """Return what people call the sample."""
         return f"sample {sample_id}"
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether this process can read at once, without starting anything for that first."""
+        return True
+
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
         """Return the samples, None for each that failed, and the errors by position."""
         wanted = check_ids(ids, len(self))

@@ -54,6 +54,11 @@ class KeySource(PackedSource):
         return self._fingerprint
 
     @property
+    def is_ready(self) -> bool:
+        """Whether this process has its helper already."""
+        return self._client.is_open
+
+    @property
     def tally(self) -> Tally:
         """What this process has asked of the storage so far."""
         return self._client.tally

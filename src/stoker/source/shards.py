@@ -172,6 +172,11 @@ class ShardSource(PackedSource):
         return self._extensions
 
     @property
+    def is_ready(self) -> bool:
+        """Whether this process has its helper already, or needs none."""
+        return self._client.is_open
+
+    @property
     def tally(self) -> Tally:
         """What this process has asked of the storage so far."""
         return self._client.tally

@@ -171,12 +171,12 @@ class Store:
     ) -> None:
         """Set the outcomes of what was prefetched, and count."""
         if self._fresh is not None:
-            fresh = self._fresh.array[batch] == 1
-            if fresh.any():
-                due = np.flatnonzero(fresh)
+            # What was read here is counted already: then the mark is a later access's.
+            due = np.flatnonzero((self._fresh.array[batch] == 1) & (outcomes == Outcome.HIT))
+            if due.size:
                 due = due[np.unique(batch[due], return_index=True)[1]]
                 outcomes[due] = Outcome.FETCHED
-                self._fresh.array[batch] = 0
+                self._fresh.array[batch[due]] = 0
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
         hit = good & (outcomes == Outcome.HIT)

@@ -17,7 +17,6 @@ from .watched_source import WatchedSource
 
 NUM = 300
 EPOCHS = 3
-GROUP = 32  # samples, the most that are fetched together
 
 
 def train(source: WatchedSource, seed: int, recipe: str, ready: Any, answers: Any) -> None:
@@ -71,6 +70,5 @@ def test_they_read_together(recipe: str) -> None:
     print(f"{recipe}: {reads} reads, {fetched} of {2 * EPOCHS * NUM} accesses missed")
     assert sum(result[1] for result in results) >= 2 * EPOCHS * NUM
     assert source.read_twice_at_once == []
-    # When the second job comes, the window of the first is full: a group may be read in vain.
-    assert reads <= fetched + 2 * GROUP
+    assert reads == fetched
     assert max(result[2] for result in results) == 1  # they share the prefetch process

@@ -116,6 +116,11 @@ class Client:
         )
 
     @property
+    def is_open(self) -> bool:
+        """Whether a request can be made at once, with nothing to be started for it."""
+        return self._in_process or _clients_here or self._link is not None
+
+    @property
     def tally(self) -> Tally:
         """What this process has asked of the storage since it opened it."""
         with self._opening:
