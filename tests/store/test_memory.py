@@ -3,6 +3,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
+from stoker.policy.base import Region
 from stoker.policy.lru import LRU
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
@@ -34,6 +35,16 @@ def test_keys_are_set_at_each_access():
     assert arena.keys([1, 2]).tolist() == [50, 51]
     tier.get_many(as_ids([9, 2]), np.array([70.0, 71.0]))
     assert arena.keys([1, 2]).tolist() == [50, 71]
+
+
+@pytest.mark.parametrize("num_bytes", [3, 22_500, 8_000_000, 10**8 + 7])
+@pytest.mark.parametrize("window", [1, 12_345, 26_843_545])
+def test_a_region_for_all_samples_is_not_a_byte_short(num_bytes, window):
+    total = num_bytes + window
+    with Arena(4, total, total / 2) as arena:
+        arena.configure([Region("main", num_bytes / total), Region("window", window / total)])
+        budgets = {name: each["budget"] for name, each in arena.stats()["regions"].items()}
+    assert budgets == {"main": num_bytes, "window": window}
 
 
 def put_one(tier):

@@ -183,6 +183,16 @@ def test_what_a_claimant_gives_up_is_fetched_and_kept(store):
     assert store.serve([2]).outcomes.tolist() == [HIT]
 
 
+def test_what_was_read_ahead_counts_as_fetched_at_its_access_and_not_at_another(store):
+    fresh = store.expect_prefetch().array
+    store.serve([1])
+    fresh[[1, 2]] = 1  # 1 for its next access; 2 is read here before the prefetched copy comes
+    assert store.serve([1, 2]).outcomes.tolist() == [FETCHED, FETCHED]
+    assert fresh[[1, 2]].tolist() == [0, 1]
+    assert store.serve([1, 2, 2]).outcomes.tolist() == [HIT, FETCHED, HIT]
+    assert store.serve([1, 2]).outcomes.tolist() == [HIT, HIT]
+
+
 def test_many_threads_read_each_sample_once():
     store = Store(CountingSource(), lru_tier(capacity=1 << 20))
     batches = np.random.default_rng(1).permutation(np.tile(np.arange(1000), 4)).reshape(-1, 50)
