@@ -12,30 +12,28 @@ from stoker.testing.sampler_conformance import SamplerConformance
 
 
 class TestShuffled(SamplerConformance):
-    world_size = 4
-
-    def make_sampler(self) -> Sampler:
-        return UniformSampler(self.num_samples, seed=7, pad_to=4)
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return UniformSampler(self.num_samples, seed=7, pad_to=pad_to)
 
 
 class TestCut(SamplerConformance):
-    world_size = 4
-
-    def make_sampler(self) -> Sampler:
-        return UniformSampler(self.num_samples, seed=7, pad_to=4, drop_last=True)
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return UniformSampler(self.num_samples, seed=7, pad_to=pad_to, drop_last=True)
 
 
 class TestMoreRanksThanSamples(SamplerConformance):
     num_samples = 3
     world_size = 8
 
-    def make_sampler(self) -> Sampler:
-        return UniformSampler(3, pad_to=8)
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return UniformSampler(3, pad_to=pad_to)
 
 
 class TestInOrder(SamplerConformance):
-    def make_sampler(self) -> Sampler:
-        return UniformSampler(self.num_samples, shuffle=False)
+    world_size = 1
+
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return UniformSampler(self.num_samples, shuffle=False, pad_to=pad_to)
 
 
 def test_each_sample_once() -> None:

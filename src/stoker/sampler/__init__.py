@@ -1,6 +1,25 @@
 """Samplers: from scores to the plan of an epoch."""
 
 from stoker.sampler.base import Sampler
+from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.sampler.infobatch import InfoBatchSampler
+from stoker.sampler.pads import PadsSampler
+from stoker.sampler.report import counts, coverage, ess, repeat_share
+from stoker.sampler.selective import SelectiveSampler
 from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.weighted import WeightedSampler
 
-__all__ = ["Sampler", "UniformSampler"]
+__all__ = [
+    "Draw",
+    "EpochSampler",
+    "InfoBatchSampler",
+    "PadsSampler",
+    "Sampler",
+    "SelectiveSampler",
+    "UniformSampler",
+    "WeightedSampler",
+    "counts",
+    "coverage",
+    "ess",
+    "repeat_share",
+]

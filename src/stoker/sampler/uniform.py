@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
+from stoker.sampler.rng import generator
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
@@ -71,12 +72,10 @@ class UniformSampler:
 
         Raises :class:`~stoker.errors.ConfigError` for a negative epoch.
         """
-        if not 0 <= epoch < 2**64:
-            raise ConfigError(f"epoch={epoch} is refused: count from 0")
+        rng = generator(self.seed, epoch)
         order = np.arange(self.num_samples, dtype=np.uint32)
         if self.shuffle:
-            key = np.array([self.seed, epoch], dtype=np.uint64)
-            np.random.Generator(np.random.Philox(key=key)).shuffle(order)
+            rng.shuffle(order)
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
         # np.resize repeats from the start, also when there are more ranks than samples.
         ids.array[:] = np.resize(order, self.longest)

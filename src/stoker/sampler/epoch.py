@@ -1,0 +1,141 @@
+"""What the samplers that follow scores share: full passes, seeds, equal lengths over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.sampler.rng import generator
+from stoker.sampler.uniform import UniformSampler
+from stoker.scores import Scores
+
+
+class Draw(NamedTuple):
+    """The accesses of one epoch, before they are made to divide among ranks."""
+
+    ids: NDArray[np.integer]
+    """[n], in the order of the epoch."""
+    weights: NDArray[np.float64] | None = None
+    """f64[n], of each access in the loss; None when all are one."""
+
+
+@dataclass(frozen=True)
+class EpochSampler:
+    """Base of samplers that follow scores: a subclass says what is drawn, and how much.
+
+    Until there is something to go by it makes uniform full passes, as :class:`UniformSampler`
+    does: without scores, with none seen yet, or while their scorer is not ready. The length of a
+    draw is made a multiple of the ranks by repeating its start, or cut with ``drop_last`` as long
+    as that leaves something. Frozen and pure: safe in any thread or process.
+
+    Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, and for
+    ``epochs`` below 1.
+    """
+
+    uses_scores: ClassVar[bool] = True
+
+    num_samples: int
+    """N: ids are 0 to N-1."""
+    seed: int = 0
+    """Unsigned 64 bits; with the epoch and the scores it decides the draw."""
+    shuffle: bool = True
+    """False: every epoch is a full pass in order, never padded (for validation)."""
+    pad_to: int = 1
+    """Number of ranks: the length of a shuffled plan is a multiple of it."""
+    drop_last: bool = False
+    """Cut the rest off instead of filling up."""
+    epochs: int | None = None
+    """Epochs of the whole training; None when not known."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise ConfigError(f"epochs={self.epochs} is refused: give at least 1, or None")
+        self._full_pass()
+
+    # --- what a subclass says ---
+
+    def is_full(self, epoch: int) -> bool:
+        """Whether ``epoch`` is a full pass whatever the scores."""
+        return False
+
+    def size(self, scores: Scores | None) -> int:
+        """Return the accesses of a draw; without scores, the number to plan a schedule by."""
+        return self.num_samples
+
+    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
+        """Return :meth:`size` accesses for ``epoch``; ``rng`` is this epoch's own."""
+        raise NotImplementedError
+
+    # --- the protocol ---
+
+    @property
+    def longest(self) -> int:
+        """Accesses of a full pass, for all ranks together."""
+        return self._full_pass().longest
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return the accesses of the plan of ``epoch``, for all ranks together.
+
+        Without scores: as if there were some to draw by, for a learning-rate schedule.
+        """
+        if self._draws_at(epoch) and (scores is None or has_evidence(scores)):
+            return self._divisible(self.size(scores))
+        return self.longest
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the plan of ``epoch``, from 0, by a snapshot of the scores.
+
+        Raises :class:`~stoker.errors.ConfigError` for a negative epoch, or scores of another
+        number of samples.
+        """
+        if scores is not None and len(scores) != self.num_samples:
+            raise ConfigError(f"{len(scores)} scores for {self.num_samples} samples: give one each")
+        if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
+            return self._full_pass().plan(None, epoch)
+        ids, weights = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
+        length = self._divisible(len(ids))
+        return Plan(
+            epoch,
+            epoch * self.longest,
+            # np.resize repeats from the start, also when there are more ranks than accesses.
+            np.resize(ids, length).astype(np.uint32),
+            None if weights is None else np.resize(weights, length).astype(np.float32),
+        )
+
+    # --- inside ---
+
+    def _full_pass(self) -> UniformSampler:
+        return UniformSampler(
+            self.num_samples, self.seed, self.shuffle, self.pad_to, self.drop_last
+        )
+
+    def _draws_at(self, epoch: int) -> bool:
+        return self.shuffle and not self.is_full(epoch)
+
+    def _divisible(self, accesses: int) -> int:
+        rest = accesses % self.pad_to
+        if self.drop_last and accesses >= self.pad_to:
+            return accesses - rest
+        return accesses + (self.pad_to - rest if rest else 0)
+
+
+def has_evidence(scores: Scores) -> bool:
+    """Whether there is something to draw by: a sample seen, and a scorer that is ready."""
+    return scores.ready and bool(scores.seen.any())
+
+
+def scores_or_median(scores: Scores) -> NDArray[np.float64]:
+    """Return f64[N], the scores, none below 0; a sample not seen yet has the median of the others.
+
+    So unseen samples are visited as often as the typical one. All zero, which gives nothing to
+    draw by, becomes all one.
+    """
+    seen = scores.seen > 0
+    values = np.where(seen, np.maximum(scores.values, 0.0), np.median(scores.values[seen]))
+    np.maximum(values, 0.0, out=values)
+    return values if values.any() else np.ones(len(values))

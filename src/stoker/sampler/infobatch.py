@@ -1,0 +1,103 @@
+"""InfoBatch: half of the easy samples are left out, and the others count for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.scores import Scores
+
+
+@dataclass(frozen=True)
+class InfoBatchSampler(EpochSampler):
+    """Each sample at most once an epoch; of the easy ones a random share is left out.
+
+    Easy is a sample whose latest loss is below the mean of all seen ones; an unseen one is not.
+    Exactly a share ``prune`` of them (rounded down) is left out at random, and those that stay
+    weigh as many times more, 1/(1 - prune): the sum of weighted gradients over an epoch has that of
+    the full epoch as its expectation. Training ends on full, unweighted epochs. Source: InfoBatch
+    (Qin et al., ICLR 2024), section 3.
+
+    How many lie below the mean depends on the scores, so the length of an epoch is known when it
+    begins, the same on all ranks, and ``length_at(epoch)`` without scores is the full N: fewer
+    steps may be taken than a schedule planned, never more. Where lengths must be known at
+    construction, ``easiest`` takes a fixed share of the samples by loss as the easy ones.
+
+    Raises :class:`~stoker.errors.ConfigError` as its base does, for shares out of range, and when
+    ``epochs`` is not known, without which training would never end on full epochs.
+    """
+
+    prune: float = 0.5
+    """r: the share of easy samples that is left out."""
+    delta: float = 0.875
+    """Share of the epochs after which all samples are visited, with weights of one; what is left
+    is never less than 1 - delta, nor less than one epoch."""
+    easiest: float | None = None
+    """Share of samples that counts as easy, the lowest losses; None: those below the mean."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.prune < 1:
+            raise ConfigError(f"prune={self.prune} is refused: give a share, 0 to below 1")
+        if not 0 <= self.delta <= 1:
+            raise ConfigError(f"delta={self.delta} is refused: give a share, 0 to 1")
+        if self.easiest is not None and not 0 <= self.easiest <= 1:
+            raise ConfigError(f"easiest={self.easiest} is refused: give a share, 0 to 1, or None")
+        if self.epochs is None and 0 < self.delta < 1:
+            raise ConfigError(
+                "InfoBatch ends on full epochs and must know how many there are: give the Loader "
+                "epochs=, or delta=1 to prune for ever"
+            )
+
+    def is_full(self, epoch: int) -> bool:
+        """Whether ``epoch`` belongs to the last 1 - delta of the training."""
+        if self.delta == 1:
+            return False
+        return self.epochs is None or epoch >= int(self.delta * self.epochs)
+
+    def size(self, scores: Scores | None) -> int:
+        """Return N less what is left out; N when that depends on scores and there are none."""
+        if self.easiest is not None:
+            return self.num_samples - self._pruned(round(self.easiest * self.num_samples))
+        if scores is None:
+            return self.num_samples
+        return self.num_samples - self._pruned(int(_is_below_mean(scores).sum()))
+
+    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
+        """Return the samples that stay, each once, in random order, with their weights."""
+        order = rng.permutation(self.num_samples)
+        if self.easiest is None:
+            easy = order[_is_below_mean(scores)[order]]
+        else:
+            easy = _lowest(scores, order, round(self.easiest * self.num_samples))
+        pruned = self._pruned(len(easy))
+        weights = np.ones(self.num_samples)
+        # The exact ratio, as rounding down left out a little less than the share.
+        weights[easy] = len(easy) / max(1, len(easy) - pruned)
+        weights[easy[:pruned]] = 0
+        ids = order[weights[order] > 0]
+        return Draw(ids, weights[ids])
+
+    def _pruned(self, easy: int) -> int:
+        return int(self.prune * easy)
+
+
+def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:
+    seen = scores.seen > 0
+    values = scores.values[seen]
+    # Rounding must not lift the mean of equal values above them.
+    mean = np.clip(values.mean(), values.min(), values.max())
+    below: NDArray[np.bool_] = scores.values < mean
+    return seen & below
+
+
+def _lowest(scores: Scores, order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the ``count`` ids of lowest loss, unseen ones last, equals as they come in order."""
+    values = np.where(scores.seen > 0, scores.values, np.inf)[order]
+    lowest = np.argsort(values, kind="stable")[:count]
+    # Back into the random order, which decides who is left out.
+    return order[np.sort(lowest)]

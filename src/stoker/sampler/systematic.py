@@ -1,0 +1,29 @@
+"""A fixed number of distinct samples, each with its own inclusion probability."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def systematic(
+    inclusion: NDArray[np.float64], size: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return i64[size], distinct indices in random order; i is one with probability inclusion[i].
+
+    ``inclusion`` f64[N] from 0 to 1 must sum to ``size``; what has probability 1 is always taken.
+    Systematic sampling in random order: the probabilities laid end to end in a line, one random
+    start, then a step of one (Madow, Annals of Mathematical Statistics 1949).
+    """
+    certain = np.flatnonzero(inclusion >= 1)
+    order = rng.permutation(np.flatnonzero((inclusion > 0) & (inclusion < 1)))
+    left = min(size - len(certain), len(order))
+    line = np.cumsum(inclusion[order])
+    if left > 0:
+        # Rounding must neither push the last point off the line nor lose it.
+        line *= left / line[-1]
+        points = np.arange(left) + rng.random()
+        order = order[np.minimum(np.searchsorted(line, points, side="right"), len(order) - 1)]
+    else:
+        order = order[:0]
+    return rng.permutation(np.concatenate([certain, order]))

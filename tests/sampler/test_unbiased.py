@@ -1,0 +1,60 @@
+"""Monte Carlo: where a sampler gives weights, weighted gradients have the full one as their mean.
+
+The seeds are fixed, so these tests come out the same every time.
+"""
+
+import numpy as np
+import pytest
+
+from stoker.sampler import InfoBatchSampler, SelectiveSampler, WeightedSampler
+from tests.sampler.parts import scores_of
+
+N, EPOCHS = 60, 3000
+RNG = np.random.default_rng(9)
+GRADIENTS = RNG.normal(size=(N, 5))
+LOSSES = np.abs(GRADIENTS[:, 0] + 0.3 * RNG.normal(size=N))  # important ones pull one way
+GRADIENTS += LOSSES[:, None]
+
+
+def estimates(sampler, *, scale=None) -> np.ndarray:
+    """Return f64[EPOCHS, 5]: per epoch the mean of the weighted gradients (or sum / scale)."""
+    scores = scores_of(LOSSES, unseen=[3, 40])
+    rows = []
+    for epoch in range(EPOCHS):
+        plan = sampler.plan(scores, epoch)
+        weights = np.ones(len(plan)) if plan.weights is None else plan.weights
+        total = (weights[:, None] * GRADIENTS[plan.ids]).sum(axis=0)
+        rows.append(total / (scale or len(plan)))
+    return np.array(rows)
+
+
+def deviation(rows: np.ndarray) -> float:
+    """Return the greatest distance of a mean from the full gradient, in standard errors."""
+    error = rows.std(axis=0, ddof=1) / np.sqrt(len(rows))
+    return float((np.abs(rows.mean(axis=0) - GRADIENTS.mean(axis=0)) / error).max())
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scale"),
+    [
+        (WeightedSampler(N, reweight=True, uniform_part=0.2), None),
+        (SelectiveSampler(N, warm_up=0, full_every=0, reweight=True), None),
+        (SelectiveSampler(N, beta=2.0, warm_up=0, full_every=0, reweight=True), None),
+        # InfoBatch keeps the sum over the epoch, which has fewer steps.
+        (InfoBatchSampler(N, delta=1), N),
+        (InfoBatchSampler(N, delta=1, prune=0.7), N),
+        (InfoBatchSampler(N, delta=1, easiest=0.8), N),
+    ],
+    ids=["weighted", "selective", "selective2", "infobatch", "infobatch70", "infobatch_fixed"],
+)
+def test_weighted_gradients_are_unbiased(sampler, scale):
+    assert deviation(estimates(sampler, scale=scale)) < 4
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [WeightedSampler(N), SelectiveSampler(N, warm_up=0, full_every=0)],
+    ids=["weighted", "selective"],
+)
+def test_the_test_sees_the_bias_of_draws_without_weights(sampler):
+    assert deviation(estimates(sampler)) > 10
