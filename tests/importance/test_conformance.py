@@ -1,0 +1,42 @@
+"""Every scorer against what scorers must do."""
+
+import numpy as np
+
+from stoker.importance.base import Scorer
+from stoker.importance.gradient import GradientNorm
+from stoker.importance.hybrid import Hybrid
+from stoker.importance.loss import LossHistory
+from stoker.importance.rank import InBatchRank
+from stoker.importance.realtime import Realtime
+from stoker.importance.reducible import ReducibleLoss
+from stoker.testing.scorer_conformance import ScorerConformance
+
+
+class TestLossHistory(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return LossHistory()
+
+
+class TestInBatchRank(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return InBatchRank()
+
+
+class TestGradientNorm(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return GradientNorm()
+
+
+class TestReducibleLoss(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return ReducibleLoss(np.full(self.num_samples, 0.5))
+
+
+class TestHybrid(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return Hybrid(self.num_samples, cache_samples=20, max_warm_up=3)
+
+
+class TestRealtime(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return Realtime(self.num_samples)
