@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.sampler.systematic import systematic
-from stoker.scores import Scores
+from stoker.scores import Scores, percentiles
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ class SelectiveSampler(EpochSampler):
         kept = np.ones(self.num_samples)
         seen = np.flatnonzero(scores.seen)
         seen = seen[np.argsort(scores.values[seen])]
-        values = scores.values[seen]
-        not_above = np.searchsorted(values, values, side="right")
-        kept[seen] = (not_above / len(seen)) ** self.beta
+        # Sorted first: percentiles of sorted values are found several times as fast.
+        kept[seen] = percentiles(scores.values[seen]) ** self.beta
         return 1 - _scaled(1 - kept, self.num_samples - self.size(scores))
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
