@@ -1,0 +1,43 @@
+"""Parts of a recipe that are made once the job is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Part(Generic[Made]):
+    """A maker with some parameters set, to be called with what only the loader knows.
+
+    Unlike ``functools.partial`` it is a value: equal parts compare equal, and so do recipes.
+    Made by :func:`part`.
+    """
+
+    maker: Callable[..., Made]
+    """A class or function."""
+    parameters: tuple[tuple[str, Any], ...] = ()
+    """Names and values, as keyword arguments."""
+
+    def __call__(self, *args: Any, **more: Any) -> Made:
+        """Return what the maker makes of both; raises what it raises."""
+        return self.maker(*args, **dict(self.parameters), **more)
+
+
+def part(maker: Callable[..., Made], **parameters: Any) -> Part[Made]:
+    """Return ``maker`` with ``parameters`` set: ``part(SelectiveSampler, beta=0.33)``."""
+    return Part(maker, tuple(parameters.items()))
+
+
+@dataclass(frozen=True)
+class Same(Generic[Made]):
+    """Gives one value whatever the job: for parts without state, like ``Same(LossHistory())``."""
+
+    value: Made
+
+    def __call__(self, *args: Any, **more: Any) -> Made:
+        """Return the value."""
+        return self.value
