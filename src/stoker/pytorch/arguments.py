@@ -6,8 +6,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.pytorch.planner import looks_ahead
-from stoker.recipes.base import Recipe
-from stoker.sampler.uniform import UniformSampler
+from stoker.recipes.base import Recipe, uniform
 
 
 def refuse_unavailable(**given: Any) -> None:
@@ -25,7 +24,7 @@ def check_epochs(epochs: int | None) -> None:
 
 def check_own_order(recipe: Recipe) -> None:
     """Raise ConfigError unless ``recipe`` goes with a sampler of the user's."""
-    if recipe.sampler is not UniformSampler:
+    if recipe.sampler is not uniform:
         raise ConfigError(
             f"recipe {recipe.name!r} draws samples itself: leave out sampler and batch_sampler, "
             "or use a recipe that only caches, like 'minio'"

@@ -29,9 +29,8 @@ from stoker.pytorch.ranks import LazyRanks
 from stoker.pytorch.records import Records
 from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name, tensors_of
 from stoker.pytorch.stats import Stats
-from stoker.recipes.base import Recipe
+from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.minio import minio
-from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 from stoker.types import parse_bytes
 
@@ -134,12 +133,13 @@ class Loader(DataLoader[Any]):
         scores = Scores(len(self._population.base))
         self._planner = Planner(
             self._population,
-            self._recipe.sampler if shuffle is not False else UniformSampler,
+            self._recipe.sampler if shuffle is not False else uniform,
             self._ranks,
             batch_size=batch_size,
             seed=self._seed,
             shuffle=shuffle is not False,
             drop_last=drop_last,
+            epochs=epochs,
             policy=setup.policy,
             scores=scores,
         )
@@ -216,10 +216,15 @@ class Loader(DataLoader[Any]):
                     told(epoch)
 
     def total_steps(self) -> int:
-        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
+        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given.
+
+        Where the length of an epoch depends on scores, what a schedule is best laid out by.
+        """
         if self._epochs is None:
             raise ConfigError("total_steps() needs the number of epochs: give the Loader epochs=")
-        return self.batches_from(Cursor()) * self._epochs
+        if self._own_order:
+            return self.batches_from(Cursor()) * self._epochs
+        return self._planner.planned_batches(self._epochs)
 
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.

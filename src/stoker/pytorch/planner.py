@@ -16,9 +16,8 @@ from stoker.policy.base import Policy
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
-from stoker.recipes.base import SamplerFactory
+from stoker.recipes.base import SamplerFactory, uniform
 from stoker.sampler.base import Sampler
-from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 from stoker.store.tier import Keys
 
@@ -43,8 +42,9 @@ class Draw(NamedTuple):
 class Planner:
     """Makes the global plan of an epoch, and this rank's share of it.
 
-    Plans are pure in seed, epoch and scores, so ranks agree on them without talking. What is
-    left of an epoch from a cursor on is divided anew, whatever the number of ranks before was.
+    Plans are pure in seed, epoch and scores, so ranks that hold the same scores make the same
+    one. What is left of an epoch from a cursor on is divided anew, whatever the number of ranks
+    before was.
     """
 
     def __init__(
@@ -57,23 +57,29 @@ class Planner:
         seed: int,
         shuffle: bool,
         drop_last: bool,
+        epochs: int | None,
         policy: Policy,
         scores: Scores,
     ) -> None:
         self.coming = Cursor()
         """Where the next iteration begins."""
         self._population = population
-        self._make_sampler = make_sampler
+        self._make_sampler = self._make_now = make_sampler
         self._ranks = ranks
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
         self._drop_last = drop_last
+        self._epochs = epochs
         self._policy = policy
         self._scores = scores
+        self._basis = population.scores(scores)
+        self._lengths: dict[tuple[int, int, bool], int] = {}
         self._identity: tuple[int, str] | None = None
         self._told = False
-        self._divided()  # refuses what it must while the user's call is on the stack
+        # Refuses what it must while the user's call is on the stack.
+        self.uses_scores = self._divided().uses_scores
+        """Whether plans depend on scores, so that none can be made before its epoch begins."""
 
     # --- epochs ---
 
@@ -108,13 +114,25 @@ class Planner:
         """Whether :meth:`set_epoch` was called since ``begun`` began, and not for its epoch."""
         return self._told and (self.coming.epoch != begun.epoch or self.coming.consumed > 0)
 
+    # --- what plans are made from ---
+
+    def settle(self, scores: Scores, *, is_uniform: bool = False) -> None:
+        """Make plans from ``scores``, a snapshot that all ranks hold alike, until the next call.
+
+        ``is_uniform``: make uniform plans, since training does not play its part.
+        """
+        self._basis = self._population.scores(scores)
+        self._make_now = uniform if is_uniform else self._make_sampler
+        self._lengths.clear()
+        self._identity = None
+
     # --- the whole job ---
 
     def order(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in indices of the population's view."""
         sampler = self._divided()
         if not at.consumed:
-            return sampler.plan(self._scores, at.epoch)
+            return sampler.plan(self._basis, at.epoch)
         whole = self._undivided(at.epoch)
         places = np.arange(at.consumed, at.consumed + self._left(at)) % len(whole)
         weights = None if whole.weights is None else whole.weights[places]
@@ -126,10 +144,13 @@ class Planner:
         It knows the plan that follows if the cache policy looks ahead, and scores do not matter.
         """
         following = None
-        # Plans of other samplers depend on scores that are not there yet.
-        if looks_ahead(self._policy) and self._make_sampler is UniformSampler:
+        if looks_ahead(self._policy) and not self.uses_scores:
             following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
         return self._with_ids(self.order(at), following)
+
+    def whole(self, epoch: int) -> Plan:
+        """Return the plan of the whole of ``epoch`` in ids of the base, divided by no ranks."""
+        return self._with_ids(self._undivided(epoch), None)
 
     def identity(self, epoch: int) -> str:
         """Return the identity of the plan of ``epoch`` before it is divided among ranks."""
@@ -146,9 +167,20 @@ class Planner:
 
     def batches(self, at: Cursor) -> int:
         """Return how many batches of the epoch this rank has from ``at`` on."""
-        size = self._batch_size or 1
-        accesses = self.accesses(at)
-        return accesses // size if self._drop_last else -(-accesses // size)
+        return self._in_batches(self.accesses(at))
+
+    def planned_batches(self, epochs: int) -> int:
+        """Return how many batches this rank has in so many epochs, as far as can be foreseen."""
+        rank, world_size = self._ranks.now()
+        sampler = self._divided()
+        lengths = (sampler.length_at(epoch) for epoch in range(epochs))
+        return sum(self._in_batches(len(range(rank, length, world_size))) for length in lengths)
+
+    @property
+    def most_accesses(self) -> int:
+        """Accesses that this rank has at most in an epoch."""
+        rank, world_size = self._ranks.now()
+        return len(range(rank, self._divided().longest, world_size))
 
     def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
         """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
@@ -206,28 +238,39 @@ class Planner:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
 
     def _sampler(self, pad_to: int, *, drop_last: bool) -> Sampler:
-        return self._make_sampler(
+        return self._make_now(
             len(self._population),
             seed=self._seed,
             shuffle=self._shuffle,
             pad_to=pad_to,
             drop_last=drop_last,
+            epochs=self._epochs,
         )
 
     def _undivided(self, epoch: int) -> Plan:
         """Return the plan that is filled up or cut for no number of ranks."""
-        return self._sampler(1, drop_last=False).plan(self._scores, epoch)
+        return self._sampler(1, drop_last=False).plan(self._basis, epoch)
 
     def _left(self, at: Cursor) -> int:
         """Return the accesses from ``at`` on of all ranks together, which divide them equally."""
-        if not at.consumed:
-            return self._divided().length_at(at.epoch, self._scores)
         world_size = self._ranks.now().world_size
-        whole = self._sampler(1, drop_last=False).length_at(at.epoch, self._scores)
-        left = max(0, whole - at.consumed)
+        if not at.consumed:
+            return self._length(at.epoch, world_size, self._drop_last)
+        left = max(0, self._length(at.epoch, 1, False) - at.consumed)
         if self._drop_last:
             return left - left % world_size
         return left + (-left % world_size if self._shuffle else 0)
+
+    def _in_batches(self, accesses: int) -> int:
+        size = self._batch_size or 1
+        return accesses // size if self._drop_last else -(-accesses // size)
+
+    def _length(self, epoch: int, pad_to: int, drop_last: bool) -> int:
+        key = epoch, pad_to, drop_last
+        if key not in self._lengths:  # it may take a pass over all scores
+            sampler = self._sampler(pad_to, drop_last=drop_last)
+            self._lengths[key] = sampler.length_at(epoch, self._basis)
+        return self._lengths[key]
 
     def _batched(self, at: Cursor) -> int:
         """Return this rank's accesses that make it into a batch."""

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import SourceDataset
+from stoker.scores import Scores
 
 
 class Population:
@@ -49,6 +50,20 @@ class Population:
     def sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of the base's ``sizes``, ``i64[N]``, that are visited, each once."""
         return sizes if self._ids is None else sizes[np.unique(self._ids)]
+
+    def scores(self, scores: Scores) -> Scores:
+        """Return the scores of the samples that are visited, by index of the view.
+
+        For the whole data set these are ``scores`` themselves, else a copy.
+        """
+        if self._ids is None:
+            return scores
+        part = Scores(len(self))
+        arrays = scores.arrays()
+        for name in ("values", "last", "seen", "volatile"):
+            arrays[name] = arrays[name][self._ids]
+        part.restore(**arrays)
+        return part
 
     @property
     def label(self) -> str:

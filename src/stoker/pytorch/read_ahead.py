@@ -66,7 +66,7 @@ class ReadAhead:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
         source = store.source
-        self._length = planner.accesses(Cursor())
+        self._length = planner.most_accesses
         self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
         self._planner = planner

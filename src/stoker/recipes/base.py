@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.errors import ConfigError
+from stoker.importance.backward import SelectiveBackward
+from stoker.importance.base import Scorer
+from stoker.importance.loss import LossHistory
 from stoker.policy.base import Policy
 from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
@@ -16,15 +19,44 @@ class SamplerFactory(Protocol):
     """Makes the sampler of one job once the loader knows the data set and the ranks."""
 
     def __call__(
-        self, num_samples: int, *, seed: int, shuffle: bool, pad_to: int, drop_last: bool
+        self,
+        num_samples: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        pad_to: int,
+        drop_last: bool,
+        epochs: int | None,
     ) -> Sampler:
-        """Return a sampler over ids ``0..num_samples-1``."""
+        """Return a sampler over ids ``0..num_samples-1``; ``epochs`` in all, None if not known."""
         ...
+
+
+def uniform(
+    num_samples: int,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    pad_to: int = 1,
+    drop_last: bool = False,
+    epochs: int | None = None,
+) -> UniformSampler:
+    """Return the sampler that visits each sample once in each epoch, however many there are."""
+    return UniformSampler(num_samples, seed, shuffle, pad_to, drop_last)
+
+
+def loss_history(num_samples: int) -> Scorer:
+    """Return the scorer whose scores are the latest losses."""
+    return LossHistory()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A sampler and a cache policy under one name. Immutable; safe to share and to pickle."""
+    """What a known system is made of, under one name. Immutable; safe to share and to pickle.
+
+    What has a state, like a scorer, is given as a function that makes it, so that two loaders may
+    have the same recipe.
+    """
 
     name: str
     """What :func:`stoker.recipes.get` knows it by."""
@@ -32,8 +64,12 @@ class Recipe:
     """One line for tables and ``--help``."""
     policy: Policy
     """Who stays in the cache."""
-    sampler: SamplerFactory = UniformSampler
+    sampler: SamplerFactory = uniform
     """Which samples are visited, and in which order."""
+    scorer: Callable[[int], Scorer] = loss_history
+    """Makes, for so many samples, what turns the signals of training into scores."""
+    backward: Callable[[], SelectiveBackward] | None = None
+    """Makes what says which samples of a batch are learned from; None: all of them."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
     preload: bool = False
