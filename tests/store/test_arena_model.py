@@ -58,6 +58,7 @@ operation = st.one_of(
         st.just("put"),
         st.lists(st.tuples(some_id, st.integers(0, 400), some_key), min_size=1, max_size=6),
         st.booleans(),
+        st.booleans(),
     ),
     st.tuples(st.just("get"), some_ids),
     st.tuples(st.just("discard"), some_ids),
@@ -77,11 +78,13 @@ def sample(sample_id: int, length: int) -> bytes:
 
 def apply(arena: Arena | ReferenceArena, step: tuple, position: int, second: str | None) -> object:
     match step:
-        case ("put", items, other):
+        case ("put", items, other, spare):
             ids = [i for i, _, _ in items]
             region = second if other and second else "main"
+            overflow = second if spare and second else ""
             samples = [sample(i, length) for i, length, _ in items]
-            return arena.put_many(ids, samples, [key for _, _, key in items], region).tolist()
+            keys = [key for _, _, key in items]
+            return arena.put_many(ids, samples, keys, region, overflow).tolist()
         case ("get", ids):
             data, offsets, found = arena.get_many(ids)
             return data.tobytes(), offsets.tolist(), found.tolist()

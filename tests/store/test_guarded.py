@@ -1,11 +1,16 @@
+import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, SegmentError
+from stoker.shared import SharedArray
 from stoker.store.guarded import GuardedTier
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 from store.doubles import BrokenTier, lru_tier
 
-METHODS = ("get_many", "put_many", "claim", "abandon", "wait", "discard", "stats")
+METHODS = (
+    "get_many", "put_many", "place_by", "set_keys", "move", "list", "within", "resize", "claim",
+    "abandon", "wait", "discard", "stats",
+)  # fmt: skip
 
 
 class TestGuardedTier(TierConformance):
@@ -24,6 +29,12 @@ def test_errors_become_misses_counted_each_and_warned_of_once(error):
     with pytest.warns(RuntimeWarning, match="bypassed.*broken") as caught:
         assert not tier.get_many(ids)[1].any()
         assert not tier.put_many(ids, pack_ids([1, 2])).any()
+        tier.place_by(SharedArray.create(10, np.uint8))
+        tier.set_keys(ids, np.zeros(2))
+        assert not tier.move(ids, "main").any()
+        assert not tier.list("main").size
+        assert not tier.within(ids, "main").any()
+        tier.resize({"main": 1.0})
         assert tier.claim(ids).all()
         tier.abandon(ids)
         assert not tier.wait(ids, 10.0).any()

@@ -5,8 +5,10 @@ import pytest
 
 from stoker.policy.base import Region
 from stoker.policy.lru import LRU
+from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
+from stoker.store.packed import Packed
 from stoker.testing.reference_arena import ReferenceArena
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 from store.doubles import lru_tier
@@ -45,6 +47,74 @@ def test_a_region_for_all_samples_is_not_a_byte_short(num_bytes, window):
         arena.configure([Region("main", num_bytes / total), Region("window", window / total)])
         budgets = {name: each["budget"] for name, each in arena.stats()["regions"].items()}
     assert budgets == {"main": num_bytes, "window": window}
+
+
+TWO = (Region("high", 0.6, admission="beats_victims"), Region("low", 0.4, order="insertion"))
+
+
+@pytest.fixture
+def two():
+    """A tier of two regions whose samples go by their place, and the places."""
+    places = SharedArray.create(100, np.uint8)
+    places.array[50:] = 1
+    arena = Arena(100, 10_000, 100)
+    arena.configure(TWO)
+    tier = MemoryTier(arena, "high")
+    tier.place_by(places)
+    yield tier, places.array
+    arena.verify()
+    tier.close()
+
+
+def test_new_samples_go_to_their_place(two):
+    tier, places = two
+    ids = as_ids([60, 1, 61, 2])
+    assert tier.put_many(ids, pack_ids(ids.tolist()), np.arange(4.0)).all()
+    assert [tier.list(r).tolist() for r in ("high", "low")] == [[1, 2], [60, 61]]
+    assert tier.arena.keys([1, 2]).tolist() == [1, 3]
+    places[3] = 1  # at once, for all who share the places
+    tier.put_many(as_ids([3]), pack_ids([3]))
+    assert tier.within(as_ids([1, 3, 9]), "low").tolist() == [False, True, False]
+    assert tier.get_many(ids)[0].data.tobytes() == pack_ids(ids.tolist()).data.tobytes()
+
+
+def test_places_are_names_so_another_jobs_regions_do_no_harm(two):
+    tier, _ = two
+    mine = MemoryTier(tier.arena, "high", regions=("high", "static", "low"), overflow="transit")
+    places = SharedArray.create(100, np.uint8)
+    places.array[:3] = 0, 1, 2
+    mine.place_by(places)
+    assert mine.put_many(as_ids([0, 1, 2]), pack_ids([0, 1, 2])).all()
+    assert [tier.list(r).tolist() for r in ("high", "low")] == [[0, 1], [2]]
+
+
+def test_what_a_region_refuses_goes_to_the_overflow():
+    with Arena(100, 1_000, 100) as arena:
+        arena.configure([TWO[0], Region("transit", 0.4, order="insertion")])
+        tier = MemoryTier(arena, "high", overflow="transit")
+        for first in range(0, 12, 4):
+            ids = as_ids(range(first, first + 4))
+            assert tier.put_many(ids, pack(ids, 100), -ids.astype(float)).all()
+        assert tier.list("high").tolist() == [0, 1, 2, 3, 4, 5]
+        assert tier.list("transit").tolist() == [8, 9, 10, 11]
+        assert tier.move(as_ids([11]), "high", np.array([5.0])).all()
+        assert tier.list("high").tolist() == [0, 1, 2, 3, 4, 11]
+        arena.verify()
+
+
+def test_shares_move_the_budgets(two):
+    tier, _ = two
+    tier.put_many(as_ids(range(60, 90)), pack(range(60, 90), 130))
+    tier.resize({"high": 3.0, "low": 1.0})
+    regions = tier.stats()["regions"]
+    assert [regions[r]["budget"] for r in ("high", "low")] == [7_500, 2_500]
+    assert len(tier.list("low")) == 19
+    tier.attached().close()
+
+
+def pack(ids, length):
+    data = np.repeat(np.asarray(ids, np.uint8), length)
+    return Packed(data, np.arange(len(ids) + 1, dtype=np.int64) * length)
 
 
 def put_one(tier):

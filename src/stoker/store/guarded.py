@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.errors import StokerError
+from stoker.shared import SharedArray
 from stoker.store.null import NullTier
 from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask, Tier
@@ -50,6 +54,48 @@ class GuardedTier:
             return self.tier.put_many(ids, samples, keys)
         except (StokerError, OSError) as error:
             return self._failed(error, self._null.put_many(ids, samples))
+
+    def place_by(self, places: SharedArray) -> None:
+        """Say where new samples go."""
+        try:
+            self.tier.place_by(places)
+        except (StokerError, OSError) as error:
+            self._failed(error, None)
+
+    def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
+        """Give cached samples new keys."""
+        try:
+            self.tier.set_keys(ids, keys)
+        except (StokerError, OSError) as error:
+            self._failed(error, None)
+
+    def move(self, ids: Ids, region: str, keys: Keys = None) -> Mask:
+        """Move samples to another region; none when the cache fails."""
+        try:
+            return self.tier.move(ids, region, keys)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.move(ids, region))
+
+    def list(self, region: str) -> Ids:
+        """Return the ids in a region; none when the cache fails."""
+        try:
+            return self.tier.list(region)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.list(region))
+
+    def within(self, ids: Ids, region: str) -> Mask:
+        """Return which lie in a region; none when the cache fails."""
+        try:
+            return self.tier.within(ids, region)
+        except (StokerError, OSError) as error:
+            return self._failed(error, self._null.within(ids, region))
+
+    def resize(self, shares: Mapping[str, float]) -> None:
+        """Share out the budgets anew; they stay as they are when the cache fails."""
+        try:
+            self.tier.resize(shares)
+        except (StokerError, OSError) as error:
+            self._failed(error, None)
 
     def claim(self, ids: Ids) -> Mask:
         """Claim missing samples; all are granted when the cache fails."""

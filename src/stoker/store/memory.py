@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stoker.store.packed import Packed
+from stoker.shared import SharedArray
+from stoker.store.packed import Packed, pick
 from stoker.store.tier import Ids, Keys, Mask
 
 if TYPE_CHECKING:
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
 class MemoryTier:
     """Keeps samples in an :class:`~stoker.store.arena.Arena` under the keys of a policy.
 
-    New samples go to the region ``entrance``. The tier owns the arena and closes it, by
-    ``release`` if given (:meth:`SharedArena.close`, for one that was opened shared). Safe in any
-    thread; pickled to another process it attaches to the same memory.
+    New samples go to the region ``entrance``, or by :meth:`place_by` to one of ``regions``, by
+    default all of the arena's; what that refuses goes to ``overflow``, if one is named. The arena
+    may be another job's and lack some of these: their samples go to the entrance, and nothing is
+    moved to them or found in them. The tier owns the arena and closes it, by ``release`` if given
+    (:meth:`SharedArena.close`, for one that was opened shared). Safe in any thread; pickled to
+    another process it attaches to the same memory.
     """
 
     def __init__(
@@ -27,11 +32,17 @@ class MemoryTier:
         arena: Arena,
         entrance: str = "main",
         *,
+        regions: Sequence[str] = (),
+        overflow: str = "",
         release: Callable[[], None] | None = None,
     ) -> None:
         self.arena = arena
         self.entrance = entrance
+        self._order = tuple(arena.stats()["regions"])
+        self._regions = tuple(r if r in self._order else entrance for r in regions or self._order)
+        self.overflow = overflow if overflow in self._order else ""
         self._release = release
+        self._places: SharedArray | None = None
 
     @property
     def arenas(self) -> tuple[Arena, ...]:
@@ -40,7 +51,10 @@ class MemoryTier:
 
     def attached(self) -> MemoryTier:
         """Return another membership of the same memory, with leases and claims of its own."""
-        return MemoryTier(type(self.arena).attach(self.arena.handle), self.entrance)
+        arena = type(self.arena).attach(self.arena.handle)
+        tier = MemoryTier(arena, self.entrance, regions=self._regions, overflow=self.overflow)
+        tier._places = self._places
+        return tier
 
     def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
         """Bring samples up from below, and return which needed no read: none, nothing is below."""
@@ -56,10 +70,55 @@ class MemoryTier:
     def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
         """Offer samples, and return which are cached now.
 
-        ``overflow``: the region for what the entrance refuses.
+        ``overflow``: the region for what a sample's own refuses, in place of the tier's.
         """
-        where = (self.entrance, overflow) if overflow else (self.entrance,)
-        return self.arena.put_many(ids, tuple(samples), keys, *where)
+        spare = overflow or self.overflow
+        if self._places is None:
+            return self.arena.put_many(ids, tuple(samples), keys, self.entrance, spare)
+        kept = np.zeros(len(ids), np.bool_)
+        for region, chosen in self.targets(ids):
+            part = tuple(pick(samples, chosen))
+            some = None if keys is None else keys[chosen]
+            kept[chosen] = self.arena.put_many(ids[chosen], part, some, region, spare)
+        return kept
+
+    def place_by(self, places: SharedArray) -> None:
+        """Put each new sample from now on where ``places`` says, ``u8[N]`` by id."""
+        self._places = places
+
+    def targets(self, ids: Ids) -> list[tuple[str, NDArray[np.int64]]]:
+        """Return the regions where new samples ``ids`` go, each with the ``i64[m]`` that do."""
+        if self._places is None or not len(ids):
+            return [(self.entrance, np.arange(len(ids)))]
+        places = np.minimum(self._places.array[ids], len(self._regions))
+        names = (*self._regions, self.entrance)
+        return [(names[p], np.flatnonzero(places == p)) for p in np.unique(places).tolist()]
+
+    def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
+        """Give cached samples new keys."""
+        self.arena.set_keys(ids, keys)
+
+    def move(self, ids: Ids, region: str, keys: Keys = None) -> Mask:
+        """Move cached samples to another region, and return which are there."""
+        if region not in self._order:
+            return np.zeros(len(ids), np.bool_)
+        return self.arena.move(ids, region, keys)
+
+    def list(self, region: str) -> Ids:
+        """Return the ids that are cached in ``region``, ascending."""
+        return self.arena.list(region) if region in self._order else np.empty(0, np.uint32)
+
+    def within(self, ids: Ids, region: str) -> Mask:
+        """Return which of ``ids`` are cached in ``region``."""
+        if region not in self._order:
+            return np.zeros(len(ids), np.bool_)
+        inside: Mask = self.arena.where(ids) == self._order.index(region)
+        return inside
+
+    def resize(self, shares: Mapping[str, float]) -> None:
+        """Share out anew the bytes that the regions named have together."""
+        if shares.keys() <= set(self._order):
+            self.arena.divide(shares)
 
     def claim(self, ids: Ids) -> Mask:
         """Claim missing samples, and return which the caller got."""

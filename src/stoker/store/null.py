@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stoker.shared import SharedArray
 from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask
 
@@ -25,6 +28,27 @@ class NullTier:
     def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
         """Keep nothing."""
         return np.zeros(len(ids), np.bool_)
+
+    def place_by(self, places: SharedArray) -> None:
+        """Do nothing."""
+
+    def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
+        """Do nothing."""
+
+    def move(self, ids: Ids, region: str, keys: Keys = None) -> Mask:
+        """Move nothing."""
+        return np.zeros(len(ids), np.bool_)
+
+    def list(self, region: str) -> Ids:
+        """Return no ids."""
+        return np.empty(0, np.uint32)
+
+    def within(self, ids: Ids, region: str) -> Mask:
+        """Find nothing."""
+        return np.zeros(len(ids), np.bool_)
+
+    def resize(self, shares: Mapping[str, float]) -> None:
+        """Do nothing."""
 
     def claim(self, ids: Ids) -> Mask:
         """Grant everything: nobody shares what is not kept."""

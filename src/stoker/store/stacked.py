@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import SegmentError
+from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
 from stoker.store.guarded import GuardedTier
@@ -117,6 +120,33 @@ class StackedTier:
         self.memory.discard(ids)
         self._disk.discard(ids)
 
+    def place_by(self, places: SharedArray) -> None:
+        """Put each new sample where ``places`` says, ``u8[N]`` by id, in memory and on disk."""
+        self.memory.place_by(places)
+        self.disk.place_by(places)
+
+    def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
+        """Give cached samples new keys, in memory and on disk."""
+        self.memory.set_keys(ids, keys)
+        self._disk.set_keys(ids, keys)
+
+    def move(self, ids: Ids, region: str, keys: Keys = None) -> Mask:
+        """Move samples to another region of memory; what leaves for them is forgotten."""
+        return self.memory.move(ids, region, keys)
+
+    def list(self, region: str) -> Ids:
+        """Return the ids in a region of memory, ascending."""
+        return self.memory.list(region)
+
+    def within(self, ids: Ids, region: str) -> Mask:
+        """Return which of ``ids`` are in a region of memory."""
+        return self.memory.within(ids, region)
+
+    def resize(self, shares: Mapping[str, float]) -> None:
+        """Share out the budgets anew, in memory and on disk; what memory evicts is forgotten."""
+        self.memory.resize(shares)
+        self._disk.resize(shares)
+
     # --- single flight ---
 
     def claim(self, ids: Ids) -> Mask:
@@ -196,10 +226,25 @@ class StackedTier:
 
     def _exchange(self, ids: Ids, samples: Packed, keys: Keys) -> tuple[Mask, Ids, Packed, Keys]:
         """Offer samples to memory; return which it took, and its victims with their keys."""
-        admitted, victims, data, offsets, left_keys = self.memory.arena.exchange_many(
-            ids, samples.data, samples.offsets, keys, self.memory.entrance
+        admitted = np.zeros(len(ids), np.bool_)
+        left: list[tuple[Ids, Packed, NDArray[np.float64]]] = []
+        for region, chosen in self.memory.targets(ids):
+            part, some = pick(samples, chosen), None if keys is None else keys[chosen]
+            admitted[chosen], victims, data, offsets, left_keys = self.memory.arena.exchange_many(
+                ids[chosen], part.data, part.offsets, some, region, self.memory.overflow
+            )
+            left.append((victims, Packed(data, offsets), left_keys))
+        if len(left) == 1:
+            return admitted, *left[0]
+        number = np.repeat(np.arange(len(left)), [len(victims) for victims, _, _ in left])
+        index = np.concatenate([np.arange(len(victims)) for victims, _, _ in left])
+        packed = gather([packed for _, packed, _ in left], number, index)
+        return (
+            admitted,
+            np.concatenate([victims for victims, _, _ in left]),
+            packed,
+            np.concatenate([left_keys for _, _, left_keys in left]),
         )
-        return admitted, victims, Packed(data, offsets), left_keys
 
     def _put_aside(self, ids: Ids, samples: Packed, region: str) -> Mask:
         return self.memory.arena.put_many(ids, tuple(samples), None, region)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.shared import SharedArray
 from stoker.store.packed import Packed
 
 Ids = NDArray[np.uint32]
@@ -37,6 +39,36 @@ class Tier(Protocol):
 
     def put_many(self, ids: Ids, samples: Packed, keys: Keys = None) -> Mask:
         """Offer samples, and return which are cached now. Ends the caller's claims on those."""
+        ...
+
+    def place_by(self, places: SharedArray) -> None:
+        """Put each new sample from now on where ``places`` says, ``u8[N]`` by id.
+
+        A number is an index into the regions of the policy; its owner may change them any time.
+        """
+        ...
+
+    def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
+        """Give cached samples new keys, ``f64[n]``."""
+        ...
+
+    def move(self, ids: Ids, region: str, keys: Keys = None) -> Mask:
+        """Move cached samples to another region, if its rules admit them; return which are there.
+
+        None of their bytes are read from below or copied. Without ``keys`` they keep their own.
+        """
+        ...
+
+    def list(self, region: str) -> Ids:
+        """Return the ids that are cached in ``region``, ascending, where a read costs least."""
+        ...
+
+    def within(self, ids: Ids, region: str) -> Mask:
+        """Return which of ``ids`` :meth:`list` would name now."""
+        ...
+
+    def resize(self, shares: Mapping[str, float]) -> None:
+        """Share out anew, in proportion, the bytes that the regions named have together."""
         ...
 
     def claim(self, ids: Ids) -> Mask:

@@ -133,21 +133,23 @@ class ReferenceArena:
         samples: Samples,
         keys: ArrayLike | None = None,
         region: str = "main",
+        overflow: str = "",
     ) -> NDArray[np.bool_]:
         """Insert u32[n] ids one after the other; return bool[n], True where cached now.
 
         ``samples`` is a sequence of bytes-like objects or (u8[total], i64[n+1] offsets). An id
         that is cached already keeps its place; where the order is the caller's key, a given key
         replaces the old one. Samples put together are in flight together: none evicts another.
-        A refused sample's claim is given back.
+        ``overflow``: the region for what ``region`` refuses. A claim of what is refused everywhere
+        is given back.
         """
         with self._open():
             wanted = self._ids(ids)
             payloads = _payloads(samples, len(wanted))
             given = _keys(keys, len(wanted))
-            target = self._rules.region(region)
+            targets = [self._rules.region(name) for name in (region, overflow) if name]
             done = [
-                self._put(i, sample, key, target)
+                any(self._put(i, sample, key, target) for target in targets)
                 for i, sample, key in zip(wanted, payloads, given, strict=True)
             ]
             self._rules.in_flight.clear()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stoker.shared import SharedArray
 from stoker.store.packed import Packed
 from stoker.store.tier import Tier
 
@@ -88,6 +89,8 @@ class TierConformance:
         assert tier.claim(none).shape == tier.wait(none, 0.0).shape == (0,)
         tier.abandon(none)
         tier.discard(none)
+        tier.set_keys(none, np.empty(0))
+        assert tier.move(none, "main").shape == tier.within(none, "main").shape == (0,)
 
     def test_an_empty_sample_is_a_sample(self, tier: Tier) -> None:
         """Zero bytes can be cached, and are found."""
@@ -125,6 +128,33 @@ class TierConformance:
         tier.put_many(as_ids([1, 2]), pack_ids([1, 2]))
         tier.discard(as_ids([2, 3]))
         assert tier.get_many(as_ids([1, 2]))[1].tolist() == [True, False]
+
+    def test_lists_name_what_is_found_and_moves_keep_it(self, tier: Tier) -> None:
+        """A move to where a sample is changes nothing; one that is not cached does not move."""
+        tier.put_many(as_ids([7, 5]), pack_ids([7, 5]))
+        region = next(name for name in tier.stats()["regions"] if len(tier.list(name)))
+        assert tier.list(region).tolist() == [5, 7]
+        assert tier.within(as_ids([7, 9]), region).tolist() == [True, False]
+        assert tier.move(as_ids([7, 9]), region).tolist() == [True, False]
+        tier.set_keys(as_ids([5, 9]), np.array([1.0, 2.0]))
+        assert tier.get_many(as_ids([5, 7]))[1].all()
+
+    def test_an_unknown_region_is_empty(self, tier: Tier) -> None:
+        """The arena may be another job's, with other regions: nothing is there, nothing fails."""
+        tier.put_many(as_ids([5]), pack_ids([5]))
+        assert not tier.list("nowhere").size
+        assert not tier.within(as_ids([5]), "nowhere").any()
+        assert not tier.move(as_ids([5]), "nowhere").any()
+        tier.resize({"nowhere": 1.0})
+        assert tier.get_many(as_ids([5]))[1].all()
+
+    def test_a_place_that_is_no_region_is_the_entrance(self, tier: Tier) -> None:
+        """Samples are kept all the same."""
+        places = SharedArray.create(_NUM_IDS, np.uint8)
+        places.array[:] = 77
+        tier.place_by(places)
+        assert tier.put_many(as_ids([5, 6]), pack_ids([5, 6])).all()
+        assert tier.get_many(as_ids([6, 5]))[0].data.tobytes() == sample_of(6) + sample_of(5)
 
     def test_one_claimant_each(self, tier: Tier) -> None:
         """Of many threads that claim at once, one gets each id; cached ids nobody gets."""
