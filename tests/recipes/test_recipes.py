@@ -6,11 +6,12 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
+from stoker.importance.base import Scorer
 from stoker.recipes import Recipe
 
 
 def test_names_are_sorted_and_complete():
-    known = "belady fifo lfu lru minio oracle random s3fifo sieve"
+    known = "base belady coordl fifo ilfu lfu lru minio oracle random s3fifo sieve"
     assert recipes.names() == known.split()
 
 
@@ -21,12 +22,13 @@ def test_each_recipe_is_a_picklable_value_under_its_own_name(name):
     assert recipe == getattr(recipes, name)() == pickle.loads(pickle.dumps(recipe))
     assert recipe.description
     assert getattr(recipes, name).__doc__.count("ource") == 1, "a page says where it comes from"
-    sampler = recipe.sampler(10, seed=1, shuffle=True, pad_to=4, drop_last=True)
+    assert isinstance(recipe.scorer(10), Scorer)
+    sampler = recipe.sampler(10, seed=1, shuffle=True, pad_to=4, drop_last=True, epochs=8)
     assert sampler.longest == 8
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'lruu' is not known: use one of belady, fifo, lfu"):
+    with pytest.raises(ConfigError, match=r"'lruu' is not known: use one of base, belady, coordl"):
         recipes.get("lruu")
 
 

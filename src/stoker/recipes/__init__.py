@@ -15,7 +15,10 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.recipes.base import Recipe
 from stoker.recipes.belady import belady
+from stoker.recipes.cis import base
+from stoker.recipes.coordl import coordl
 from stoker.recipes.fifo import fifo
+from stoker.recipes.ilfu import ilfu
 from stoker.recipes.lfu import lfu
 from stoker.recipes.lru import lru
 from stoker.recipes.minio import minio
@@ -26,9 +29,12 @@ from stoker.recipes.sieve import sieve
 
 __all__ = [
     "Recipe",
+    "base",
     "belady",
+    "coordl",
     "fifo",
     "get",
+    "ilfu",
     "lfu",
     "lru",
     "minio",
@@ -40,7 +46,21 @@ __all__ = [
 ]
 
 _PAGES: dict[str, Callable[..., Recipe]] = {
-    page.__name__: page for page in (belady, fifo, lfu, lru, minio, oracle, random, s3fifo, sieve)
+    page.__name__: page
+    for page in (
+        base,
+        belady,
+        coordl,
+        fifo,
+        ilfu,
+        lfu,
+        lru,
+        minio,
+        oracle,
+        random,
+        s3fifo,
+        sieve,
+    )
 }
 
 
