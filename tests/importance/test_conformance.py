@@ -2,9 +2,12 @@
 
 import numpy as np
 
+from stoker.importance.background import Background
 from stoker.importance.base import Scorer
 from stoker.importance.gradient import GradientNorm
+from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid
+from stoker.importance.knn_hnsw import HnswIndex
 from stoker.importance.loss import LossHistory
 from stoker.importance.rank import InBatchRank
 from stoker.importance.realtime import Realtime
@@ -40,3 +43,25 @@ class TestHybrid(ScorerConformance):
 class TestRealtime(ScorerConformance):
     def make_scorer(self) -> Scorer:
         return Realtime(self.num_samples)
+
+
+class TestGraph(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return Graph(self.num_samples, neighbor_max=20, target_degree=6)
+
+
+class TestGraphHnsw(ScorerConformance):
+    """With as many neighbours as samples, so that what the search finds does not vary."""
+
+    def make_scorer(self) -> Scorer:
+        return Graph(self.num_samples, neighbor_max=48, target_degree=6, index=HnswIndex)
+
+
+class TestBackground(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return Background(InBatchRank(), depth=1)
+
+
+class TestBackgroundGraph(ScorerConformance):
+    def make_scorer(self) -> Scorer:
+        return Background(Graph(self.num_samples, neighbor_max=20, target_degree=6))

@@ -1,0 +1,130 @@
+"""Scoring beside the training: a thread that scores while the backward pass runs."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from typing import Any
+
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.importance.base import Observation, Scorer, Signal
+from stoker.scores import Scores
+
+_Job = tuple[Scores, Observation]
+
+
+class Background:
+    """Hands batches to another scorer in a thread of its own.
+
+    :meth:`update` returns at once, and waits only while ``depth`` batches wait for their scores.
+    Scores are complete after :meth:`drain`. What goes wrong in the thread is raised by the next
+    call of :meth:`update`, :meth:`drain` or :meth:`begin_epoch`; the batch it happened with keeps
+    its scores, and later ones are scored. Worth it for scorers that spend their time in native
+    code which releases the GIL. What is not named here is the other scorer's own, such as
+    ``neighbours``; it may be read at any time.
+
+    Used by one thread; in a forked child, not at all. Raises
+    :class:`~stoker.errors.ConfigError` for a depth below 1.
+    """
+
+    def __init__(self, scorer: Scorer, depth: int = 4) -> None:
+        if depth < 1:
+            raise ConfigError(f"depth={depth} is refused: let at least 1 batch wait")
+        self._scorer = scorer
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(depth)
+        self._failures: list[Exception] = []
+        self._thread: threading.Thread | None = None
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """What the other scorer needs."""
+        return self._scorer.needs
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Have the batch scored; raises what went wrong with an earlier one."""
+        self._raise()
+        if self._thread is None:
+            self._start()
+        self._jobs.put((scores, observation))
+
+    def drain(self) -> None:
+        """Return when all batches given so far are in the scores, or raise what went wrong."""
+        self._jobs.join()
+        self._raise()
+        self._call("drain")
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Drain, then let the other scorer begin its epoch."""
+        self.drain()
+        self._call("begin_epoch", scores, epoch)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Drain, then return the other scorer's state; empty if it has none."""
+        self.drain()
+        state: dict[str, NDArray[Any]] | None = self._call("state_dict")
+        return state or {}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Drain, then let the other scorer go on from ``state``."""
+        self.drain()
+        self._call("load_state_dict", state)
+
+    def close(self) -> None:
+        """Drop what is waiting, end the thread, and close the other scorer."""
+        if self._thread is not None:
+            self._end()
+            self._thread = None
+        self._call("close")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._scorer, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self._scorer, name, None)
+        return None if method is None else method(*arguments)
+
+    def _raise(self) -> None:
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=_work,
+            args=(self._scorer, self._jobs, self._failures),
+            name="stoker-scoring",
+            daemon=True,
+        )
+        self._thread.start()
+        # Native code must not run on while the interpreter is taken down.
+        self._end = weakref.finalize(self, _end, self._thread, self._jobs, os.getpid())
+
+
+def _work(scorer: Scorer, jobs: queue.Queue[_Job | None], failures: list[Exception]) -> None:
+    """Score until None comes; holds no reference to the Background, so that it can go away."""
+    while (job := jobs.get()) is not None:
+        try:
+            scorer.update(*job)
+        except Exception as error:
+            failures.append(error)
+        finally:
+            jobs.task_done()
+    jobs.task_done()
+
+
+def _end(thread: threading.Thread, jobs: queue.Queue[_Job | None], pid: int) -> None:
+    if os.getpid() != pid:  # a forked child has no such thread
+        return
+    while not jobs.empty():
+        try:
+            jobs.get_nowait()
+        except queue.Empty:
+            break
+        jobs.task_done()
+    jobs.put(None)
+    thread.join()

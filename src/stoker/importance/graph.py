@@ -1,0 +1,217 @@
+"""Graph score: samples that lie alone, or among other classes, matter more."""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.importance.base import Observation, Signal
+from stoker.importance.knn import MakeIndex, NearestIndex
+from stoker.importance.knn_flat import FlatIndex
+from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.neighbours import Neighbours
+from stoker.importance.vectors import VectorTable
+from stoker.scores import Scores
+
+EXACT_UP_TO = 100_000
+"""Samples up to which neighbours are searched exactly unless an index is given."""
+
+_PROBES = 256
+"""Rows whose neighbours a calibration looks at."""
+_RECALIBRATE = 0.25
+"""Share of the rows that may change before the threshold is calibrated anew."""
+_LOW_RECALL = 0.9
+"""Below it a warning says that scores from neighbours are not to be trusted."""
+
+
+class Graph:
+    """s = ln(1 / x_same + x_other / neighbor_max + 1).
+
+    SpiderCache (ICPP'25), graph-based importance. Samples are nodes at their latest embeddings,
+    those of the layer before the classifier; d is the L2 distance, sim = exp(-decay d), and two
+    samples share an edge if sim > threshold. Of a sample's ``neighbor_max`` nearest neighbours
+    that share an edge with it, x_same have its label, the sample itself among them (so x_same is
+    never 0), and x_other have another one. Scores lie between ln(1 + 1 / (neighbor_max + 1)), in
+    the midst of its class, and ln 3.
+
+    The paper fits decay and threshold to the scale of a model's embeddings, which drifts while it
+    learns. Only -ln(threshold) / decay, the radius of the edges, matters. With ``threshold`` None
+    it is **calibrated**: to the value at which the mean degree of a few random samples is
+    ``target_degree``, again whenever a quarter of the embeddings have changed. That keeps scores
+    of different epochs comparable; it is our choice, not the paper's.
+
+    The index is exact (faiss) up to :data:`EXACT_UP_TO` samples, and HNSW (usearch) beyond, whose
+    recall is measured once an epoch; ``index`` replaces it. Under data parallelism each rank knows
+    the embeddings of the samples it has seen itself. A sample whose embedding is NaN or infinite
+    is left out. Deterministic with an exact index. Used by one thread at a time, and slow on a
+    CPU: see :class:`~stoker.importance.background.Background`.
+
+    Memory: 4 d + 21 bytes a sample, and the index: none if exact, 2 d + about 330 bytes a sample
+    for HNSW, twice that during a rebuild.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({"embeddings", "labels"})
+
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        neighbor_max: int = 500,
+        target_degree: float = 50.0,
+        decay: float = 1.0,
+        threshold: float | None = None,
+        index: MakeIndex | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Prepare for ids below ``num_samples``.
+
+        Raises ConfigError for numbers out of range and if the index's library is not installed.
+        """
+        if neighbor_max < 1:
+            raise ConfigError(f"neighbor_max={neighbor_max} is refused: give at least 1")
+        if not 0 < target_degree <= neighbor_max:
+            raise ConfigError(
+                f"target_degree={target_degree} is refused: give more than 0 and at most "
+                f"neighbor_max={neighbor_max}"
+            )
+        if not 0 < decay < np.inf:
+            raise ConfigError(f"decay={decay} is refused: give a positive number")
+        if threshold is not None and not 0 < threshold < 1:
+            raise ConfigError(f"threshold={threshold} is refused: give 0 < threshold < 1 or None")
+        self.recall = 1.0
+        """Share of the true neighbours that the index found when it was measured last."""
+        self.neighbours: Neighbours | None = None
+        """Edges of the batch scored last; None before the first."""
+        self._neighbor_max, self._target_degree = neighbor_max, target_degree
+        self._decay, self._is_fixed, self._seed = decay, threshold is not None, seed
+        self._table = VectorTable(num_samples)
+        self._labels = np.zeros(num_samples, np.int64)
+        self._radius = 0.0 if threshold is None else -np.log(threshold) / decay
+        self._calibrations = 0
+        self._changed = 0
+        self._measured_at = -1
+        if index is None:
+            index = FlatIndex if num_samples <= EXACT_UP_TO else HnswIndex
+        self._index: NearestIndex = index(self._table)
+
+    @property
+    def threshold(self) -> float:
+        """The similarity above which samples share an edge, as it is now."""
+        return float(np.exp(-self._decay * self._radius))
+
+    def use_index(self, index: MakeIndex) -> None:
+        """Search with another index from now on, say one on an accelerator."""
+        self._index.close()
+        self._index = index(self._table)
+        if self._table.count:
+            self._index.changed(np.arange(self._table.count))
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Move the batch's samples to their new embeddings and write their scores.
+
+        Raises ConfigError if there are no embeddings or labels, for embeddings of another
+        dimension than before, and for ids out of range.
+        """
+        embeddings, labels = observation.signal("embeddings"), observation.signal("labels")
+        finite = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+        shown = observation.ids[finite]
+        ids, from_last, back = np.unique(shown[::-1], return_index=True, return_inverse=True)
+        chosen = finite[::-1][from_last]
+        rows = self._table.put(ids, embeddings[chosen])
+        if not len(rows):
+            return
+        self._labels[ids] = labels[chosen]
+        self._index.changed(rows)
+        self._changed += len(rows)
+        if not self._is_fixed and self._changed > _RECALIBRATE * self._table.count:
+            self._calibrate()
+        values = self._score(ids, rows, observation.step)
+        scores.update(shown, values[back[::-1]], observation.step)
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Measure the recall of the index; a low one is warned of (RuntimeWarning)."""
+        if epoch == self._measured_at:
+            return
+        self._measured_at = epoch
+        near = max(round(self._target_degree), 1)
+        self.recall = self._index.recall(near, self._neighbor_max + 1)
+        if self.recall < _LOW_RECALL:
+            warnings.warn(
+                f"the index finds {self.recall:.0%} of the true neighbours, so scores from "
+                "neighbours are inaccurate until it has been built anew",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Free the index."""
+        self._index.close()
+
+    def _score(
+        self, ids: NDArray[np.uint32], rows: NDArray[np.int64], step: int
+    ) -> NDArray[np.float64]:
+        """Return the scores of these samples, and keep their neighbours."""
+        found, distances, is_other = self._nearest(rows)
+        edges = is_other & (distances < self._radius)
+        neighbours = self._table.ids[found]
+        same = edges & (self._labels[neighbours] == self._labels[ids][:, None])
+        degree, x_same = edges.sum(axis=1), 1 + same.sum(axis=1)
+        x_other = degree - same.sum(axis=1)
+        offsets = np.concatenate(([0], np.cumsum(degree)))
+        self.neighbours = Neighbours(step, ids, degree, offsets, neighbours[edges])
+        scores: NDArray[np.float64] = np.log(1 / x_same + x_other / self._neighbor_max + 1)
+        return scores
+
+    def _nearest(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Return rows and distances, and which are among the ``neighbor_max`` nearest others."""
+        found, distances = self._index.search(self._table.vectors[rows], self._neighbor_max + 1)
+        is_other = (found >= 0) & (found != rows[:, None])
+        is_other &= np.cumsum(is_other, axis=1) <= self._neighbor_max
+        return found, distances.astype(np.float64), is_other
+
+    def _calibrate(self) -> None:
+        """Set the radius at which a few random samples have the target degree in the mean."""
+        rng = np.random.default_rng([self._seed, self._calibrations])
+        count = self._table.count
+        probes = rng.choice(count, min(count, _PROBES), replace=False)
+        _, distances, is_other = self._nearest(probes)
+        ascending = np.sort(distances[is_other])
+        wanted = min(max(round(self._target_degree * len(probes)), 1), len(ascending))
+        # Edges are shorter than the radius, so the longest one that is wanted lies within.
+        self._radius = float(np.nextafter(ascending[wanted - 1], np.inf)) if wanted else 0.0
+        self._calibrations += 1
+        self._changed = 0
+
+    def state_dict(self) -> dict[str, NDArray[np.generic]]:
+        """Return the embeddings and labels known so far, and the calibration."""
+        progress = [self._calibrations, self._changed, self._measured_at]
+        return {
+            "ids": self._table.ids.copy(),
+            "vectors": self._table.vectors.copy(),
+            "labels": self._labels[self._table.ids],
+            "progress": np.array(progress, np.int64),
+            "radius": np.array(self._radius),
+        }
+
+    def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
+        """Go on from what :meth:`state_dict` returned, in a scorer that has seen nothing yet.
+
+        Raises ConfigError if it has, or for ids out of range.
+        """
+        if self._table.count:
+            raise ConfigError("this Graph has seen samples: load the state into a new one")
+        ids = np.asarray(state["ids"], np.uint32)
+        rows = self._table.put(ids, np.asarray(state["vectors"], np.float32))
+        self._labels[ids] = np.asarray(state["labels"], np.int64)
+        self._radius = float(np.asarray(state["radius"], np.float64))
+        calibrations, changed, measured_at = np.asarray(state["progress"], np.int64)
+        self._calibrations, self._changed = int(calibrations), int(changed)
+        self._measured_at = int(measured_at)
+        if len(rows):
+            self._index.changed(rows)
