@@ -52,14 +52,22 @@ M = TypeVar("M", bound=Member)
 
 
 class Members(Generic[M]):
-    """The ranks that connect at ``listener``; ``join`` makes a member of each. One thread."""
+    """The ranks that connect at ``listener``; ``join`` makes a member of each. One thread.
 
-    def __init__(self, listener: socket.socket, join: Callable[[Channel], M]) -> None:
+    What becomes readable at the descriptor ``wake`` ends a pause; to read it is the caller's part.
+    """
+
+    def __init__(
+        self, listener: socket.socket, join: Callable[[Channel], M], wake: int | None = None
+    ) -> None:
         listener.setblocking(False)
         self._listener, self._join = listener, join
         self._members: dict[int, M] = {}
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
+        if wake is not None:
+            self._poll.register(wake, select.POLLIN)
+        self._wake = wake
         self._said = self._last = time.monotonic()
         self._patience = _LINGER
 
@@ -70,8 +78,8 @@ class Members(Generic[M]):
 
     def attend(self, pause: float) -> bool:
         """Hear what there is within ``pause`` seconds; return whether somebody did something."""
-        ready = self._poll.poll(pause * 1000)
-        for fd, _ in ready:
+        ready = [fd for fd, _ in self._poll.poll(pause * 1000) if fd != self._wake]
+        for fd in ready:
             if fd == self._listener.fileno():
                 self._admit()
             elif not _hear(self._members[fd]):

@@ -38,7 +38,8 @@ class Companion:
     and of the lock as arguments (:func:`~stoker.prefetch.attend.run` takes them). It is shared by
     all who give the same ``key``, and called ``what`` in the log. ``introduce`` tells a process
     that is new to this rank all it must know; it is called with :attr:`mutex` held. ``heard``
-    gets its signs of life and what else they say, in a thread of the companion's.
+    gets its signs of life and what else they say, in a thread of the companion's, and ``lost`` is
+    called there when there is no such process any more, with :attr:`mutex` held.
 
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
     (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
@@ -54,12 +55,14 @@ class Companion:
         job: Callable[[], object],
         introduce: Callable[[Channel], None],
         heard: Callable[[dict[str, Any]], None] = lambda message: None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
         folder = prepare_runtime_dir()
         self._socket, self._lock = folder / f"{name}.{what}", folder / f"{name}.{what}-lock"
         self._what, self._module = what, module
-        self._make_job, self._introduce, self._heard = job, introduce, heard
+        self._make_job, self._introduce = job, introduce
+        self._heard, self._lost = heard, lost
         self.mutex = threading.Lock()
         """Held while what ``introduce`` tells is changed, and around :meth:`tell`."""
         self._channel: Channel | None = None
@@ -88,6 +91,8 @@ class Companion:
     def _watch(self) -> None:
         try:
             while self._connect() and self._listen():
+                with self.mutex:
+                    self._lost()
                 self._complain()
         except Exception as error:
             # Nothing of this may reach the training loop: it reads without us.
@@ -95,6 +100,7 @@ class Companion:
         finally:
             with self.mutex:
                 self._drop()
+                self._lost()
             os.close(self._wake)
 
     def _complain(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -50,7 +52,8 @@ class Fetcher:
     What is on disk comes up from there. What memory would not keep waits in its region
     :data:`WINDOW`. A sample that cannot be read is left to the worker that needs it, who says
     what is wrong.
-    :meth:`step` belongs to one thread; reads run in threads of its own.
+    :meth:`step` belongs to one thread; reads run in threads of its own, and each that ends makes
+    the fetcher readable for ``poll``, as another can begin.
     """
 
     def __init__(self, source: Source, pace: Pace | None = None) -> None:
@@ -58,6 +61,8 @@ class Fetcher:
         self._pace = pace or Pace()
         self._mutex = threading.Lock()
         self._under_way = 0
+        self._is_held_back = False
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._pause_until = 0.0
         self._pool = ThreadPoolExecutor(64, thread_name_prefix="stoker-fetch")
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
@@ -65,6 +70,9 @@ class Fetcher:
 
     def step(self, consumers: Sequence[Consumer]) -> bool:
         """Release what was served and start reads; True if any was started."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._ended)
+        self._is_held_back = False
         for consumer in consumers:
             self._let_go(consumer, consumer.feed.advance())
             consumer.feed.confirm()
@@ -74,10 +82,15 @@ class Fetcher:
             progress = False
             for consumer in consumers:
                 if self._under_way >= self._pace.limit:
+                    self._is_held_back = True
                     return started
                 progress = self._start(consumer) or progress
                 started = started or progress
         return started
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once a read has ended."""
+        return self._ended
 
     def close(self) -> None:
         """Start no more reads. Those under way are waited for by nobody: a storage may hang."""
@@ -130,9 +143,9 @@ class Fetcher:
             log.info("not prefetched: %s", error)
         finally:
             with self._mutex:
-                saturated = self._under_way >= self._pace.limit
                 self._under_way -= 1
-                self._pace.done(num_bytes, time.monotonic(), saturated)
+                self._pace.done(num_bytes, time.monotonic(), self._is_held_back)
+            os.eventfd_write(self._ended, 1)
 
     def _bring(self, consumer: Consumer, group: Group, own: NDArray[np.bool_]) -> int:
         """Read those of the group that are claimed, and bring others up; return the bytes."""

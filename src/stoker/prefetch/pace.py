@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _GROWTH = 1.5
 _GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
-_PATIENCE = 20  # intervals between two attempts to grow
+_PATIENCE = 5  # intervals between two attempts to grow
 _RECOVERY = 5  # intervals of quiet after the storage asked for less
 
 

@@ -44,7 +44,7 @@ class Prefetcher:
         self._fresh = fresh
         self._segments: list[_Published] = []
         self._companion = Companion(
-            "prefetch", "stoker.prefetch.process", key, job, self._introduce
+            "prefetch", "stoker.prefetch.process", key, job, self._introduce, lost=self._lost
         )
 
     def publish(
@@ -80,6 +80,11 @@ class Prefetcher:
         channel.send({"order": "join", "window_bytes": self._window_bytes}, [self._fresh.fileno()])
         for segment in self._segments:
             channel.send(*self._order(segment))
+
+    def _lost(self) -> None:
+        """Let workers read for themselves at once."""
+        for segment in self._segments:
+            Marks(segment.marks.array).attend(0.0)
 
     @staticmethod
     def _order(segment: _Published) -> tuple[dict[str, Any], list[int]]:

@@ -82,7 +82,7 @@ def serve(job: Job, listener: socket.socket) -> None:
         job.source.read_packed(np.empty(0, np.uint32))
     fetcher = Fetcher(job.source)
     room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
-    ranks = Members(listener, lambda channel: Rank(channel, job))
+    ranks = Members(listener, lambda channel: Rank(channel, job), fetcher.fileno())
     pause = _BUSY
     is_settled = False
     while not ranks.are_gone:
