@@ -1,0 +1,117 @@
+"""Packages as objects below a prefix of an object store."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TypeVar
+
+from stoker.errors import ConfigError
+from stoker.source.remote.backend import Fault, ObstorePlace, Why
+from stoker.source.remote.obstore_backend import ObstoreBackend
+from stoker.source.remote.place import Address
+from stoker.source.retry import Retry
+
+MARKER = ".stoker-packages"
+"""Object that marks a prefix as one for packages; nothing is removed from one without it."""
+
+_T = TypeVar("_T")
+_RETRY = Retry(deadline=30.0)
+_CONCURRENCY = 4  # packing, loading, and each of them once more while it lingers
+_AGAIN = (Why.THROTTLED, Why.CUT, Why.TRANSIENT)
+
+
+class ObjectDepot:
+    """See :class:`~stoker.packaging.depot.Depot`. Opened in the packaging process only.
+
+    One job at a time uses a ``group`` of names; nothing enforces it, but packages that another
+    job removes are only built again. Raises :class:`~stoker.errors.ConfigError` where something
+    else lies below the prefix, or the address or its options are refused.
+    """
+
+    def __init__(self, address: Address, group: str) -> None:
+        assert isinstance(address.place, ObstorePlace)
+        self._prefix = address.prefix.rstrip("/") + "/"
+        self._where, self._group = address.root + self._prefix, group
+        self._draw = random.Random()
+        try:
+            self._backend = _Writer(address.place.root, address.place.options, _CONCURRENCY)
+        except Fault as fault:
+            raise ConfigError(f"{fault}: check url and storage_options") from fault
+        self._mark()
+
+    def names(self) -> list[str]:
+        """Return the packages of this group."""
+        begin = self._prefix + self._group + "-"
+        keys = self._until_had(lambda: [e.key for p in self._backend.pages(begin) for e in p])
+        return sorted(key.decode()[len(self._prefix) :] for key in keys)
+
+    def publish(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """Put a package with one request."""
+        whole = b"".join(pieces)
+        self._until_had(lambda: self._backend.put(self._prefix + name, whole))
+
+    def read(self, name: str, num_bytes: int = -1) -> memoryview:
+        """Return a package, or its first bytes, with one request."""
+        return self._until_had(lambda: self._backend.get(self._prefix + name, 0, num_bytes)).data
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove packages."""
+        keys = [self._prefix + name for name in names]
+        if keys:
+            self._until_had(lambda: self._backend.delete(keys))
+
+    def close(self) -> None:
+        """Do nothing: the process that opened it ends."""
+
+    def _mark(self) -> None:
+        first = self._until_had(lambda: next(iter(self._backend.pages(self._prefix)), []))
+        try:
+            self._until_had(lambda: self._backend.head(self._prefix + MARKER))
+        except FileNotFoundError:
+            if first:
+                key = first[0].key.decode()
+                raise ConfigError(
+                    f"{self._where} is not empty and not for Stoker's packages (there is {key!r}): "
+                    "give a prefix of their own"
+                ) from None
+            self._until_had(lambda: self._backend.put(self._prefix + MARKER, b"stoker\n"))
+
+    def _until_had(self, request: Callable[[], _T]) -> _T:
+        """Return the answer, asking again as long as it makes sense; raises OSError."""
+        begin = time.monotonic()
+        renewed = False
+        for failures in count(1):
+            try:
+                return request()
+            except Fault as fault:
+                if fault.why is Why.NOT_FOUND:
+                    raise FileNotFoundError(errno.ENOENT, str(fault), self._where) from fault
+                if fault.why is Why.REFUSED and not renewed:
+                    renewed = True
+                    self._backend.renew()
+                    continue
+                over = _RETRY.is_over(failures, time.monotonic() - begin)
+                if fault.why not in _AGAIN or over:
+                    raise OSError(errno.EIO, str(fault), self._where) from fault
+                time.sleep(_RETRY.wait(failures, fault.why is Why.THROTTLED, self._draw))
+        raise AssertionError("count() does not end")
+
+
+class _Writer(ObstoreBackend):
+    """An obstore client that also writes."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Put one object, whole, with one request; raises Fault."""
+        self._ask(lambda: self._obstore.put(self._store, key, data, use_multipart=False))
+
+    def delete(self, keys: list[str]) -> None:
+        """Remove objects; those that are not there are passed over. Raises Fault."""
+        try:
+            self._ask(lambda: self._obstore.delete(self._store, keys))
+        except Fault as fault:
+            if fault.why is not Why.NOT_FOUND:
+                raise

@@ -1,0 +1,162 @@
+"""The training process's side of packaging: tells the process which samples matter little."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.packaging.depot import place_of, private_place
+from stoker.packaging.job import Job
+from stoker.packaging.settings import Packaging
+from stoker.packaging.totals import FIELDS
+from stoker.prefetch.channel import Channel
+from stoker.prefetch.companion import Companion
+from stoker.shared import SharedArray
+from stoker.source.base import Source
+from stoker.store.arena import Arena
+from stoker.store.tier import Ids
+from stoker.types import format_bytes
+
+log = logging.getLogger("stoker")
+
+
+class Packager:
+    """Keeps the packaging process of this job and node at work for one rank.
+
+    It builds packages of samples of low importance, stores them where ``settings`` says, and
+    brings them into ``region`` of ``arena``, one after the other, as those that lie there are
+    served: ``served`` (``u32[N]``, shared by the ranks of the job on this node, who thereby share
+    the process) holds the stamp of the epoch in which each sample was served last. ``low`` is what
+    the array of places says of samples of low importance. ``owner`` tells this node from others
+    that keep packages in the same place, ``seed`` draws which samples come together.
+
+    What becomes of a process that dies, hangs, or cannot be started says
+    :class:`~stoker.prefetch.companion.Companion`; packages that are lost or damaged are built
+    again, and while none can be stored the workers read the source, with one warning.
+
+    Used by one thread. Raises :class:`~stoker.errors.ConfigError` when ``region`` is too small
+    for one package, and for a place that is not for packages.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        arena: Arena,
+        served: SharedArray,
+        settings: Packaging,
+        *,
+        low: int,
+        region: str = "L",
+        packaged: SharedArray | None = None,
+        owner: str = "0",
+        seed: int = 0,
+    ) -> None:
+        _check_region(arena, region, source, settings)
+        if not owner.isalnum():
+            raise ConfigError(f"owner={owner!r} is refused: give letters and digits")
+        self.packaged = packaged or SharedArray.create(len(source), np.uint8, "stoker-packaged")
+        """``u8[N]``: 1 at samples that lie in the cache because a package brought them."""
+        self._totals = SharedArray.create(len(FIELDS), np.float64, "stoker-packages")
+        self._epoch: tuple[dict[str, Any], SharedArray, SharedArray] | None = None
+        self._has_warned = False
+        # By the memory itself: jobs that share a cache have marks of their own, ranks have not.
+        key = " ".join(f"{os.fstat(fd).st_ino}" for fd in (arena.handle.fds[0], served.fileno()))
+        self._place = (
+            private_place(hashlib.sha256(f"{_boot()} {key}".encode()).hexdigest()[:16])
+            if settings.url is None
+            else place_of(settings.url, settings.storage_options)
+        )
+        self._companion = Companion(
+            "packaging",
+            "stoker.packaging.process",
+            f"packaging {key}",
+            lambda: Job(
+                source,
+                arena.handle,
+                region,
+                low,
+                served,
+                self._place,
+                settings.url is None,
+                owner,
+                settings.min_bytes,
+                seed,
+            ),
+            self._introduce,
+            self._hear,
+        )
+
+    def begin_epoch(self, epoch: int, stamp: int, places: SharedArray, missed: Ids) -> None:
+        """Say what is of low importance in ``epoch``, from which on ``stamp`` marks what is served.
+
+        ``places`` (``u8[N]``) is shared memory, and identical on all ranks; ``missed`` (``u32[m]``)
+        are this rank's samples of low importance that were asked for since the last call and not
+        cached, whether another was served or the source was read. Stamps grow.
+        """
+        if places.array.shape != self.packaged.array.shape or places.array.dtype != np.uint8:
+            raise ConfigError(
+                f"places of shape {places.array.shape}, {places.array.dtype} are refused: give "
+                f"u8[{len(self.packaged.array)}]"
+            )
+        ids = np.unique(np.asarray(missed, np.uint32))
+        message = {"order": "epoch", "epoch": epoch, "stamp": stamp, "missed": len(ids)}
+        with self._companion.mutex:
+            self._epoch = message, places, SharedArray.copy_of(ids, "stoker-missed")
+            self._companion.tell(*self._order(self._epoch))
+
+    def stats(self) -> dict[str, int]:
+        """Return what the process has counted so far, for all ranks of this node.
+
+        ``packages_built``; ``package_reads`` for the cache and ``package_bytes`` of samples that
+        they brought; ``packages_lost``, found missing or damaged; ``repack_reads`` of packages for
+        new ones; ``rebuild_reads``, samples read from the source to build packages.
+        """
+        return dict(zip(FIELDS, self._totals.array.astype(np.int64).tolist(), strict=True))
+
+    def close(self) -> None:
+        """Disconnect; the process ends when no rank needs it. May be called again."""
+        self._companion.close()
+
+    def _introduce(self, channel: Channel) -> None:
+        channel.send({"order": "join"}, [self.packaged.fileno(), self._totals.fileno()])
+        if self._epoch is not None:
+            channel.send(*self._order(self._epoch))
+
+    @staticmethod
+    def _order(
+        epoch: tuple[dict[str, Any], SharedArray, SharedArray],
+    ) -> tuple[dict[str, Any], list[int]]:
+        message, places, missed = epoch
+        return message, [places.fileno(), missed.fileno()]
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "trouble" in message and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "samples come without packages for now, workers read them: %s", message["trouble"]
+            )
+
+
+def _check_region(arena: Arena, region: str, source: Source, settings: Packaging) -> None:
+    regions = arena.stats()["regions"]
+    if region not in regions:
+        raise ConfigError(f"region={region!r} is none of the cache's: it has {sorted(regions)}")
+    sizes: NDArray[np.int64] = source.sizes
+    needed, has = settings.least_region_bytes(sizes), int(regions[region]["budget"])
+    if has < needed:
+        raise ConfigError(
+            f"region {region!r} has {format_bytes(has)} ({has} bytes), and a package may take "
+            f"{needed} bytes: give the cache more, or min_bytes={settings.min_bytes} less"
+        )
+
+
+def _boot() -> str:
+    """Return what tells this boot of this machine from others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
