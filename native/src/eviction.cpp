@@ -78,12 +78,14 @@ bool Arena::evict_for(std::uint32_t region) {
   return false;
 }
 
-// Collects victims in key order; evicts them only if the newcomer outranks every one.
+// Collects victims in key order; evicts them only if the newcomer outranks every one. One of key
+// -inf outranks nobody, not even its like.
 bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double key) {
   const Region& wanted = header_->regions[region];
   std::vector<Victim> victims;
   std::uint64_t freed = 0;
   std::uint64_t freed_blocks = 0;
+  const bool unknown = key == -std::numeric_limits<double>::infinity();
   bool outranks = true;
   while (outranks && !fits(wanted, length, freed, freed_blocks)) {
     Victim victim{};
@@ -92,7 +94,7 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
       break;
     }
     victims.push_back(victim);
-    outranks = victim.key < key || (victim.key == key && wanted.ties);
+    outranks = victim.key < key || (victim.key == key && wanted.ties && !unknown);
     const std::uint32_t size = entries_[victim.id].length.load(std::memory_order_relaxed);
     freed += size;
     freed_blocks += blocks_of(size);

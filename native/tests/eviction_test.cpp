@@ -1,5 +1,6 @@
 // Who leaves: admission, pop rules, ghosts, and regions whose budgets move.
 #include <algorithm>
+#include <limits>
 
 #include "kit.h"
 
@@ -33,6 +34,17 @@ void none_leaves_for_one_that_is_outranked() {
   CHECK(!kit::put(arena, 10, 1000, 0));    // a tie
   CHECK(kit::count_there(arena) == 10 && arena.counters().evictions == 0);
   CHECK(kit::put(arena, 10, 3000, 2.5) && kit::count_there(arena) == 8);
+  kit::check_sound(arena);
+}
+
+void an_unknown_key_is_admitted_while_there_is_room() {
+  constexpr double kUnknown = -std::numeric_limits<double>::infinity();
+  Arena arena(geometry(20, 3'000), "");
+  RegionSpec main = region("main", 3'000);
+  main.admission = Admission::kBeatsVictims;
+  arena.configure({main});
+  for (std::uint32_t id = 0; id < 5; ++id) CHECK(kit::put(arena, id, 1000, kUnknown) == (id < 3));
+  CHECK(kit::put(arena, 5, 1000, -1e300) && kit::put(arena, 6, 1000, -1e300) && !there(arena, 1));
   kit::check_sound(arena);
 }
 
@@ -209,6 +221,7 @@ void many_leases_in_the_way() {
 
 int main() {
   none_leaves_for_one_that_is_outranked();
+  an_unknown_key_is_admitted_while_there_is_room();
   the_evicted_come_with_their_keys();
   while_room_evicts_nothing();
   reads_count();

@@ -1,4 +1,17 @@
-from stoker.policy import FIFO, LFU, LRU, S3FIFO, MinIO, Policy, Random, Sieve
+from stoker.policy import (
+    FIFO,
+    LFU,
+    LRU,
+    S3FIFO,
+    HighLow,
+    Homophily,
+    MinIO,
+    Policy,
+    Random,
+    Score,
+    Sieve,
+    StaticSet,
+)
 from stoker.testing.policy_conformance import PolicyConformance
 
 
@@ -35,3 +48,23 @@ class TestSieve(PolicyConformance):
 class TestS3FIFO(PolicyConformance):
     def make_policy(self) -> Policy:
         return S3FIFO(small=0.2, visits=1)
+
+
+class TestScore(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return Score()
+
+
+class TestHighLow(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return HighLow(h_share=0.5)
+
+
+class TestStaticSet(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return StaticSet(share=0.3)
+
+
+class TestHomophily(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return Homophily()

@@ -52,7 +52,7 @@ REGION_SETS = {
 
 some_id = st.integers(0, NUM_IDS - 1)
 some_ids = st.lists(some_id, min_size=1, max_size=6, unique=True)
-some_key = st.integers(-5, 5).map(float)
+some_key = st.integers(-5, 5).map(float) | st.just(-np.inf)
 operation = st.one_of(
     st.tuples(
         st.just("put"),

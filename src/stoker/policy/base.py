@@ -39,7 +39,7 @@ class Region:
     insertion (``insertion``)."""
     admission: Admission = "always"
     """``always`` evicts as needed; ``beats_victims`` admits a newcomer only if no victim has a
-    larger key; ``while_room`` never evicts."""
+    larger key, and one of key -inf only while there is room; ``while_room`` never evicts."""
     ties: bool = True
     """With ``beats_victims``: a newcomer whose key equals its victim's is admitted."""
     pop: Pop = "evict"
@@ -101,6 +101,20 @@ class Policy(Protocol):
 
     The same object serves training and the simulator. Implementations keep no mutable state, so
     they may be shared between threads and pickled to other processes.
+
+    Optional members, asked for by ``getattr``:
+
+    ``places(scores, plan, num_samples) -> u8[N]``
+        where each sample belongs in the epoch of ``plan``, as an index into :meth:`regions`. Asked
+        once an epoch; without it all samples belong to the first region.
+    ``follows_scores: bool``
+        keys are scores: those of cached samples change when a score does, not when they are hit.
+    ``overflow: str``
+        the region for what a sample's own refuses.
+    ``looks_ahead: bool``
+        keys need a plan.
+    ``for_sizes(sizes i64[N]) -> Policy``
+        the policy for samples of these sizes.
     """
 
     @property

@@ -89,6 +89,21 @@ class PolicyConformance:
                 np.testing.assert_array_equal(first, again)
         np.testing.assert_array_equal(scores.values, before)
 
+    def test_places_are_regions_that_hold_samples(
+        self, policy: Policy, scores: Scores, plan: Plan
+    ) -> None:
+        """u8[N], pure, the same in a pickled copy; also before anything was seen."""
+        places = getattr(policy, "places", None)
+        if places is None:
+            return
+        holding = [region.holds_bytes for region in policy.regions()]
+        copy = pickle.loads(pickle.dumps(policy))
+        for known in (scores, Scores(self.num_samples)):
+            found = places(known, plan, self.num_samples)
+            assert (found.shape, found.dtype) == ((self.num_samples,), np.uint8)
+            assert all(holding[place] for place in np.unique(found))
+            np.testing.assert_array_equal(found, copy.places(known, plan, self.num_samples))
+
     @pytest.mark.parametrize("unequal", [False, True], ids=["equal", "unequal"])
     def test_serves_a_trace(
         self, policy: Policy, scores: Scores, plan: Plan, unequal: bool

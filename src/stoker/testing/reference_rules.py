@@ -266,7 +266,10 @@ class ReferenceRules:
         return borrowed + length > self.capacity - lent
 
     def _beaten(self, region: ReferenceRegion, length: int, key: Key) -> list[int] | None:
-        """Return the victims, smallest key first, or None if one beats the newcomer."""
+        """Return the victims, smallest key first, or None if one beats the newcomer.
+
+        A newcomer of key -inf beats nobody.
+        """
         short = max(
             region.bytes + length - region.budget,
             self.payload_bytes() + length - self.capacity,
@@ -276,7 +279,8 @@ class ReferenceRules:
             if short <= 0:
                 break
             member = region.members[i]
-            if member.key > key or (member.key == key and not region.rules.ties):
+            tie = region.rules.ties and key[0] > -math.inf
+            if member.key > key or (member.key == key and not tie):
                 return None
             victims.append(i)
             short -= len(member.sample)

@@ -1,0 +1,83 @@
+"""Two regions: important samples by their score, the others as packages bring them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.policy.base import Region
+from stoker.policy.score import score_keys
+from stoker.scores import Scores
+
+
+@dataclass(frozen=True)
+class HighLow:
+    """The H-cache and the L-cache of iCache (Chen et al., HPCA 2023).
+
+    The H-list of an epoch are the most important of its selected samples. H keeps them by score:
+    one enters when there is room, or if its score is above the smallest cached one (Algorithm 1).
+    L keeps what else comes while it has room and evicts nothing by itself: whoever fills it takes
+    out what was served. Raises :class:`~stoker.errors.ConfigError` for shares out of range.
+    """
+
+    name: ClassVar[str] = "high_low"
+    natural_keys: ClassVar[bool] = False
+    follows_scores: ClassVar[bool] = True
+    HIGH: ClassVar[int] = 0
+    LOW: ClassVar[int] = 1
+
+    h_share: float = 0.7
+    """Share of the selected samples that are on the H-list, 0 < h_share <= 1."""
+    start: float = 0.9
+    """Share of the cache that H has in the beginning, 0 < start < 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.h_share <= 1:
+            raise ConfigError(f"h_share={self.h_share} is refused: give a share, 0 < h_share <= 1")
+        if not 0 < self.start < 1:
+            raise ConfigError(f"start={self.start} is refused: give a share, 0 < start < 1")
+
+    def regions(self) -> tuple[Region, ...]:
+        """H, ordered by score, and L, which does not evict."""
+        return (
+            Region("H", self.start, admission="beats_victims", ties=False),
+            Region("L", 1 - self.start, order="insertion", admission="while_room"),
+        )
+
+    def places(self, scores: Scores, plan: Plan, num_samples: int) -> NDArray[np.uint8]:
+        """Return u8[N]: :attr:`HIGH` for the H-list of ``plan``, :attr:`LOW` for the rest.
+
+        Samples never seen are HIGH, as nobody knows yet what they are worth. So are samples that
+        the plan leaves out although they outrank the H-list: they shall not stand in for others.
+        While the scorer is not ready all are HIGH.
+        """
+        places = np.full(num_samples, self.HIGH, np.uint8)
+        seen = scores.seen[:num_samples] > 0
+        if not scores.ready or not seen.any():
+            return places
+        # In the order of the plan, which is random, so that ties favour nobody.
+        selected = plan.ids[np.sort(np.unique(plan.ids, return_index=True)[1])]
+        known = selected[seen[selected]]
+        unseen = len(selected) - len(known)
+        wanted = max(0, round(self.h_share * len(selected)) - unseen)
+        ranked = known[np.argsort(-scores.values[known], kind="stable")]
+        floor = scores.values[ranked[wanted - 1]] if wanted > 0 else np.inf
+        places[seen & (scores.values[:num_samples] <= floor)] = self.LOW
+        places[selected[seen[selected]]] = self.LOW
+        places[ranked[:wanted]] = self.HIGH
+        return places
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: the scores, -inf for samples never seen; L does without."""
+        return score_keys(ids, scores)

@@ -1,0 +1,68 @@
+"""Two regions: important samples, and samples that stand in for others like them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.policy.base import Region
+from stoker.policy.score import score_keys
+from stoker.scores import Scores
+
+NO_SAMPLE = 2**32 - 1
+"""In a table of who serves for whom: nobody."""
+
+
+@dataclass(frozen=True)
+class Homophily:
+    """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
+
+    A sample enters ``importance`` while there is room, or if its score is above the smallest
+    cached one. What is refused passes through ``transit``, a short queue, since only after the
+    step it is known which sample of the batch has most neighbours: that key sample moves on to
+    ``homophily``, a queue, and serves for its neighbours (:meth:`Store.keep_key_sample`).
+
+    Raises :class:`~stoker.errors.ConfigError` for shares out of range.
+    """
+
+    name: ClassVar[str] = "homophily"
+    natural_keys: ClassVar[bool] = False
+    follows_scores: ClassVar[bool] = True
+    overflow: ClassVar[str] = "transit"
+
+    importance: float = 0.9
+    """Share of the importance region of what the two large ones have, 0 < importance < 1."""
+    transit: float = 0.05
+    """Share of the cache for what waits for its step, 0 < transit < 1. As many bytes as all
+    batches on their way to the step have, or key samples are lost before they are known."""
+
+    def __post_init__(self) -> None:
+        for name in ("importance", "transit"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is refused: give a share, 0 < {name} < 1"
+                )
+
+    def regions(self) -> tuple[Region, ...]:
+        """Importance by score, homophily and transit as queues."""
+        rest = 1 - self.transit
+        return (
+            Region("importance", self.importance * rest, admission="beats_victims", ties=False),
+            Region("homophily", (1 - self.importance) * rest, order="insertion"),
+            Region("transit", self.transit, order="insertion"),
+        )
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: the scores, -inf for samples never seen; the queues do without."""
+        return score_keys(ids, scores)

@@ -1,0 +1,57 @@
+"""Importance: the sample with the lowest score leaves first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.plan import Plan
+from stoker.policy.base import Region
+from stoker.scores import Scores
+
+
+def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.float64]:
+    """Return f64[n]: the latest score of each sample, -inf for one that was never seen.
+
+    Where newcomers must beat their victims, -inf means: only while there is room.
+    """
+    if scores is None:
+        return np.full(len(ids), -np.inf)
+    return np.where(scores.seen[ids] > 0, scores.values[ids], -np.inf)
+
+
+@dataclass(frozen=True)
+class Score:
+    """SHADE's adaptive priority-aware prediction (APP), Algorithm 1 (Khan et al., FAST 2023).
+
+    While there is room every sample enters. When the cache is full, a sample that was missed
+    enters only if it was seen before (the paper's ghost cache; here the table of scores) and its
+    score is no less than the smallest cached one, which leaves. Scores in the logarithm of a
+    rank tie all the time, and ties enter. A score that changes moves the key at once.
+
+    ``ties=False`` is the stricter rule of iCache's H-cache (Chen et al., HPCA 2023, Algorithm 1).
+    """
+
+    name: ClassVar[str] = "score"
+    natural_keys: ClassVar[bool] = False
+    follows_scores: ClassVar[bool] = True
+
+    ties: bool = True
+    """Whether a sample enters whose score equals the smallest cached one."""
+
+    def regions(self) -> tuple[Region, ...]:
+        """One region ordered by score, whose newcomers must beat their victims."""
+        return (Region("main", 1.0, admission="beats_victims", ties=self.ties),)
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: the scores, -inf for samples never seen."""
+        return score_keys(ids, scores)

@@ -1,0 +1,86 @@
+"""How the cache is divided between its regions, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from stoker.errors import ConfigError
+from stoker.scores import Scores
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """Divides the cache anew when an epoch begins. Pure and immutable, as a policy is."""
+
+    def shares(
+        self, scores: Scores, epoch: int, epochs: int | None, counts: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Return region -> share of what these regions have together, 0 to 1, adding up to 1.
+
+        ``epoch`` is about to begin, of ``epochs`` (None: nobody said how many). ``counts``: the
+        accesses of the last epoch by the region where the sample belongs; empty before the first.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FrequencySplit:
+    """iCache's split: each region's share is its share of the accesses (HPCA 2023).
+
+    Size_H = Size x f_H / (f_H + f_L), f being the accesses of the last epoch. L never has less
+    than one package: see :meth:`for_cache`. With ``static``, as in ImPACT, that region has a fixed
+    share, and while the scorer warms up (``scores.ready`` is False) all is H's. Raises
+    :class:`~stoker.errors.ConfigError` for shares out of range.
+    """
+
+    high: str = "H"
+    low: str = "L"
+    start: float = 0.9
+    """Share of H, of what H and L have, until there are counts, 0 < start < 1."""
+    floor: float = 0.0
+    """Least share of L, of what all regions named here have, 0 <= floor < 1."""
+    static: str | None = None
+    static_share: float = 0.25
+    """Share of ``static``, 0 < static_share < 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("start", "static_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is refused: give a share, 0 < {name} < 1"
+                )
+        if not 0 <= self.floor <= self._divided:
+            raise ConfigError(
+                f"floor={self.floor} is refused: give a share from 0 to {self._divided}"
+            )
+
+    def for_cache(self, capacity: int, least_low: int) -> FrequencySplit:
+        """Return this split for a cache of ``capacity`` bytes whose L holds ``least_low`` or more.
+
+        Raises :class:`~stoker.errors.ConfigError` when the cache is too small for that.
+        """
+        if least_low > capacity * self._divided:
+            raise ConfigError(
+                f"a cache of {capacity} bytes has no room for a package of {least_low}: give it "
+                "more, or make packages smaller with Packaging(min_bytes=...)"
+            )
+        # Half a byte more, so that no rounding takes one away.
+        return replace(self, floor=min((least_low + 0.5) / capacity, self._divided))
+
+    def shares(
+        self, scores: Scores, epoch: int, epochs: int | None, counts: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Return the shares of H, of L, and of the static region if there is one."""
+        if self.static is not None and not scores.ready:
+            return {self.high: 1.0, self.low: 0.0, self.static: 0.0}
+        high, low = counts.get(self.high, 0), counts.get(self.low, 0)
+        part = high / (high + low) if high + low else self.start
+        low_share = max(self._divided * (1 - part), self.floor)
+        shares = {self.high: self._divided - low_share, self.low: low_share}
+        return shares if self.static is None else {**shares, self.static: self.static_share}
+
+    @property
+    def _divided(self) -> float:
+        return 1.0 if self.static is None else 1 - self.static_share

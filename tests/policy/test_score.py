@@ -1,0 +1,87 @@
+"""SHADE's cache: the table of scores is the ghost cache, ties enter, keys move at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policy.conftest import NewArena
+from stoker.policy import Score
+from stoker.scores import Scores
+
+NUM_IDS = 12
+ROOM = 4
+SIZE = 10
+
+
+@dataclass
+class Algorithm1:
+    """SHADE's Algorithm 1, read off the paper: a cache, a ghost cache, a priority queue."""
+
+    ties: bool
+    queue: dict[int, float] = field(default_factory=dict)
+    """Cached samples; those without a score yet rank lowest."""
+    ghost: dict[int, float] = field(default_factory=dict)
+    """Scores of all samples that were ever seen."""
+
+    def access(self, sample_id: int) -> bool:
+        """Return whether it was a hit; insert what the rule admits."""
+        if sample_id in self.queue:
+            return True
+        score = self.ghost.get(sample_id)
+        if len(self.queue) < ROOM:
+            self.queue[sample_id] = -np.inf if score is None else score
+        elif score is not None:
+            smallest = min(self.queue, key=lambda i: (self.queue[i], i))
+            if self.queue[smallest] < score or (self.queue[smallest] == score and self.ties):
+                del self.queue[smallest]
+                self.queue[sample_id] = score
+        return False
+
+    def learn(self, sample_id: int, score: float) -> None:
+        self.ghost[sample_id] = score
+        if sample_id in self.queue:
+            self.queue[sample_id] = score
+
+
+some_id = st.integers(0, NUM_IDS - 1)
+steps = st.lists(st.one_of(some_id, st.tuples(some_id, st.integers(0, 5))), max_size=120)
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=steps, ties=st.booleans())
+def test_app_matches_algorithm_1(
+    new_arena: NewArena, steps: list[int | tuple[int, int]], ties: bool
+) -> None:
+    policy, scores, paper = Score(ties), Scores(NUM_IDS), Algorithm1(ties)
+    arena = new_arena(policy, NUM_IDS, ROOM * SIZE)
+    for number, step in enumerate(steps):
+        if isinstance(step, tuple):
+            ids = np.array([step[0]], np.uint32)
+            scores.update(ids, [step[1]], number)
+            arena.set_keys(ids, policy.keys(ids, scores, None, None))
+            paper.learn(*step)
+        else:
+            ids = np.array([step], np.uint32)
+            hit = bool(arena.get_many(ids)[2][0])
+            assert hit == paper.access(step)
+            if not hit:
+                arena.put_many(ids, [bytes([step]) * SIZE], policy.keys(ids, scores, None, None))
+        assert sorted(paper.queue) == np.flatnonzero(arena.contains(np.arange(NUM_IDS))).tolist()
+    arena.verify()
+    arena.close()
+
+
+def test_without_scores_it_keeps_what_came_first(new_arena: NewArena) -> None:
+    policy = Score()
+    arena = new_arena(policy, NUM_IDS, ROOM * SIZE)
+    ids = np.arange(NUM_IDS, dtype=np.uint32)
+    arena.put_many(ids, [bytes(SIZE)] * NUM_IDS, policy.keys(ids, None, None, None))
+    assert np.flatnonzero(arena.contains(ids)).tolist() == [0, 1, 2, 3]
