@@ -21,8 +21,11 @@
 //   It lies at copy_dirs[source][tier] + "/" + the entry's path; while it is being copied, at
 //   tiers[tier].part_dir + "/" + the entry's number in decimal, renamed before it is `placed`.
 // - Copies are readable by the daemon's user only.
-// - Empty files are refused (a file of unknown length may call itself empty), and so are files
-//   changed within the last seconds (a second change would not show in the mtime).
+// - Every `opened` of a file that exists is answered soon by an entry, `refused` if need be (then
+//   the source_* fields may be 0), for the program waits for it.
+// - Empty files are refused (a file of unknown length may call itself empty), and so, for the
+//   moment, are files changed within the last seconds (a second change would not show in the
+//   mtime).
 // - After each change of an entry (and of `copied`, every MiB or so), changes[hash % 64] goes up by
 //   one and is woken (FUTEX_WAKE). Waiters look again every millisecond at the latest anyway.
 //
@@ -167,7 +170,8 @@ struct stoker_counters {
 enum stoker_request_kind {
   STOKER_OPENED = 1,   // `path` was opened for reading and has no entry: it wants to be placed
   STOKER_CHECKED = 2,  // the source of `entry` was unchanged at `time_ns`: raise validated_ns to it
-  STOKER_CHANGED = 3,  // the source of `entry` is another file now: drop the copy, place it anew
+  STOKER_CHANGED = 3,  // the source of `entry` is another file now, or the copy is not what the
+                       // entry says: drop the copy, place it anew
 };
 
 struct stoker_request {  // 24 bytes, then path_length bytes of the path, without a NUL

@@ -1,0 +1,124 @@
+// open and openat in all their forms. Only opens for reading may end at a copy.
+#include "open.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+
+#include "hook.h"
+#include "paths.h"
+#include "place.h"
+#include "real.h"
+#include "report.h"
+
+#define OTHER_THAN_READING \
+  (O_ACCMODE | O_CREAT | O_TRUNC | O_EXCL | O_PATH | O_DIRECTORY | O_TMPFILE | O_DIRECT)
+
+static bool is_for_writing(int flags) { return (flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC; }
+
+static int open_source(struct opening* opening, const struct named_file* file) {
+  const int fd = real_openat()(opening->dirfd, opening->path, opening->flags);
+  if (fd < 0) return fd;
+  const int saved = errno;
+  place_settle(fd, file, opening);
+  errno = saved;
+  return fd;
+}
+
+static int open_named(struct opening* opening, const struct named_file* file) {
+  const int saved = errno;
+  const int fd = place_open(file, opening);
+  errno = saved;
+  return fd >= 0 ? fd : open_source(opening, file);
+}
+
+// Apart, for its frame holds a path.
+static __attribute__((noinline)) int open_joined(struct opening* opening) {
+  char joined[PATH_MAX];
+  struct named_file file;
+  const int saved = errno;
+  const bool found =
+      path_join(opening->dirfd, opening->path, joined) && path_is_under_source(joined, &file);
+  errno = saved;
+  return found ? open_named(opening, &file) : open_source(opening, NULL);
+}
+
+static __attribute__((noinline)) void mark_joined(int dirfd, const char* path) {
+  char joined[PATH_MAX];
+  struct named_file file;
+  const int saved = errno;
+  if (path_join(dirfd, path, joined) && path_is_under_source(joined, &file)) {
+    mark_written(file.hash);
+  }
+  errno = saved;
+}
+
+static void mark_file(int dirfd, const char* path) {
+  struct named_file file;
+  if (path_is_under_source(path, &file)) {
+    mark_written(file.hash);
+  } else if (path_needs_joining(path)) {
+    mark_joined(dirfd, path);
+  }
+}
+
+static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool stream) {
+  map_attach();
+  if (!path || !map_live()) return real_openat()(dirfd, path, flags, mode);
+  if (flags & OTHER_THAN_READING) {
+    if (is_for_writing(flags)) mark_file(dirfd, path);
+    return real_openat()(dirfd, path, flags, mode);
+  }
+  struct opening opening = {.dirfd = dirfd, .path = path, .flags = flags, .stream = stream};
+  struct named_file file;
+  if (path_is_under_source(path, &file)) return open_named(&opening, &file);
+  return path_needs_joining(path) ? open_joined(&opening) : open_source(&opening, NULL);
+}
+
+int open_for_stream(const char* path, int flags) {
+  return open_at(AT_FDCWD, path, flags, 0666, true);
+}
+
+void open_for_writing(const char* path) {
+  map_attach();
+  if (path && map_live()) mark_file(AT_FDCWD, path);
+}
+
+static bool wants_mode(int flags) { return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; }
+
+int hook_open(const char* path, int flags, ...) HOOK(open);
+int hook_open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = wants_mode(flags) ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  return open_at(AT_FDCWD, path, flags, mode, false);
+}
+int hook_open64(const char*, int, ...) HOOK_ALIAS(open64, open);
+int hook___open(const char*, int, ...) HOOK_ALIAS(__open, open);
+int hook___open64(const char*, int, ...) HOOK_ALIAS(__open64, open);
+
+int hook_openat(int dirfd, const char* path, int flags, ...) HOOK(openat);
+int hook_openat(int dirfd, const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = wants_mode(flags) ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  return open_at(dirfd, path, flags, mode, false);
+}
+int hook_openat64(int, const char*, int, ...) HOOK_ALIAS(openat64, openat);
+
+// The fortified forms end a program that creates a file without a mode: the C library does that.
+int hook_open_2(const char* path, int flags) HOOK(__open_2);
+int hook_open_2(const char* path, int flags) {
+  return wants_mode(flags) ? real___open_2()(path, flags)
+                           : open_at(AT_FDCWD, path, flags, 0, false);
+}
+int hook_open64_2(const char*, int) HOOK_ALIAS(__open64_2, __open_2);
+
+int hook_openat_2(int dirfd, const char* path, int flags) HOOK(__openat_2);
+int hook_openat_2(int dirfd, const char* path, int flags) {
+  return wants_mode(flags) ? real___openat_2()(dirfd, path, flags)
+                           : open_at(dirfd, path, flags, 0, false);
+}
+int hook_openat64_2(int, const char*, int) HOOK_ALIAS(__openat64_2, __openat_2);

@@ -1,0 +1,97 @@
+#include "paths.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include "real.h"
+
+// The length of a relative path that needs no help, or 0.
+static size_t plain_length(const char* path) {
+  const char* part = path;
+  for (;;) {
+    const char* end = strchrnul(part, '/');
+    const size_t length = (size_t)(end - part);
+    if (length == 0 || (part[0] == '.' && (length == 1 || (length == 2 && part[1] == '.')))) {
+      return 0;
+    }
+    if (*end == '\0') return (size_t)(end - path);
+    part = end + 1;
+  }
+}
+
+bool path_is_under_source(const char* path, struct named_file* file) {
+  if (path[0] != '/') return false;
+  const struct stoker_table* table = map_header();
+  for (uint32_t row = 0; row < table->source_count; ++row) {
+    const struct stoker_source* source = &table->sources[row];
+    const size_t length = source->path.length;
+    if (strncmp(path, map_string(source->path), length) != 0 || path[length] != '/') continue;
+    const size_t rest = plain_length(path + length + 1);
+    if (rest == 0 || rest >= PATH_MAX) return false;
+    *file = map_name((uint8_t)source->number, path + length + 1, (uint32_t)rest);
+    return true;
+  }
+  return false;
+}
+
+bool path_needs_joining(const char* path) {
+  if (path[0] != '/') return path[0] != '\0';
+  for (const char* at = path; (at = strchr(at, '/')) != NULL; ++at) {
+    if (at[1] == '/' || at[1] == '.') return true;
+  }
+  return false;
+}
+
+bool path_of_descriptor(int fd, char path[PATH_MAX]) {
+  char link[32] = "/proc/self/fd/";
+  char digits[12];
+  int count = 0;
+  for (unsigned rest = (unsigned)fd; count == 0 || rest > 0; rest /= 10) {
+    digits[count++] = (char)('0' + rest % 10);
+  }
+  size_t end = strlen(link);
+  while (count > 0) link[end++] = digits[--count];
+  link[end] = '\0';
+  const ssize_t length = raw_readlink(link, path, PATH_MAX);
+  if (length <= 0 || length >= PATH_MAX || path[0] != '/') return false;
+  path[length] = '\0';
+  return true;
+}
+
+// The directory that relative paths begin at, without a symbolic link in it.
+static bool begin_of(int dirfd, char path[PATH_MAX]) {
+  if (dirfd != AT_FDCWD) return dirfd >= 0 && path_of_descriptor(dirfd, path);
+  const ssize_t size = raw_getcwd(path, PATH_MAX);
+  return size > 0 && path[0] == '/';
+}
+
+bool path_join(int dirfd, const char* path, char joined[PATH_MAX]) {
+  size_t length = 0;
+  if (path[0] != '/') {
+    if (!begin_of(dirfd, joined)) return false;
+    length = strlen(joined);
+    if (length == 1) length = 0;  // the root
+  }
+  bool named = false;
+  for (const char* part = path; *part != '\0';) {
+    const char* end = strchrnul(part, '/');
+    const size_t size = (size_t)(end - part);
+    const bool here = size == 0 || (size == 1 && part[0] == '.');
+    if (size == 2 && part[0] == '.' && part[1] == '.') {
+      if (named) return false;
+      while (length > 0 && joined[--length] != '/') continue;
+    } else if (!here) {
+      if (length + 1 + size >= PATH_MAX) return false;
+      joined[length] = '/';
+      memcpy(joined + length + 1, part, size);
+      length += 1 + size;
+      named = true;
+    }
+    if (*end == '\0') {
+      joined[length] = '\0';
+      return !here && named;
+    }
+    part = end + 1;
+  }
+  return false;
+}

@@ -1,0 +1,21 @@
+// From the paths a program uses to the names of the table.
+#pragma once
+
+#include <limits.h>
+#include <stdbool.h>
+
+#include "map.h"
+
+// A path that names its file without help: absolute, and neither `.`, `..` nor an empty part below
+// the source. True and `file` (which points into `path`) when it lies under a source.
+bool path_is_under_source(const char* path, struct named_file* file);
+
+// Whether path_join may find more: relative paths, and absolute ones with `.` or empty parts.
+bool path_needs_joining(const char* path);
+
+// Writes the absolute form of `path`, relative to `dirfd`, into `joined`. False where only the
+// kernel can tell: `..` after a named part, which may be a symbolic link; a `/` or `.` at the end.
+bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
+
+// The path of an open file as the kernel knows it.
+bool path_of_descriptor(int fd, char path[PATH_MAX]);

@@ -1,0 +1,197 @@
+#include "place.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+
+#include "paths.h"
+#include "real.h"
+#include "report.h"
+#include "wait.h"
+#include "watch.h"
+
+static bool append(char path[PATH_MAX], size_t* end, const char* bytes, size_t length) {
+  if (!bytes || *end + 1 + length >= PATH_MAX) return false;
+  if (*end > 0) path[(*end)++] = '/';
+  memcpy(path + *end, bytes, length);
+  *end += length;
+  path[*end] = '\0';
+  return true;
+}
+
+static bool name_copy(uint32_t number, const struct stoker_entry* entry, char path[PATH_MAX]) {
+  const struct stoker_table* table = map_header();
+  size_t end = 0;
+  if (entry_state(entry) == STOKER_COPYING) {
+    char digits[12];
+    size_t first = sizeof(digits);
+    do {
+      digits[--first] = (char)('0' + number % 10);
+    } while ((number /= 10) > 0);
+    const struct stoker_string folder = table->tiers[entry->tier].part_dir;
+    return append(path, &end, map_string(folder), folder.length) &&
+           append(path, &end, digits + first, sizeof(digits) - first);
+  }
+  const struct stoker_string folder = table->copy_dirs[entry->source][entry->tier];
+  const struct stoker_string name = {entry->path_offset, entry->path_length, 0};
+  return append(path, &end, map_string(folder), folder.length) &&
+         append(path, &end, map_string(name), name.length);
+}
+
+static bool is_copy(const struct stat* status, const struct stoker_entry* entry) {
+  if (status->st_ino != entry->copy_ino || status->st_dev != map_header()->tiers[entry->tier].dev) {
+    return false;
+  }
+  return entry_state(entry) == STOKER_COPYING ||
+         ((uint64_t)status->st_size == entry->source_size &&
+          time_ns(status->st_mtim) == entry->source_mtime_ns);
+}
+
+int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags) {
+  char path[PATH_MAX];
+  if (!name_copy(number, entry, path)) {
+    errno = ENAMETOOLONG;
+    return -1;
+  }
+  const int fd = raw_openat(AT_FDCWD, path, flags);
+  struct stat status;
+  if (fd < 0 || (raw_fstat(fd, &status) == 0 && is_copy(&status, entry))) return fd;
+  raw_close(fd);
+  errno = ESTALE;
+  return -1;
+}
+
+// Not the inode number: some network and FUSE file systems number anew what they have forgotten.
+static bool is_unchanged(const struct stat* status, const struct stoker_entry* entry) {
+  return (uint64_t)status->st_size == entry->source_size &&
+         time_ns(status->st_mtim) == entry->source_mtime_ns &&
+         time_ns(status->st_ctim) == entry->source_ctime_ns;
+}
+
+static bool is_check_due(const struct stoker_entry* entry) {
+  if (is_marked_written(entry->hash)) return true;
+  const uint32_t limit_ms = map_header()->revalidate_ms;
+  const uint64_t now = now_ns();
+  return limit_ms != UINT32_MAX && now > entry->validated_ns &&
+         now - entry->validated_ns > limit_ms * 1000000ull;
+}
+
+// Tells the daemon what a look at the source showed; NULL stands for a source that is not there.
+static bool report_check(const struct named_file* file, uint32_t number,
+                         const struct stoker_entry* entry, const struct stat* status) {
+  const bool unchanged = status && is_unchanged(status, entry);
+  count_event(COUNT_CHECKS);
+  if (!unchanged) count_event(COUNT_CHANGES);
+  (void)send_request(unchanged ? STOKER_CHECKED : STOKER_CHANGED, file, number);
+  return unchanged;
+}
+
+static bool check_source(const struct named_file* file, uint32_t number,
+                         const struct stoker_entry* entry, struct opening* opening) {
+  struct stat status;
+  const bool there = raw_fstatat(opening->dirfd, opening->path, &status, 0) == 0;
+  opening->refuted = !report_check(file, number, entry, there ? &status : NULL);
+  return !opening->refuted;
+}
+
+// The copy's descriptor, counted; -1, and the daemon told, when it is not what it should be.
+static int open_placed(const struct named_file* file, uint32_t number,
+                       const struct stoker_entry* entry, struct opening* opening) {
+  const int fd = place_open_copy(number, entry, opening->flags);
+  if (fd >= 0) {
+    count_open(1u + entry->tier);
+  } else if (errno == ENOENT || errno == ESTALE) {
+    opening->refuted = true;
+    (void)send_request(STOKER_CHANGED, file, number);
+  }
+  return fd;
+}
+
+static void watch_copy(int fd, const struct stoker_entry* entry, const struct opening* opening) {
+  if (!opening->stream) watch_set(fd, WATCH_COPY | (entry->tier + 1u));
+}
+
+static void watch_source(int fd, uint32_t number, const struct opening* opening) {
+  count_open(SOURCE_ROW);
+  if (!opening->stream) watch_set(fd, number < WATCH_ENTRY - 1 ? number + 1 : WATCH_ENTRY);
+}
+
+int place_open(const struct named_file* file, struct opening* opening) {
+  struct stoker_entry entry;
+  uint32_t number = map_find(file);
+  if (number == NO_ENTRY || !map_read(number, &entry) || entry_state(&entry) == STOKER_DROPPED) {
+    opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
+    return -1;
+  }
+  opening->asked = true;
+  if (entry.link && (opening->flags & O_NOFOLLOW)) return -1;
+  if (entry_state(&entry) != STOKER_PLACED && entry_state(&entry) != STOKER_REFUSED &&
+      entry.source_size <= map_header()->small_bytes) {
+    number = wait_for_entry(file, true, &entry);
+    opening->waited = true;
+  }
+  if (number == NO_ENTRY || entry_state(&entry) != STOKER_PLACED) return -1;
+  if (is_check_due(&entry) && !check_source(file, number, &entry, opening)) return -1;
+  const int fd = open_placed(file, number, &entry, opening);
+  if (fd >= 0) watch_copy(fd, &entry, opening);
+  return fd;
+}
+
+// Puts the copy under the number of a descriptor that the program has not seen yet.
+static bool replace(int fd, const struct named_file* file, uint32_t number,
+                    const struct stoker_entry* entry, struct opening* opening) {
+  const int copy = open_placed(file, number, entry, opening);
+  if (copy < 0) return false;
+  const bool replaced = raw_dup3(copy, fd, opening->flags & O_CLOEXEC) >= 0;
+  raw_close(copy);
+  return replaced;
+}
+
+// The file's entry, after asking and waiting for it where that is worth it.
+static uint32_t settled_entry(const struct stat* status, const struct named_file* file,
+                              struct opening* opening, struct stoker_entry* entry) {
+  const uint32_t number = map_find(file);
+  if (number == NO_ENTRY && !opening->asked) {
+    opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
+  }
+  if (number == NO_ENTRY && (!opening->asked || status->st_size == 0)) return NO_ENTRY;
+  if (opening->waited || status->st_size == 0) return map_read(number, entry) ? number : NO_ENTRY;
+  const bool small = (uint64_t)status->st_size <= map_header()->small_bytes;
+  return wait_for_entry(file, small, entry);
+}
+
+static void settle_named(int fd, const struct stat* status, const struct named_file* file,
+                         struct opening* opening) {
+  struct stoker_entry entry;
+  const uint32_t number = settled_entry(status, file, opening, &entry);
+  bool usable = number != NO_ENTRY && entry_state(&entry) == STOKER_PLACED && !opening->refuted;
+  if (usable && (is_check_due(&entry) || !is_unchanged(status, &entry))) {
+    usable = report_check(file, number, &entry, status);
+  }
+  if (usable && replace(fd, file, number, &entry, opening)) {
+    watch_copy(fd, &entry, opening);
+  } else {
+    watch_source(fd, number, opening);
+  }
+}
+
+// Apart, for its frame holds a path.
+static __attribute__((noinline)) void settle_unnamed(int fd, const struct stat* status,
+                                                     struct opening* opening) {
+  char path[PATH_MAX];
+  struct named_file file;
+  if (!path_of_descriptor(fd, path) || !path_is_under_source(path, &file)) return;
+  settle_named(fd, status, &file, opening);
+}
+
+void place_settle(int fd, const struct named_file* file, struct opening* opening) {
+  struct stat status;
+  watch_set(fd, 0);
+  if (raw_fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return;
+  if (file) {
+    settle_named(fd, &status, file, opening);
+  } else if (map_is_source_device(status.st_dev) && status.st_nlink > 0) {
+    settle_unnamed(fd, &status, opening);
+  }
+}

@@ -1,0 +1,27 @@
+// Decides, for a file opened for reading, between the source and its copy.
+#pragma once
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "map.h"
+
+struct opening {
+  int dirfd;
+  const char* path;
+  int flags;     // of open
+  bool stream;   // for a FILE: its reads cannot be seen, so it is not watched
+  bool asked;    // the daemon knows of the file
+  bool waited;   // for the copy, long enough
+  bool refuted;  // the copy is not to be used, which the daemon knows
+};
+
+// Before the source is opened: a descriptor of the copy, or -1 where the source is to be opened.
+int place_open(const struct named_file* file, struct opening* opening);
+
+// After the source was opened as `fd`: puts the copy in its place where there is one by now. `file`
+// is NULL when the path alone did not tell.
+void place_settle(int fd, const struct named_file* file, struct opening* opening);
+
+// A checked descriptor of the copy, complete or (state copying) not; -1 with errno.
+int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags);
