@@ -6,15 +6,30 @@ import os
 import queue
 import threading
 import weakref
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.neighbours import Neighbours
 from stoker.scores import Scores
 
 _Job = tuple[Scores, Observation]
+
+_REMEMBERED = 256
+"""Batches that :meth:`Background.take_scored` returns at most; older ones are forgotten."""
+
+
+class Scored(NamedTuple):
+    """A batch whose scores have been written."""
+
+    ids: NDArray[np.uint32]
+    """``u32[n]``, its samples."""
+    neighbours: Neighbours | None
+    """What the scorer says of their neighbours, if it does."""
 
 
 class Background:
@@ -37,6 +52,7 @@ class Background:
         self._scorer = scorer
         self._jobs: queue.Queue[_Job | None] = queue.Queue(depth)
         self._failures: list[Exception] = []
+        self._scored: deque[Scored] = deque(maxlen=_REMEMBERED)
         self._thread: threading.Thread | None = None
 
     @property
@@ -50,6 +66,10 @@ class Background:
         if self._thread is None:
             self._start()
         self._jobs.put((scores, observation))
+
+    def take_scored(self) -> list[Scored]:
+        """Return the batches scored since the last call, in order; does not wait."""
+        return [self._scored.popleft() for _ in range(len(self._scored))]
 
     def drain(self) -> None:
         """Return when all batches given so far are in the scores, or raise what went wrong."""
@@ -96,7 +116,7 @@ class Background:
     def _start(self) -> None:
         self._thread = threading.Thread(
             target=_work,
-            args=(self._scorer, self._jobs, self._failures),
+            args=(self._scorer, self._jobs, self._scored, self._failures),
             name="stoker-scoring",
             daemon=True,
         )
@@ -105,11 +125,17 @@ class Background:
         self._end = weakref.finalize(self, _end, self._thread, self._jobs, os.getpid())
 
 
-def _work(scorer: Scorer, jobs: queue.Queue[_Job | None], failures: list[Exception]) -> None:
+def _work(
+    scorer: Scorer,
+    jobs: queue.Queue[_Job | None],
+    scored: deque[Scored],
+    failures: list[Exception],
+) -> None:
     """Score until None comes; holds no reference to the Background, so that it can go away."""
     while (job := jobs.get()) is not None:
         try:
             scorer.update(*job)
+            scored.append(Scored(job[1].ids, getattr(scorer, "neighbours", None)))
         except Exception as error:
             failures.append(error)
         finally:

@@ -85,6 +85,8 @@ class Scorer(Protocol):
       mean size that the cache holds; if it is None.
     - ``drain()``: return when every observation given so far is in the scores. Called before
       scores are read at the end of an epoch. Raises what went wrong beside the training.
+    - ``take_scored()``: the batches scored since the last call, with their ids and neighbours, for
+      a scorer whose ``update`` returns before the scores are written.
     - ``close()``: end threads and free indexes; the scorer is not used afterwards.
     - ``neighbours``: :class:`~stoker.importance.neighbours.Neighbours` of a batch.
     - ``state_dict() -> dict[str, NDArray]`` and ``load_state_dict(state)``: for checkpoints; what

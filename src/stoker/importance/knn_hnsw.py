@@ -69,12 +69,13 @@ class HnswIndex:
         """Return what the graph finds, sorted by the distance to the rows as they are now."""
         k = min(k, self._table.count)
         rows = np.full((len(queries), k), -1, np.int64)
-        if k and len(queries):
-            found = self._graph.search(np.ascontiguousarray(queries), k)
-            keys = found.keys.reshape(len(queries), -1)  # usearch flattens a single query's
-            counts = np.atleast_1d(getattr(found, "counts", keys.shape[1]))
-            valid = np.arange(keys.shape[1]) < counts[:, None]
-            rows[:, : keys.shape[1]] = np.where(valid, keys.astype(np.int64), -1)
+        if not rows.size:
+            return Nearest(rows, np.empty(rows.shape, np.float32))
+        found = self._graph.search(np.ascontiguousarray(queries), k)
+        keys = found.keys.reshape(len(queries), -1)  # usearch flattens a single query's
+        counts = np.atleast_1d(getattr(found, "counts", keys.shape[1]))
+        valid = np.arange(keys.shape[1]) < counts[:, None]
+        rows[:, : keys.shape[1]] = np.where(valid, keys.astype(np.int64), -1)
         distances = self._distances(queries, rows)
         order = np.argsort(distances, axis=1, kind="stable")
         return Nearest(
@@ -114,7 +115,7 @@ class HnswIndex:
         """Return f32[n, m], the distance of each query to its rows of the table."""
         distances = np.full(rows.shape, np.inf, np.float32)
         vectors = self._table.vectors
-        step = max(_GATHER // max(rows.shape[1] * queries.shape[1], 1), 1)
+        step = max(_GATHER // (rows.shape[1] * queries.shape[1]), 1)
         for start in range(0, len(queries), step):
             part = slice(start, start + step)
             difference = vectors[rows[part]] - queries[part, None]

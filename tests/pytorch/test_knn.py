@@ -1,0 +1,65 @@
+"""The index on an accelerator; what all indexes do is tested in tests/importance/test_knn.py."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.importance.base import Observation
+from stoker.importance.graph import Graph
+from stoker.importance.vectors import VectorTable
+from stoker.pytorch.knn import TorchIndex
+from stoker.scores import Scores
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def random(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chunks_are_merged(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr("stoker.pytorch.knn._CHUNK", 16)
+    table = VectorTable(50)
+    index = TorchIndex(table, device)
+    index.changed(table.put(np.arange(50, dtype=np.uint32), random(50)))
+    queries = random(6, seed=1)
+    rows, distances = index.search(queries, 20)
+    true = np.linalg.norm(queries[:, None] - table.vectors[None], axis=-1)
+    np.testing.assert_array_equal(rows, np.argsort(true, axis=1)[:, :20])
+    np.testing.assert_allclose(distances, np.sort(true, axis=1)[:, :20], atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_scores_alike_with_it(device: str) -> None:
+    labels = np.arange(60) % 3
+    tables = []
+    for index in (None, partial(TorchIndex, device=device)):
+        scores, graph = Scores(60), Graph(60, neighbor_max=30, target_degree=8)
+        for step, ids in enumerate(np.split(np.arange(60, dtype=np.uint32), 6)):
+            if step == 2 and index is not None:
+                graph.use_index(index)
+            shown = random(60)[ids] + 2 * labels[ids, None].astype(np.float32)
+            graph.update(scores, Observation(ids, step, 0, embeddings=shown, labels=labels[ids]))
+        tables.append(scores.values)
+    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-4)
+
+
+def test_what_does_not_fit_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = VectorTable(5)
+    index = TorchIndex(table, "cpu")
+    empty, calls = torch.empty, []
+
+    def full(*shape: int, **options: object) -> torch.Tensor:
+        calls.append(shape)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("the accelerator is full")
+        return empty(*shape, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(torch, "empty", full)
+    rows = table.put(np.arange(5, dtype=np.uint32), random(5))
+    with pytest.warns(RuntimeWarning, match="do not fit on cpu .*is full.*on the CPU"):
+        index.changed(rows)
+    assert index.search(random(5), 1).rows[:, 0].tolist() == rows.tolist()
