@@ -55,7 +55,8 @@ def samples() -> SampleDataset:
         ({"on_error": 3}, "on_error=3"),
         ({"cache_dir": "/tmp"}, "is not empty and not Stoker's"),
         ({"disk_cache": "1GiB"}, "give cache_dir too"),
-        ({"rescore": print}, "no rescore yet"),
+        ({"rescore": print}, "of no use to recipe 'minio'"),
+        ({"rescore": 3}, "rescore=3 is no function"),
         ({"prefetch_bytes": "-1MiB"}, "prefetch_bytes='-1MiB' is not a size"),
     ],
 )
@@ -146,8 +147,9 @@ def test_recipes_that_look_ahead_want_a_plan() -> None:
 
 
 def test_every_recipe_serves_every_sample() -> None:
-    for name in recipes.names():
-        with Loader(samples(), batch_size=4, cache="60%", recipe=recipes.get(name)) as loader:
+    plain = [recipe for recipe in map(recipes.get, recipes.names()) if not recipe.substitution]
+    for recipe in plain:
+        with Loader(samples(), batch_size=4, cache="60%", recipe=recipe, epochs=3) as loader:
             for _ in range(3):
                 assert sorted(i for batch in loader for i in batch.tolist()) == list(range(20))
             assert loader.stats.accesses == 60

@@ -154,7 +154,7 @@ def test_losses_elsewhere_are_copied_while_computing_goes_on(
     loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device whose copies arrive when we say so stands in for an accelerator."""
-    from stoker.pytorch import observe
+    from stoker.pytorch import observe, signals
 
     arrived: set[int] = set()
 
@@ -168,33 +168,18 @@ def test_losses_elsewhere_are_copied_while_computing_goes_on(
         def synchronize(self) -> None:
             arrived.add(self.number)
 
-    copies: list[Any] = []
+    copies: list[signals.Copy] = []
 
-    def start_copy(ids: Any, step: int, losses: torch.Tensor) -> Any:
-        copy = observe._Copy(ids, step, torch.as_tensor(losses.values), Event(len(copies)))
-        copies.append(copy)
-        return copy
+    def start_copy(tensors: Any) -> signals.Copy:
+        copies.append(signals.Copy(dict(tensors), [Event(len(copies))]))
+        return copies[-1]
 
-    class Remote:
-        """As much of a tensor on a device as observe() touches."""
-
-        device = torch.device("meta")
-        ndim = 1
-        shape = (8,)
-
-        def __init__(self, values: torch.Tensor) -> None:
-            self.values = values
-
-        def detach(self) -> Remote:
-            return self
-
-    monkeypatch.setattr(observe, "_start_copy", start_copy)
-    monkeypatch.setattr(observe.torch, "as_tensor", lambda value: value)
+    monkeypatch.setattr(observe, "start_copy", start_copy)
     observer = loader._observer
     iterator = iter(loader)
     for number in range(5):
         batch, _ = next(iterator)
-        loader.observe(Remote(batch * 2.0))
+        loader.observe(batch * 2.0)
         assert observer._scores.seen.sum() == 8 * len(arrived)
         if number == 2:
             arrived.add(0)  # noticed at the next observation

@@ -491,8 +491,8 @@ def test_what_does_not_belong_is_refused_and_changes_nothing() -> None:
     refused("seed 0 and this loader has 9", seed=9)
     refused("order 'plan .* recipe minio' and this loader has 'plan .*", shuffle=False)
     refused("order 'plan .* recipe minio' and this loader has 'own sampler", sampler=range(9))
-    state["version"] = 2
-    refused("version 2, and this Stoker reads version 1")
+    state["version"] = 1
+    refused("version 1, and this Stoker reads version 2")
 
 
 @pytest.mark.parametrize("recipe", ["lru", "belady"])

@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.errors import ConfigError
+from stoker.importance.base import Scorer
 from stoker.pytorch.planner import looks_ahead
 from stoker.recipes.base import Recipe, uniform
-
-
-def refuse_unavailable(**given: Any) -> None:
-    """Raise ConfigError for an argument, by its name, that is given and does nothing yet."""
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value!r}: this version has no {name} yet, leave it out")
 
 
 def check_epochs(epochs: int | None) -> None:
@@ -34,3 +28,32 @@ def check_own_order(recipe: Recipe) -> None:
             f"recipe {recipe.name!r} needs a plan, which a sampler does not give: leave out "
             "sampler and batch_sampler, or use a recipe like 'minio'"
         )
+
+
+def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
+    """Raise ConfigError unless ``rescore`` is a function that ``recipe`` has a use for, or None."""
+    if rescore is None:
+        return
+    if not callable(rescore):
+        raise ConfigError(f"rescore={rescore!r} is no function: give one from a batch to losses")
+    if not hasattr(scorer, "volatile"):
+        raise ConfigError(
+            f"rescore= is of no use to recipe {recipe.name!r}, which scores nothing anew: leave it "
+            "out, or use a recipe like 'impact'"
+        )
+    if others := scorer.needs - {"losses"}:
+        raise ConfigError(
+            f"rescore= gives losses, and recipe {recipe.name!r} scores by {', '.join(others)}: "
+            "leave it out, or use a scorer of losses"
+        )
+
+
+def follows_scores(recipe: Recipe, is_sampled_by_scores: bool) -> bool:
+    """Whether anything of ``recipe`` depends on scores, so that ranks have to agree on them."""
+    policy = recipe.policy
+    return (
+        is_sampled_by_scores
+        or recipe.shares is not None
+        or hasattr(policy, "places")
+        or bool(getattr(policy, "follows_scores", False))
+    )

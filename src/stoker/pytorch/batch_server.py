@@ -21,9 +21,9 @@ _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of t
 class BatchServer(Dataset[Any]):
     """The data set of the inner torch loader, whose "indices" are Requests.
 
-    Fetches, transforms and collates a batch in one call. Attributes that it does not have are
-    those of the base data set, so that ``get_worker_info().dataset`` is of use in a
-    ``worker_init_fn``.
+    Fetches, transforms and collates a batch in one call; batches that are none of training's are
+    read through ``aside``. Attributes that it does not have are those of the base data set, so
+    that ``get_worker_info().dataset`` is of use in a ``worker_init_fn``.
     """
 
     def __init__(
@@ -33,9 +33,11 @@ class BatchServer(Dataset[Any]):
         on_error: OnError,
         seed: int,
         progress: Progress | None = None,
+        aside: CachedDataset | None = None,
     ) -> None:
         self._cached = cached
         self._replacer = Replacer(cached, on_error)
+        self._aside = Replacer(aside or cached, on_error)
         self._collate = collate
         self._seed = seed
         self._progress = progress
@@ -73,6 +75,8 @@ class BatchServer(Dataset[Any]):
         return Envelope(batch, meta, failures)
 
     def _fetch(self, request: Request) -> tuple[NDArray[np.uint32], Fetched, tuple[Failure, ...]]:
+        if request.is_aside:
+            return self._aside.fetch(request)
         if self._progress is None:
             return self._replacer.fetch(request)
         self._progress.start(request.epoch, request.first, len(request.ids))

@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import SampleCorrupt, SourceError
-from stoker.plan import Plan
-from stoker.policy.base import Policy
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
-from stoker.scores import Scores
 from stoker.store.registry import SharedArena
 from stoker.store.store import Store
 from stoker.store.tier import Keys
@@ -75,19 +72,12 @@ class CachedDataset(BatchDataset):
             self.store.discard(served.ids[list(errors.keys() - served.errors.keys())])
         return Fetched(decoded, served.outcomes, errors)
 
-    def rekey(self, policy: Policy, scores: Scores | None, plan: Plan) -> None:
-        """Give all cached samples the keys that ``policy`` has for them at the start of ``plan``.
+    def aside(self) -> CachedDataset:
+        """Return the same samples through the same cache, for reads that are not training's.
 
-        Does nothing for policies whose order the arena keeps by itself, or without a cache.
+        They are counted apart, and never served by another sample. It need not be closed.
         """
-        if policy.natural_keys:
-            return
-        for arena in getattr(self.store.tier, "arenas", ()):
-            ids = np.arange(len(self), dtype=np.uint32)
-            ids = ids[arena.contains(ids)]
-            keys = policy.keys(ids, scores, plan, None)
-            if keys is not None and len(ids):
-                arena.set_keys(ids, keys)
+        return CachedDataset(self.dataset, Store(self.stage.source, self.store.tier), self.stage)
 
     def close(self) -> None:
         """Let go of the cache; reading afterwards raises SegmentError. May be called again."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from stoker.cluster import Alone, joined
+from stoker.plan import Plan
+from stoker.pytorch.agreement import AgreedRescore, Agreement, Ended, scores_of
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
@@ -19,14 +24,20 @@ from stoker.pytorch.meta import Envelope
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError
 from stoker.pytorch.open_cache import CacheSetup
+from stoker.pytorch.placing import Placing
 from stoker.pytorch.planner import Draw, Planner, draws_of
 from stoker.pytorch.ranks import LazyRanks, is_first_on_node
 from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.pytorch.records import Records
 from stoker.pytorch.requests import RequestSampler
+from stoker.pytorch.rescoring import Rescore, rescoring_draws, score_anew
+from stoker.pytorch.state import LoaderState, Owner, state_of
 from stoker.pytorch.stats import Stats
+from stoker.scores import Scores
 
 log = logging.getLogger("stoker")
+
+_NONE = np.empty(0, np.uint32)
 
 
 class Engine:
@@ -42,6 +53,7 @@ class Engine:
         ranks: LazyRanks,
         planner: Planner,
         observer: Observer,
+        agreement: Agreement,
         records: Records,
         *,
         own_order: bool,
@@ -49,6 +61,7 @@ class Engine:
         epochs: int | None,
         on_error: OnError,
         prefetch_bytes: int,
+        rescore: Rescore | None,
     ) -> None:
         self.walk: Walk | None = None
         """Where the training loop is in the epoch in progress."""
@@ -64,6 +77,8 @@ class Engine:
         self._epochs = epochs
         self._on_error = on_error
         self._prefetch_bytes = prefetch_bytes
+        self._rescore = rescore
+        self._agreement = agreement
         self.cached: CachedDataset | None = None
         """The data set through the cache, from the first iteration on."""
         self.ahead: ReadAhead | None = None
@@ -71,6 +86,10 @@ class Engine:
         self.inner: InnerLoader | None = None
         """The torch loader that runs the workers."""
         self._iterations = 0
+        self._placing: Placing | None = None
+        self._aside: CachedDataset | None = None
+        self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
+        self._resumed: int | None = None  # an epoch that had begun when its state was saved
 
     def open(self, outer: DataLoader[Any]) -> None:
         """Open the cache and start prefetching, the first time."""
@@ -88,6 +107,16 @@ class Engine:
         if window and can_prefetch(self.cached.store):
             share = window // ranks_on_node(ranks)
             self.ahead = ReadAhead(setup.key, self.cached.store, self._planner, share)
+        recipe, keeps_house = setup.recipe, is_first_on_node(ranks)
+        self._placing = Placing(recipe, setup.policy, self.cached, keeps_house=keeps_house)
+        self._placing.accesses = self._accesses
+        if getattr(setup.policy, "follows_scores", False):
+            self._observer.on_scored = self._placing.follow
+        scorer: Any = self._observer.scorer
+        if getattr(scorer, "cache_samples", 0) is None:
+            scorer.cache_samples = setup.cache_samples
+        if self._rescore is not None:
+            self._aside = self.cached.aside()
         log.info(setup.describe(self.cached))
 
     def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Envelope], Walk]:
@@ -99,16 +128,15 @@ class Engine:
         self._observer.begin_epoch()
         if outer.generator is not None:
             self.generator_began = outer.generator.get_state()
-        earlier = np.empty(0, np.uint32) if self._own_order else self._planner.earlier(at)
-        self._records.begin_epoch(at.epoch, earlier, self.stats())
-        # Tokens are never reused, also when an epoch is run again.
-        token, draws = self._iterations << 32, self._draws(outer, at, self.cached)
-        self.inner.requests.begin(token, at.epoch, draws, earlier)
-        self._iterations += 1
+        now = self.stats()
         if self._own_order:
-            self.walk = Walk(at, None, None, self._ranks.now().world_size)
+            self.walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
+            draws: Callable[[], Iterator[Draw]] = partial(self._own_draws, outer, at)
         else:
-            self.walk = self._planner.walk(at)
+            draws = partial(self._planner.draws, self._plan(outer, at), at)
+            self.walk, earlier = self._planner.walk(at), self._planner.earlier(at)
+        self._records.begin_epoch(at.epoch, earlier, now)
+        self.inner.requests.begin(self._next_token(), at.epoch, draws, earlier)
         return iter(self.inner), self.walk
 
     def finish_epoch(self) -> None:
@@ -117,11 +145,81 @@ class Engine:
         if self._records.is_open:
             _ = self._observer.scores  # waits for losses still being copied
             self._records.finish_epoch(self.stats())
+            self._agreement.ended = Ended(self._records.epoch)
+
+    def save(self, outer: DataLoader[Any], owner: Owner) -> LoaderState:
+        """Return the state of this rank; see ``Loader.state_dict``."""
+        walk = self.walk
+        coming = self._planner.coming
+        generator = self.generator_began
+        if walk is None and outer.generator is not None:
+            generator = outer.generator.get_state()
+        agreement, placing = self._agreement, self._placing
+        has_begun = walk is not None or self._resumed == coming.epoch
+        if placing is not None:
+            self._accesses = placing.accesses_before if has_begun else placing.accesses
+        return LoaderState(
+            owner=owner,
+            cursor=coming if walk is None else walk.cursor,
+            has_begun=has_begun,
+            scores=self._observer.scores.arrays(),
+            observed=self._observer.step,
+            losses=(self._observer.loss_sum, self._observer.loss_count),
+            agreed=None if agreement.agreed is None else agreement.agreed.arrays(),
+            ended=agreement.ended,
+            is_uniform=agreement.is_uniform,
+            accesses=self._accesses,
+            scorer=state_of(self._observer.scorer),
+            backward=state_of(self._observer.backward),
+            stats=self.stats(),
+            failures=tuple(self._records.failures.values()),
+            generator=generator,
+        )
+
+    def plan_of(self, state: LoaderState) -> str:
+        """Return the identity that the plan of a state's epoch has here."""
+        planner, epoch = self._planner, state.cursor.epoch
+        if not planner.uses_scores:
+            return planner.identity(epoch)
+        scores = scores_of(state.agreed, len(state.scores["values"]))
+        return planner.identity_from(scores, epoch, is_uniform=state.is_uniform)
+
+    def restore(self, outer: DataLoader[Any], state: LoaderState) -> None:
+        """Go on from a state that is this loader's; see ``Loader.load_state_dict``."""
+        self.finish_epoch()
+        ranks = self._ranks.now()
+        scores, losses = state.scores, state.losses
+        if self._agreement.needed and state.owner.rank != ranks.rank:
+            # What that rank observed since ranks agreed is its own to tell.
+            losses = 0.0, 0
+            scores = state.agreed or scores_of(None, len(scores["values"])).arrays()
+        self._observer.restore(state.observed, losses, scores)
+        parts: list[Any] = [self._observer.scorer, self._observer.backward]
+        for part, saved in zip(parts, (state.scorer, state.backward), strict=True):
+            if saved is not None:
+                part.load_state_dict(saved)
+        self._agreement.restore(state.agreed, state.ended, state.is_uniform)
+        if self._planner.uses_scores:
+            agreed = scores_of(state.agreed, len(scores["values"]))
+            self._planner.settle(agreed, is_uniform=state.is_uniform)
+        self._accesses = state.accesses
+        if self._placing is not None:
+            self._placing.accesses = state.accesses
+        self._resumed = state.cursor.epoch if state.has_begun else None
+        self._records.restore(state.stats, state.failures, self.stats())
+        if outer.generator is not None and state.generator is not None:
+            outer.generator.set_state(state.generator)
 
     def stats(self) -> Stats:
         """Return the counts of this rank and its workers."""
         share = -(-len(self._setup.population) // self._ranks.now().world_size)
-        return self._records.stats(self.cached, self._observer.non_finite, share)
+        return self._records.stats(
+            self.cached,
+            self._aside,
+            share,
+            non_finite=self._observer.non_finite,
+            scoring_seconds=self._observer.seconds,
+        )
 
     def close(self) -> None:
         """Let go of workers, prefetch and cache."""
@@ -135,20 +233,60 @@ class Engine:
 
     def _make_inner(self, outer: DataLoader[Any], cached: CachedDataset) -> InnerLoader:
         progress = self.ahead.progress if self.ahead is not None else None
-        server = BatchServer(cached, outer.collate_fn, self._on_error, self._seed, progress)
+        server = BatchServer(
+            cached, outer.collate_fn, self._on_error, self._seed, progress, self._aside
+        )
         return InnerLoader(outer, server, RequestSampler())
 
-    def _draws(
-        self, outer: DataLoader[Any], at: Cursor, cached: CachedDataset
-    ) -> Callable[[], Iterator[Draw]]:
-        """Return what draws this rank's batches from ``at`` on."""
-        ranks = self._ranks.now()
-        if self._own_order:
-            indices: Any = outer.sampler if outer.batch_sampler is None else outer.batch_sampler
-            return partial(draws_of, indices, self._setup.population, ranks, at)
-        plan = self._planner.plan(at)
-        if is_first_on_node(ranks):
-            cached.rekey(self._setup.policy, self._observer.scores, plan)
+    def _next_token(self) -> int:
+        """Return where the names of an epoch's batches begin; also that of one run again."""
+        self._iterations += 1
+        return (self._iterations - 1) << 32
+
+    def _own_draws(self, outer: DataLoader[Any], at: Cursor) -> Iterator[Draw]:
+        """Yield the batches that the user's sampler asks for."""
+        indices: Any = outer.sampler if outer.batch_sampler is None else outer.batch_sampler
+        return draws_of(indices, self._setup.population, self._ranks.now(), at)
+
+    def _plan(self, outer: DataLoader[Any], at: Cursor) -> Plan:
+        """Return the plan of all ranks from ``at`` on, once they agree on it and it is prepared."""
+        assert self._placing is not None
+        planner, scores = self._planner, self._agree(outer, at)
+        plan = planner.plan(at)
+        whole = planner.whole(at.epoch) if self._placing.places is not None else plan
+        self._placing.begin_epoch(scores, plan, whole, self._epochs)
         if self.ahead is not None:
-            self.ahead.begin(at, self._epochs is None or at.epoch + 1 < self._epochs)
-        return partial(self._planner.draws, plan, at)
+            is_last = self._epochs is not None and at.epoch + 1 >= self._epochs
+            self.ahead.begin(at, not is_last and not planner.uses_scores)
+        return plan
+
+    def _agree(self, outer: DataLoader[Any], at: Cursor) -> Scores:
+        """Return the scores that the plan of the epoch is made from, on all ranks."""
+        agreement, planner = self._agreement, self._planner
+        ranks = joined(*self._ranks.now()) if agreement.needed else Alone()
+        if at.epoch == self._resumed:
+            scores = agreement.agreed or self._observer.scores
+        else:
+            scores = agreement.reach(at.epoch, ranks, self._rescorer(outer, at.epoch))
+        self._resumed = None
+        if planner.uses_scores:
+            planner.settle(scores, is_uniform=agreement.is_uniform)
+        if agreement.needed:
+            agreement.check(planner.identity(at.epoch), at.epoch, ranks)
+        return scores
+
+    def _rescorer(self, outer: DataLoader[Any], epoch: int) -> AgreedRescore | None:
+        """Return what has samples scored anew by the user's function, if there is one."""
+        rescore, inner = self._rescore, self.inner
+        if rescore is None or inner is None:
+            return None
+
+        def run(ids: NDArray[np.uint32]) -> None:
+            begin = time.perf_counter()
+            ids = self._setup.population.visited(ids)
+            draws = partial(rescoring_draws, ids, self._ranks.now(), outer.batch_size)
+            inner.requests.begin(self._next_token(), epoch, draws, _NONE, is_aside=True)
+            score_anew(inner, rescore, self._observer)
+            self._records.rescoring_seconds += time.perf_counter() - begin
+
+        return run

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.errors import ConfigError, SegmentError
-from stoker.pytorch.arguments import check_epochs, check_own_order, refuse_unavailable
+from stoker.pytorch.agreement import Agreement
+from stoker.pytorch.arguments import (
+    check_epochs,
+    check_own_order,
+    check_rescore,
+    follows_scores,
+)
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
@@ -27,7 +33,8 @@ from stoker.pytorch.planner import Planner, PlanSampler
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks
 from stoker.pytorch.records import Records
-from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name, tensors_of
+from stoker.pytorch.signals import Shown
+from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name
 from stoker.pytorch.stats import Stats
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.minio import minio
@@ -77,7 +84,8 @@ class Loader(DataLoader[Any]):
     - ``cache_dir``: a directory on a local disk, for this data set only, where a second cache lies
       below the one in memory; what is there when the next run begins is not read again.
       ``disk_cache``: its payload bytes, as ``cache``; by default all samples, or as it was made.
-    - ``rescore``: refused until a later version.
+    - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
+      batch as the training loop does, and returns its losses ``[n]``, without gradients.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -115,7 +123,6 @@ class Loader(DataLoader[Any]):
         prefetch_bytes: int | float | str = "256MiB",
         **torch_arguments: Any,
     ) -> None:
-        refuse_unavailable(rescore=rescore)
         check_on_error(on_error)
         check_epochs(epochs)
         self._population = Population(dataset)
@@ -143,6 +150,8 @@ class Loader(DataLoader[Any]):
             policy=setup.policy,
             scores=scores,
         )
+        scorer = self._recipe.scorer(len(scores))
+        check_rescore(rescore, self._recipe, scorer)
         super().__init__(
             dataset,
             batch_size,
@@ -162,19 +171,29 @@ class Loader(DataLoader[Any]):
         self._own_order = own_order
         self._return_meta = return_meta
         self._epochs = epochs
-        self._observer = Observer(scores)
+        follows = not own_order and follows_scores(self._recipe, self._planner.uses_scores)
+        self._observer = Observer(
+            scores,
+            scorer,
+            backward=None if self._recipe.backward is None else self._recipe.backward(),
+            seed=self._seed,
+            needed=follows,
+        )
+        self._agreement = Agreement(self._observer, needed=follows)
         self._records = Records(len(self._population.base))
         self._engine = Engine(
             setup,
             self._ranks,
             self._planner,
             self._observer,
+            self._agreement,
             self._records,
             own_order=own_order,
             seed=self._seed,
             epochs=epochs,
             on_error=on_error,
             prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
+            rescore=rescore,
         )
         self._running: weakref.ref[LoaderIterator] | None = None
         self._closed = False
@@ -229,10 +248,13 @@ class Loader(DataLoader[Any]):
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.
 
-        No recipe of this version does. Waits for losses that are still being copied.
+        Where only some ranks tell it, all take the mean of theirs when the next epoch begins.
+        Waits for losses that are still being copied.
         """
         self._check_open()
         self.finish_epoch()
+        if accuracy is not None and self._agreement.ended is not None:
+            self._agreement.ended = self._agreement.ended._replace(accuracy=float(accuracy))
         told = "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
         if self._records.epochs:
             log.info("epoch %d%s: %s", self._records.epoch, told, self._records.epochs[-1])
@@ -261,9 +283,7 @@ class Loader(DataLoader[Any]):
         batch is meant, and for a batch observed before.
         """
         self._check_open()
-        self._observer.observe(
-            losses, logits=logits, labels=labels, embeddings=embeddings, meta=meta
-        )
+        self._observer.observe(Shown(losses, logits, labels, embeddings), meta)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -321,19 +341,9 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         walk = self._engine.walk
-        cursor = self._planner.coming if walk is None else walk.cursor
-        generator = self._engine.generator_began
-        if walk is None and self.generator is not None:
-            generator = self.generator.get_state()
-        return LoaderState(
-            owner=self._owner(cursor.epoch),
-            cursor=cursor,
-            scores=tensors_of(self.scores),
-            observed=self._observer.step,
-            stats=self.stats,
-            failures=tuple(self.quarantine),
-            generator=generator,
-        ).to_dict()
+        epoch = (self._planner.coming if walk is None else walk.cursor).epoch
+        plan = OWN_ORDER if self._own_order else self._planner.identity(epoch)
+        return self._engine.save(self, self._owner(plan)).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the loader that gave this state was: with the samples not yet handed out.
@@ -351,12 +361,9 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         state = LoaderState.from_dict(state_dict)
-        state.refuse_other(self._owner(state.cursor.epoch), len(self._population.base))
-        self.finish_epoch()
-        self._observer.restore(state.observed, **state.rows())
-        self._records.restore(state.stats, state.failures, self.stats)
-        if self.generator is not None and state.generator is not None:
-            self.generator.set_state(state.generator)
+        plan = OWN_ORDER if self._own_order else self._engine.plan_of(state)
+        state.refuse_other(self._owner(plan), len(self._population.base))
+        self._engine.restore(self, state)
         self._planner.coming = Cursor(state.cursor.epoch)  # nothing is left out with a warning
         self.set_epoch(state.cursor.epoch)
         self._planner.coming = state.cursor
@@ -400,9 +407,9 @@ class Loader(DataLoader[Any]):
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
-        self._observer.hand_out(envelope.meta)
+        meta = self._observer.hand_out(envelope.meta)
         self._records.add_batch(envelope)
-        return attach(envelope.batch, envelope.meta) if self._return_meta else envelope.batch
+        return attach(envelope.batch, meta) if self._return_meta else envelope.batch
 
     def add_stall(self, seconds: float) -> None:
         """Count time that the training loop waited."""
@@ -431,13 +438,15 @@ class Loader(DataLoader[Any]):
             raise ConfigError("there is no batch yet in this epoch: iterate first")
         return self._observer.last
 
-    def _owner(self, epoch: int) -> Owner:
-        """Return what a state of this loader belongs to."""
+    def _owner(self, plan: str) -> Owner:
+        """Return what a state of this loader belongs to, whose plan is ``plan``."""
+        ranks = self._ranks.now()
         return Owner(
             dataset=dataset_name(self._population),
             num_samples=len(self._population),
             seed=self._seed,
             recipe=self._recipe.name,
-            plan=OWN_ORDER if self._own_order else self._planner.identity(epoch),
-            world_size=self._ranks.now().world_size,
+            plan=plan,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ class Request:
     """Place of the first sample among this rank's accesses of the epoch."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
+    is_aside: bool = False
+    """Whether the batch is none of training's: its samples are to be scored anew."""
 
 
 class Failure(NamedTuple):
@@ -45,9 +47,19 @@ class Failure(NamedTuple):
     reason: str
 
 
+class Use:
+    """Whether the training loop uses what goes with its batches; one for all of a loader's."""
+
+    weights = False
+    """Whether it has asked for weights."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Meta:
-    """What a batch of ``n`` samples is made of; give it to ``Loader.observe``."""
+    """What a batch of ``n`` samples is made of; give it to ``Loader.observe``.
+
+    Stays on the host: frameworks that move batches to a device leave it as it is.
+    """
 
     token: int
     """Names the batch within its loader."""
@@ -60,13 +72,24 @@ class Meta:
     """``i64[n]``, places in the epoch's plan of the whole job."""
     plan_weights: NDArray[np.float32] | None = None
     """``f32[n]``, or None when all are one."""
+    use: Use | None = field(default=None, repr=False)
+    """Where it is noted that weights were asked for."""
 
     @property
     def weights(self) -> torch.Tensor:
-        """The weight of each sample in the loss, ``float32[n]``, on the CPU."""
+        """The weight of each sample in the loss, ``float32[n]``, on the CPU.
+
+        A recipe that learns from a part of each batch only sets them in ``Loader.observe``.
+        """
+        if self.use is not None:
+            self.use.weights = True
         if self.plan_weights is None:
             return torch.ones(len(self.ids))
         return torch.from_numpy(self.plan_weights.copy())
+
+    def to(self, *args: Any, **kwargs: Any) -> Meta:
+        """Return itself: called by frameworks that move everything in a batch to a device."""
+        return self
 
     def __len__(self) -> int:
         return len(self.ids)

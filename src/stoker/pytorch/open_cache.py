@@ -120,6 +120,11 @@ class CacheSetup:
             is_private=self.stage.is_private,
         )
 
+    @property
+    def cache_samples(self) -> int:
+        """How many samples of mean size the cache holds."""
+        return round(self.capacity / self.mean_size) if self.mean_size else 0
+
     def open(self, ranks: Ranks, window: int = 0) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
 

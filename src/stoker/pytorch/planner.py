@@ -123,8 +123,7 @@ class Planner:
         """
         self._basis = self._population.scores(scores)
         self._make_now = uniform if is_uniform else self._make_sampler
-        self._lengths.clear()
-        self._identity = None
+        self._forget()
 
     # --- the whole job ---
 
@@ -157,6 +156,16 @@ class Planner:
         if self._identity is None or self._identity[0] != epoch:
             self._identity = epoch, self._undivided(epoch).identity
         return self._identity[1]
+
+    def identity_from(self, scores: Scores, epoch: int, *, is_uniform: bool) -> str:
+        """Return the identity that the plan of ``epoch`` would have if made from ``scores``."""
+        before = self._basis, self._make_now
+        try:
+            self.settle(scores, is_uniform=is_uniform)
+            return self.identity(epoch)
+        finally:
+            self._basis, self._make_now = before
+            self._forget()
 
     # --- this rank ---
 
@@ -260,6 +269,10 @@ class Planner:
         if self._drop_last:
             return left - left % world_size
         return left + (-left % world_size if self._shuffle else 0)
+
+    def _forget(self) -> None:
+        self._lengths.clear()
+        self._identity = None
 
     def _in_batches(self, accesses: int) -> int:
         size = self._batch_size or 1

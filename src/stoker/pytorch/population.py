@@ -51,6 +51,10 @@ class Population:
         """Return those of the base's ``sizes``, ``i64[N]``, that are visited, each once."""
         return sizes if self._ids is None else sizes[np.unique(self._ids)]
 
+    def visited(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return those of ``ids`` ``u32[n]`` of the base that are visited."""
+        return ids if self._ids is None else ids[np.isin(ids, self._ids)]
+
     def scores(self, scores: Scores) -> Scores:
         """Return the scores of the samples that are visited, by index of the view.
 

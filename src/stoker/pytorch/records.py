@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +26,35 @@ class Records:
         """The epoch of the books that are open or were closed last."""
         self.failures: dict[int, Failure] = {}
         """Samples that had to be replaced, by id, with the last reason."""
+        self.rescoring_seconds = 0.0
+        """Time spent on scoring samples anew between epochs."""
         self._visits = Visits(num_samples)
         self._stall_seconds = 0.0
         self._before = Stats()
         self._began: Stats | None = None
 
-    def stats(self, cached: CachedDataset | None, non_finite: int, share: int) -> Stats:
-        """Return all counts; ``share`` is how many samples are this rank's."""
+    def stats(
+        self, cached: CachedDataset | None, aside: CachedDataset | None, share: int, **counts: Any
+    ) -> Stats:
+        """Return all counts, with ``counts`` of who else has some.
+
+        ``aside`` is what samples are read through to be scored anew; ``share`` is how many samples
+        are this rank's.
+        """
         if cached is None:
             return self._before
         counters = cached.store.stats()
-        stored = counters["bytes_from_source"]
+        apart = {} if aside is None else aside.store.counters.totals()
+        stored = counters["bytes_from_source"] + int(apart.get("bytes_from_source", 0))
         return from_counters(
             counters,
             bytes_from_source=cached.stage.bytes_from_source(stored),
+            rescored=int(apart.get("accesses", 0)),
+            rescoring_seconds=self.rescoring_seconds,
             stall_seconds=self._stall_seconds,
-            non_finite=non_finite,
             coverage=self._visits.coverage(share),
             ess=self._visits.ess(share),
+            **counts,
         ).plus(self._before)
 
     def begin_epoch(self, epoch: int, earlier: NDArray[np.uint32], now: Stats) -> None:

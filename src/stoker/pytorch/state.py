@@ -13,10 +13,12 @@ from stoker.pytorch.cursor import Cursor
 from stoker.pytorch.meta import Failure
 from stoker.pytorch.population import Population
 from stoker.pytorch.stats import Stats
-from stoker.scores import Scores
 
-VERSION = 1
+VERSION = 2
 """Of the format; a state of another one is refused."""
+
+Arrays = dict[str, NDArray[Any]]
+"""Arrays by name."""
 
 OWN_ORDER = "own sampler"
 """In the place of a plan's identity where there is no plan."""
@@ -32,6 +34,7 @@ class Owner(NamedTuple):
     recipe: str
     plan: str
     """Identity of the plan of the state's epoch, before it is divided; or :data:`OWN_ORDER`."""
+    rank: int
     world_size: int
 
 
@@ -40,10 +43,26 @@ class LoaderState(NamedTuple):
 
     owner: Owner
     cursor: Cursor
-    scores: dict[str, torch.Tensor]
-    """``values f64[N]``, ``last i64[N]``, ``seen i64[N]``."""
+    has_begun: bool
+    """Whether the plan of the cursor's epoch was made already."""
+    scores: Arrays
+    """What :meth:`Scores.arrays <stoker.scores.Scores.arrays>` returns."""
     observed: int
     """Batches observed so far: the steps in ``last``."""
+    losses: tuple[float, int]
+    """Sum and number of the losses that are in no epoch's record yet."""
+    agreed: Arrays | None
+    """Likewise, of what all ranks held when the latest epoch began; None where nobody asked."""
+    ended: tuple[int, float] | None
+    """An epoch that is in no record yet, and the accuracy after it, NaN if not known."""
+    is_uniform: bool
+    """Whether plans are uniform because training does not play its part."""
+    accesses: dict[str, int]
+    """Accesses by region in the epoch before the one whose plan is made or comes next."""
+    scorer: Arrays | None
+    """The scorer's own state, if it has one."""
+    backward: Arrays | None
+    """Likewise, of what chooses the samples that are learned from."""
     stats: Stats
     failures: tuple[Failure, ...]
     generator: torch.Tensor | None
@@ -51,16 +70,15 @@ class LoaderState(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``torch.load`` reads with its safe default."""
-        return {
-            "version": VERSION,
-            **self.owner._asdict(),
-            **self.cursor._asdict(),
-            "scores": self.scores,
-            "observed": self.observed,
-            "stats": self.stats.counts(),
-            "quarantine": [list(failure) for failure in self.failures],
-            "generator": self.generator,
-        }
+        fields = self._asdict()
+        owner, cursor = fields.pop("owner"), fields.pop("cursor")
+        fields["stats"] = self.stats.counts()
+        fields["ended"] = None if self.ended is None else list(self.ended)
+        fields["losses"] = list(self.losses)
+        fields["quarantine"] = [list(failure) for failure in fields.pop("failures")]
+        for name in _ARRAYS:
+            fields[name] = _tensors(fields[name])
+        return {"version": VERSION, **owner._asdict(), **cursor._asdict(), **fields}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
@@ -77,33 +95,36 @@ class LoaderState(NamedTuple):
         known = Stats().counts()
         try:
             return cls(
-                Owner(**_named(state, Owner._fields)),
-                Cursor(**_named(state, Cursor._fields)),
-                {name: state["scores"][name] for name in ("values", "last", "seen")},
-                int(state["observed"]),
-                Stats(**{name: n for name, n in state["stats"].items() if name in known}),
-                tuple(Failure(*failure) for failure in state["quarantine"]),
-                state["generator"],
+                owner=Owner(**_named(state, Owner._fields)),
+                cursor=Cursor(**_named(state, Cursor._fields)),
+                stats=Stats(**{name: n for name, n in state["stats"].items() if name in known}),
+                failures=tuple(Failure(*failure) for failure in state["quarantine"]),
+                losses=(float(state["losses"][0]), int(state["losses"][1])),
+                scores=_arrays(state["scores"]) or {},
+                agreed=_arrays(state["agreed"]),
+                scorer=_arrays(state["scorer"]),
+                backward=_arrays(state["backward"]),
+                **_named(state, _PLAIN),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StateMismatch(f"the state is damaged: {error!r}") from error
-
-    def rows(self) -> dict[str, NDArray[Any]]:
-        """Return the scores as arrays."""
-        return {name: tensor.cpu().numpy() for name, tensor in self.scores.items()}
 
     def refuse_other(self, owner: Owner, num_scores: int) -> None:
         """Raise :class:`~stoker.errors.StateMismatch` unless a loader of ``owner`` can load it."""
         saved = self.owner
         _refuse("data set", saved.dataset, owner.dataset)
         _refuse("number of samples", saved.num_samples, owner.num_samples)
-        for name, tensor in self.scores.items():
-            _refuse(f"shape of scores.{name}", tuple(tensor.shape), (num_scores,))
+        for name in ("values", "last", "seen"):
+            _refuse(f"shape of scores.{name}", self.scores[name].shape, (num_scores,))
         _refuse("seed", saved.seed, owner.seed)
         if saved.plan != owner.plan:
             _refuse("order", _plan_name(saved), _plan_name(owner))
         if owner.plan == OWN_ORDER:  # how it divides its samples is not known
             _refuse("world_size", saved.world_size, owner.world_size)
+
+
+_ARRAYS = ("scores", "agreed", "scorer", "backward")
+_PLAIN = ("has_begun", "observed", "ended", "is_uniform", "accesses", "generator")
 
 
 def _refuse(what: str, saved: object, here: object) -> None:
@@ -128,13 +149,26 @@ def dataset_name(population: Population) -> str:
     return f"{name}-subset-{population.label}" if population.label else name
 
 
-def tensors_of(scores: Scores) -> dict[str, torch.Tensor]:
-    """Return copies of the rows of ``scores``."""
-    return {
-        "values": torch.tensor(scores.values),
-        "last": torch.tensor(scores.last),
-        "seen": torch.tensor(scores.seen),
+def state_of(part: Any) -> Arrays | None:
+    """Return the state of a part that has one."""
+    save = getattr(part, "state_dict", None)
+    return None if save is None else dict(save())
+
+
+def _tensors(arrays: Arrays | None) -> dict[str, torch.Tensor] | None:
+    """Return copies as tensors, of types that every version of torch can load."""
+    if arrays is None:
+        return None
+    wide = {
+        name: row.astype("i8") if row.dtype.kind == "u" else row for name, row in arrays.items()
     }
+    return {name: torch.tensor(row) for name, row in wide.items()}
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor] | None) -> Arrays | None:
+    if tensors is None:
+        return None
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
 def _named(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

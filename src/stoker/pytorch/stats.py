@@ -55,6 +55,10 @@ class Stats:
     """Seconds spent reading the source, summed over workers."""
     wait_seconds: float = 0.0
     """Seconds spent waiting for a sample that another process was reading, likewise."""
+    scoring_seconds: float = 0.0
+    """Seconds that the training loop spent in ``observe()``."""
+    rescoring_seconds: float = 0.0
+    """Seconds between epochs in which samples were scored anew."""
     cache_bytes: int = 0
     """Payload bytes in the cache now."""
     coverage: float = 0.0

@@ -10,7 +10,10 @@ from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.importance.loss import LossHistory
+from stoker.packaging.settings import Packaging
 from stoker.policy.base import Policy
+from stoker.policy.shares import Shares
+from stoker.policy.substitution import Substitution
 from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
 
@@ -70,6 +73,12 @@ class Recipe:
     """Makes, for so many samples, what turns the signals of training into scores."""
     backward: Callable[[], SelectiveBackward] | None = None
     """Makes what says which samples of a batch are learned from; None: all of them."""
+    substitution: Substitution | None = None
+    """Which cached samples may be served in place of others; None: every sample is itself."""
+    shares: Shares | None = None
+    """Divides the cache between the policy's regions anew in each epoch; None: as they begin."""
+    packaging: Packaging | None = None
+    """Whether the second region of the policy is filled by packages, and with which."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
     preload: bool = False

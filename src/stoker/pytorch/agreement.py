@@ -1,0 +1,113 @@
+"""What an epoch's plan is made from: scores, and that all ranks hold the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cluster import Collective, exchange
+from stoker.errors import ConfigError
+from stoker.pytorch.observe import Observer
+from stoker.scores import MAX_EPOCHS, Scores
+
+AgreedRescore = Callable[[NDArray[np.uint32]], None]
+"""Has this rank's part of the ids ``u32[m]`` scored anew."""
+
+
+class Ended(NamedTuple):
+    """An epoch that is over and not in the history yet."""
+
+    epoch: int
+    accuracy: float = float("nan")
+    """As the training loop told it; NaN if it did not."""
+
+
+class Agreement:
+    """Brings the scores of all ranks together between two epochs.
+
+    ``needed``: whether anything is done with scores that ranks have to agree on; otherwise
+    nobody talks to anybody. Used by the training process only, from one thread; with several
+    ranks :meth:`reach` is a collective.
+    """
+
+    def __init__(self, observer: Observer, *, needed: bool) -> None:
+        self.needed = needed
+        self.ended: Ended | None = None
+        """The epoch that is to be recorded when the next one begins."""
+        self.agreed: Scores | None = None
+        """What all ranks held when the latest epoch began, a snapshot; None if not needed."""
+        self.is_uniform = False
+        """Whether training does not play its part, and plans are to be uniform."""
+        self._observer = observer
+
+    def reach(self, epoch: int, ranks: Collective, rescore: AgreedRescore | None) -> Scores:
+        """Return the scores that the plan of ``epoch`` is made from, the same on all ranks."""
+        scores = self._observer.scores
+        if not self.needed:
+            self._record(scores, [self._said()])
+            return scores
+        before = self.agreed or scores_of(None, len(scores))
+        exchange(scores, before, ranks)
+        said = np.concatenate(ranks.gather(self._said()[None]))
+        self._record(scores, list(said))
+        self.is_uniform = bool((said[:, 3] > 0).any())
+        begin_epoch = getattr(self._observer.scorer, "begin_epoch", None)
+        if begin_epoch is not None:
+            begin_epoch(scores, epoch)
+        volatile = getattr(self._observer.scorer, "volatile", None)
+        if rescore is not None and volatile is not None and len(volatile):
+            before = scores.snapshot()
+            rescore(volatile)
+            scores = self._observer.scores
+            exchange(scores, before, ranks)
+        self.agreed = scores.snapshot()
+        return self.agreed
+
+    def check(self, identity: str, epoch: int, ranks: Collective) -> None:
+        """Raise :class:`~stoker.errors.ConfigError` unless all ranks made the same plan."""
+        if not self.needed:
+            return
+        made = ranks.gather(np.frombuffer(bytes.fromhex(identity), np.uint8))
+        plans = [part.tobytes().hex() for part in made]
+        if len(set(plans)) > 1:
+            raise ConfigError(
+                f"the ranks made different plans of epoch {epoch}: {', '.join(plans)}. Give every "
+                "rank the same data set, seed, recipe and state"
+            )
+
+    def restore(
+        self, agreed: Mapping[str, Any] | None, ended: Sequence[Any] | None, is_uniform: bool
+    ) -> None:
+        """Put a saved state in the place of this one; ``agreed`` are arrays of Scores."""
+        self.agreed = None if agreed is None else scores_of(agreed, len(agreed["values"]))
+        self.ended = None if ended is None else Ended(int(ended[0]), float(ended[1]))
+        self.is_uniform = bool(is_uniform)
+
+    def _said(self) -> NDArray[np.float64]:
+        """Return f64[4], what this rank has to say: losses, how many, accuracy, is it starved."""
+        accuracy = np.nan if self.ended is None else self.ended.accuracy
+        return np.array([*self._observer.take_loss(), accuracy, self._observer.is_starved])
+
+    def _record(self, scores: Scores, said: list[NDArray[np.float64]]) -> None:
+        """Write the epoch that is over into the history, as means over the ranks that know."""
+        if self.ended is None or self.ended.epoch >= MAX_EPOCHS:
+            return
+        loss_sum, count = (sum(float(row[column]) for row in said) for column in (0, 1))
+        known = [float(row[2]) for row in said if np.isfinite(row[2])]
+        scores.record_epoch(
+            self.ended.epoch,
+            accuracy=sum(known) / len(known) if known else None,
+            loss=loss_sum / count if count else None,
+        )
+        self.ended = None
+
+
+def scores_of(arrays: Mapping[str, Any] | None, num_samples: int) -> Scores:
+    """Return a snapshot of saved scores, or of those that nothing is known of yet."""
+    scores = Scores(num_samples)
+    if arrays is not None:
+        scores.restore(**arrays)
+    return scores.snapshot()
