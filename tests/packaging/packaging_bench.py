@@ -5,11 +5,15 @@ This folder is no package on purpose: it would stand in the way of the one calle
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from stoker.packaging.depot import Depot, open_depot, place_of
 from stoker.packaging.directory_depot import DirectoryDepot
 from stoker.packaging.flags import Flags
 from stoker.packaging.job import Job
@@ -59,7 +63,9 @@ class Bench:
 
     path: Path
     low_bytes: int = 3 * MIN_BYTES
-    source: SlowSource = field(default_factory=lambda: SlowSource(MemorySource(SAMPLES)))
+    source: SlowSource = field(
+        default_factory=lambda: SlowSource(MemorySource(SAMPLES), latency=0.0)
+    )
 
     def __post_init__(self) -> None:
         self.arena = two_regions(self.low_bytes)
@@ -141,3 +147,40 @@ def two_regions(low_bytes: int, high_bytes: int = 4 * MIN_BYTES) -> Arena:
         ]
     )
     return arena
+
+
+class FarDepot:
+    """A depot in a process of its own, since clients of object stores do not survive a fork."""
+
+    def __init__(self, far: Executor, url: str, options: Mapping[str, Any], group: str) -> None:
+        self._far, self._which = far, (url, tuple(options.items()), group)
+        self._do("names")
+
+    def names(self) -> list[str]:
+        return list(self._do("names"))
+
+    def publish(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        self._do("publish", name, [bytes(piece) for piece in pieces])
+
+    def read(self, name: str, num_bytes: int = -1) -> memoryview:
+        return memoryview(self._do("read", name, num_bytes))
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._do("remove", names)
+
+    def close(self) -> None:
+        self._do("close")
+
+    def _do(self, method: str, *arguments: Any) -> Any:
+        return self._far.submit(_do_there, self._which, method, *arguments).result(60)
+
+
+_there: dict[Any, Depot] = {}
+
+
+def _do_there(which: tuple[str, Any, str], method: str, *arguments: Any) -> Any:
+    if which not in _there:
+        url, options, group = which
+        _there[which] = open_depot(place_of(url, dict(options)), False, group)
+    answer = getattr(_there[which], method)(*arguments)
+    return bytes(answer) if isinstance(answer, memoryview) else answer

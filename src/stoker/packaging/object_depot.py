@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import time
@@ -61,11 +62,19 @@ class ObjectDepot:
     def remove(self, names: Sequence[str]) -> None:
         """Remove packages."""
         keys = [self._prefix + name for name in names]
-        if keys:
-            self._until_had(lambda: self._backend.delete(keys))
+        try:
+            self._delete(keys)
+        except FileNotFoundError:  # some storages say so, and then may not have gone on
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self._delete([key])
 
     def close(self) -> None:
         """Do nothing: the process that opened it ends."""
+
+    def _delete(self, keys: list[str]) -> None:
+        if keys:
+            self._until_had(lambda: self._backend.delete(keys))
 
     def _mark(self) -> None:
         first = self._until_had(lambda: next(iter(self._backend.pages(self._prefix)), []))
@@ -109,9 +118,5 @@ class _Writer(ObstoreBackend):
         self._ask(lambda: self._obstore.put(self._store, key, data, use_multipart=False))
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; those that are not there are passed over. Raises Fault."""
-        try:
-            self._ask(lambda: self._obstore.delete(self._store, keys))
-        except Fault as fault:
-            if fault.why is not Why.NOT_FOUND:
-                raise
+        """Remove objects; raises Fault."""
+        self._ask(lambda: self._obstore.delete(self._store, keys))

@@ -1,0 +1,226 @@
+"""Directories and object stores as depots, by the same tests; and what only one of them does."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+
+import pytest
+from packaging_bench import FarDepot
+from source.s3 import Bucket
+
+from stoker.errors import ConfigError
+from stoker.packaging.depot import Depot, new_name, open_depot, place_of, private_place
+from stoker.packaging.directory_depot import MARKER, DirectoryDepot
+
+Opener = Callable[[str], Depot]
+
+needs_obstore = pytest.mark.skipif(
+    importlib.util.find_spec("obstore") is None, reason="obstore is not installed"
+)
+
+
+KINDS = [
+    "directory",
+    pytest.param("file", marks=needs_obstore),
+    pytest.param("s3", marks=needs_obstore),
+]
+
+
+@pytest.fixture(params=KINDS)
+def opened(request: pytest.FixtureRequest, tmp_path: Path, far: Executor) -> Iterator[Opener]:
+    """Opens the same place for a group of names."""
+    depots: list[Depot] = []
+    bucket: Bucket | None = request.getfixturevalue("bucket") if request.param == "s3" else None
+
+    def open_(group: str) -> Depot:
+        if request.param == "directory":
+            depots.append(DirectoryDepot(tmp_path / "depot", group, keep_free=0))
+        elif bucket is None:
+            depots.append(FarDepot(far, f"file://{tmp_path}/depot", {}, group))
+        else:
+            depots.append(FarDepot(far, f"{bucket.url}/a/depot", bucket.options(), group))
+        return depots[-1]
+
+    yield open_
+    for depot in depots:
+        depot.close()
+
+
+def test_what_was_put_comes_back(opened: Opener) -> None:
+    depot = opened("a")
+    names = [new_name("a") for _ in range(3)]
+    for name in names:
+        depot.publish(name, [b"head", memoryview(b"payload"), b""])
+    assert depot.names() == sorted(names)
+    assert bytes(depot.read(names[0])) == b"headpayload"
+    assert bytes(depot.read(names[0], 4)) == b"head"
+    assert bytes(depot.read(names[0], 400)) == b"headpayload"
+    depot.remove([new_name("a"), names[0], new_name("a")])
+    depot.remove([])
+    assert depot.names() == sorted(names[1:])
+
+
+def test_what_is_not_there(opened: Opener) -> None:
+    with pytest.raises(FileNotFoundError):
+        opened("a").read(new_name("a"))
+
+
+def test_groups_do_not_see_each_other(opened: Opener) -> None:
+    one, two = opened("a-0"), opened("a-1")
+    mine, other = new_name("a-0"), new_name("a-1")
+    one.publish(mine, [b"1"])
+    two.publish(other, [b"2"])
+    assert one.names() == [mine]
+    assert two.names() == [other]
+
+
+def test_a_package_is_replaced_whole(opened: Opener) -> None:
+    depot = opened("a")
+    name = new_name("a")
+    depot.publish(name, [b"long, long"])
+    depot.publish(name, [b"short"])
+    assert bytes(depot.read(name)) == b"short"
+
+
+def test_another_run_finds_them(opened: Opener) -> None:
+    depot = opened("a")
+    name = new_name("a")
+    depot.publish(name, [b"1"])
+    depot.close()
+    assert opened("a").names() == [name]
+
+
+@pytest.mark.parametrize("scheme", ["", pytest.param("file://", marks=needs_obstore)])
+def test_a_place_with_other_things_is_refused(tmp_path: Path, scheme: str, far: Executor) -> None:
+    (tmp_path / "precious.txt").write_text("data")
+    with pytest.raises(ConfigError, match=r"precious\.txt"):
+        FarDepot(far, f"{scheme}{tmp_path}", {}, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://host/packages", "cannot be written"),
+        ("ftp://host/packages", "obstore"),
+        pytest.param("s3://bucket", "whole bucket", marks=needs_obstore),
+        pytest.param("s3://bucket/", "whole bucket", marks=needs_obstore),
+    ],
+)
+def test_addresses_that_are_no_depots(url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        place_of(url, {})
+
+
+def test_a_directory_takes_no_options(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="storage_options"):
+        place_of(str(tmp_path), {"region": "x"})
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="no place"):
+        place_of(str(tmp_path / "file"), {})
+
+
+def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
+    first = DirectoryDepot(tmp_path, "a", keep_free=0)
+    with pytest.raises(BlockingIOError, match="another job"):
+        DirectoryDepot(tmp_path, "a")
+    first.close()
+    DirectoryDepot(tmp_path, "a").close()
+
+
+def test_a_full_disk_is_not_filled(tmp_path: Path) -> None:
+    depot = DirectoryDepot(tmp_path, "a", keep_free=1 << 60)
+    with pytest.raises(OSError, match="space") as refused:
+        depot.publish(new_name("a"), [b"x"])
+    assert refused.value.errno == errno.ENOSPC
+    assert depot.names() == []
+    depot.close()
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    import resource
+
+    depot = DirectoryDepot(tmp_path, "a", keep_free=0)
+    script = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from stoker.packaging.directory_depot import DirectoryDepot\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"depot = DirectoryDepot(Path({str(tmp_path)!r}), 'b', keep_free=0)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))\n"
+        "try: depot.publish('b-1.pkg', [b'x' * 5000])\n"
+        "except OSError: sys.exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 7
+    assert list(tmp_path.glob("b*")) == []
+    depot.close()
+
+
+def test_a_directory_that_vanished_is_made_again(tmp_path: Path) -> None:
+    place = tmp_path / "depot"
+    depot = DirectoryDepot(place, "a", keep_free=0)
+    for path in place.iterdir():
+        path.unlink()
+    place.rmdir()
+    with pytest.raises(FileNotFoundError):
+        depot.read(new_name("a"))
+    name = new_name("a")
+    depot.publish(name, [b"x"])
+    assert depot.names() == [name]
+    assert (place / MARKER).is_file()
+    depot.close()
+
+
+def test_half_written_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    DirectoryDepot(tmp_path, "a").close()
+    (tmp_path / "a-123.pkg.new").write_bytes(b"half")
+    (tmp_path / "b-123.pkg.new").write_bytes(b"another's")
+    depot = DirectoryDepot(tmp_path, "a")
+    assert depot.names() == []
+    assert not (tmp_path / "a-123.pkg.new").exists()
+    assert (tmp_path / "b-123.pkg.new").exists()
+    depot.close()
+
+
+def test_a_private_directory_goes_with_its_depot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    place = private_place("key")
+    assert place.parent == tmp_path
+    depot = open_depot(place, True, "a")
+    assert place.stat().st_mode & 0o777 == 0o700
+    depot.remove([])
+    (place / "a-1.pkg").write_bytes(b"x")
+    depot.close()
+    assert not place.exists()
+
+
+def test_private_directories_of_the_dead_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    living = open_depot(private_place("living"), True, "a")
+    dead = private_place("dead")
+    dead.mkdir()
+    (dead / MARKER).touch()
+    (dead / "a-1.pkg").touch()
+    unmarked = private_place("unmarked")
+    unmarked.mkdir()
+    (unmarked / "a-1.pkg").touch()
+    depot = open_depot(private_place("new"), True, "a")
+    assert not dead.exists()
+    assert unmarked.exists()
+    assert private_place("living").exists()
+    depot.close()
+    living.close()
