@@ -11,7 +11,8 @@ from stoker.recipes import Recipe
 
 
 def test_names_are_sorted_and_complete():
-    known = "base belady coordl fifo ilfu lfu lru minio oracle random s3fifo sieve"
+    known = "base belady coordl fifo icache ilfu impact infobatch lfu lru minio oracle quiver"
+    known += " random s3fifo shade sieve spidercache"
     assert recipes.names() == known.split()
 
 

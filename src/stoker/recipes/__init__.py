@@ -18,14 +18,20 @@ from stoker.recipes.belady import belady
 from stoker.recipes.cis import base
 from stoker.recipes.coordl import coordl
 from stoker.recipes.fifo import fifo
+from stoker.recipes.icache import icache
 from stoker.recipes.ilfu import ilfu
+from stoker.recipes.impact import impact
+from stoker.recipes.infobatch import infobatch
 from stoker.recipes.lfu import lfu
 from stoker.recipes.lru import lru
 from stoker.recipes.minio import minio
 from stoker.recipes.oracle import oracle
+from stoker.recipes.quiver import quiver
 from stoker.recipes.random import random
 from stoker.recipes.s3fifo import s3fifo
+from stoker.recipes.shade import shade
 from stoker.recipes.sieve import sieve
+from stoker.recipes.spidercache import spidercache
 
 __all__ = [
     "Recipe",
@@ -34,15 +40,21 @@ __all__ = [
     "coordl",
     "fifo",
     "get",
+    "icache",
     "ilfu",
+    "impact",
+    "infobatch",
     "lfu",
     "lru",
     "minio",
     "names",
     "oracle",
+    "quiver",
     "random",
     "s3fifo",
+    "shade",
     "sieve",
+    "spidercache",
 ]
 
 _PAGES: dict[str, Callable[..., Recipe]] = {
@@ -52,14 +64,20 @@ _PAGES: dict[str, Callable[..., Recipe]] = {
         belady,
         coordl,
         fifo,
+        icache,
         ilfu,
+        impact,
+        infobatch,
         lfu,
         lru,
         minio,
         oracle,
+        quiver,
         random,
         s3fifo,
+        shade,
         sieve,
+        spidercache,
     )
 }
 

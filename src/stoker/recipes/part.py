@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from stoker.errors import ConfigError
 
 Made = TypeVar("Made")
 
@@ -41,3 +43,10 @@ class Same(Generic[Made]):
     def __call__(self, *args: Any, **more: Any) -> Made:
         """Return the value."""
         return self.value
+
+
+def choose(name: str, value: str, known: Mapping[str, Made]) -> Made:
+    """Return what a parameter of a recipe stands for; ConfigError, which lists them, if unknown."""
+    if value not in known:
+        raise ConfigError(f"{name}={value!r} is not known: use one of {', '.join(known)}")
+    return known[value]

@@ -1,0 +1,130 @@
+"""One training through the Loader: what it cost, what was served, how accurate it came out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from importance_data import Images
+from importance_model import Trainer
+from importance_record import Record, Recorder, played
+
+import stoker
+from stoker.recipes import Recipe
+
+COUNTS = ("accesses", "hits", "substituted", "packaged", "fetched", "rescored")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for every training."""
+
+    epochs: int
+    batch_size: int
+    model: str
+
+
+def train(
+    images: Images,
+    recipe: Recipe,
+    cache: float,
+    seed: int,
+    flipped: float,
+    settings: Settings,
+) -> tuple[dict[str, Any], Record]:
+    """Train with ``recipe`` over a cache of that share; return what came out, and the record."""
+    labels = images.labels(flipped, seed)
+    record = Record()
+    recorders: list[Recorder] = []
+
+    def recording(num_samples: int) -> Recorder:
+        recorders.append(Recorder(recipe.scorer(num_samples), record))
+        return recorders[-1]
+
+    trainer = Trainer(settings.model, images.num_classes, seed)
+    with stoker.Loader(
+        images.dataset(labels),
+        batch_size=settings.batch_size,
+        cache=f"{100 * cache:g}%",
+        recipe=replace(recipe, scorer=recording),
+        epochs=settings.epochs,
+        seed=seed,
+        prefetch_bytes=0,
+        rescore=lambda batch: trainer.losses(*batch),
+    ) as loader:
+        epochs = []
+        for epoch in range(settings.epochs):
+            began, before, ids = time.perf_counter(), loader.stats, []
+            recorders[-1].is_training = False
+            for step, (pictures, targets) in enumerate(loader):
+                recorders[-1].is_training = True
+                ids.append(loader.last_ids)
+                losses, logits, embeddings = trainer.forward(pictures, targets)
+                loader.observe(losses, logits=logits, embeddings=embeddings, labels=targets)
+                done = (epoch + step / len(loader)) / settings.epochs
+                trainer.step((losses * loader.weights).mean(), done)
+            seconds = time.perf_counter() - began
+            by_class = trainer.accuracies(
+                images.test_images, images.test_targets, images.num_classes
+            )
+            record.visited.append(np.concatenate(ids))
+            record.accuracies.append(float(by_class.mean()))
+            loader.end_epoch(accuracy=by_class.mean())
+            epochs.append(_counted(loader, before) | {"seconds": seconds})
+    return {
+        "accuracy": float(by_class.mean()),
+        "worst_class": float(by_class.min()),
+        "by_epoch": record.accuracies,
+        "epochs": epochs,
+    }, record
+
+
+def replay(
+    images: Images, recipe: Recipe, cache: float, record: Record, settings: Settings, seed: int
+) -> list[dict[str, float]]:
+    """Serve a record through ``recipe``'s cache of that share; return the counts by epoch."""
+    dataset = stoker.SampleDataset(images.source)
+    with stoker.Loader(
+        dataset,
+        batch_size=settings.batch_size,
+        collate_fn=len,
+        cache=f"{100 * cache:g}%",
+        recipe=played(recipe, record),
+        epochs=len(record.visited),
+        seed=seed,
+        prefetch_bytes=0,
+    ) as loader:
+        epochs = []
+        for accuracy in record.accuracies:
+            before = loader.stats
+            for length in loader:
+                loader.observe(torch.zeros(length))
+            loader.end_epoch(accuracy=accuracy)
+            epochs.append(_counted(loader, before))
+    return epochs
+
+
+def _counted(loader: stoker.Loader, before: Any) -> dict[str, float]:
+    now = loader.stats
+    spent = now.since(before)
+    counts: dict[str, float] = {name: getattr(spent, name) for name in COUNTS}
+    return counts | {"ess": now.ess, "coverage": now.coverage}
+
+
+def top_k_hits(images: Images, record: Record, cache: float) -> list[float]:
+    """Return by epoch the share of visits to the samples that scored highest as it began.
+
+    As many as fit the cache: what a cache ordered by score could hit at best if it were filled
+    with them when the epoch begins and then stood still. Unseen samples fill what is left.
+    """
+    budget = cache * images.source.sizes.sum()
+    shares = []
+    for scores, visited in record.scores_before(len(images)):
+        best = np.argsort(-scores, kind="stable")
+        held = np.zeros(len(images), np.bool_)
+        held[best[np.cumsum(images.source.sizes[best]) <= budget]] = True
+        shares.append(float(held[visited].mean()))
+    return shares

@@ -1,0 +1,85 @@
+"""ImPACT: iCache with fresh scores for the samples whose importance moves most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stoker.errors import ConfigError
+from stoker.importance.base import Scorer
+from stoker.importance.hybrid import Hybrid
+from stoker.importance.loss import LossHistory
+from stoker.importance.realtime import Realtime
+from stoker.packaging import Packaging
+from stoker.policy.high_low import HighLow
+from stoker.policy.shares import FrequencySplit
+from stoker.policy.static_set import StaticSet
+from stoker.policy.substitution import Substitution
+from stoker.recipes.base import Recipe
+from stoker.recipes.part import Same, choose, part
+from stoker.sampler.selective import SelectiveSampler
+
+
+def impact(
+    evaluation: str = "hybrid",
+    of: Scorer | None = None,
+    share: float = 0.25,
+    overlap: float = 0.8,
+    max_warm_up: int = 10,
+    warm_up: int = 5,
+    beta: float = 0.33,
+    full_every: int = 3,
+    h_share: float = 0.7,
+    start: float = 0.9,
+    package_bytes: int = 1 << 20,
+    package_url: str | None = None,
+    parts: str = "iis+hc+lc",
+) -> Recipe:
+    """Return ImPACT with its hybrid ``evaluation``, or with ``history`` or ``realtime``.
+
+    - ``hybrid``: during a warm-up of full epochs over a MinIO cache, the samples are found whose
+      percentile rank varies most, as many as a ``share`` of the cache holds. It ends when more
+      than ``overlap`` of them stay the same, at the latest after ``max_warm_up`` epochs. From then
+      on they stay cached and are scored anew before each epoch, by ``Loader(rescore=...)``; all
+      others keep the score of their last visit. ``history`` rescores none and ``realtime`` all;
+      both begin with ``warm_up`` full epochs.
+    - ``of`` scores single samples, by default with the last loss. The paper cites RHO-LOSS and
+      leaves this open: give :class:`~stoker.importance.reducible.ReducibleLoss` for it.
+    - All else is as in :func:`icache`, and so are the parameters: percentile^``beta`` is our
+      reading of how samples are selected. ``parts`` is ``iis+hc`` or ``iis+hc+lc``.
+
+    Source: Chen et al., "ImPACT: Importance-Informed Prefetching and Caching for I/O-Bound DNN
+    Training", IEEE Transactions on Computers 2025.
+    """
+    if evaluation == "realtime" and of is not None:
+        raise ConfigError("evaluation='realtime' scores by the last loss: leave out of=")
+    single = LossHistory() if of is None else of
+    scorers: dict[str, Callable[[int], Scorer]] = {
+        "hybrid": part(Hybrid, of=single, share=share, overlap=overlap, max_warm_up=max_warm_up),
+        "history": Same(single),
+        "realtime": part(Realtime),
+    }
+    scorer = choose("evaluation", evaluation, scorers)
+    static = "S" if evaluation == "hybrid" else None
+    with_l = Recipe(
+        "impact",
+        "as icache, with fresh scores for samples whose importance moves",
+        scorer=scorer,
+        # With hybrid evaluation the scorer says when the warm-up is over.
+        sampler=part(
+            SelectiveSampler, beta=beta, warm_up=0 if static else warm_up, full_every=full_every
+        ),
+        policy=StaticSet(share, HighLow(h_share, start)) if static else HighLow(h_share, start),
+        shares=FrequencySplit(start=start, static=static, static_share=share),
+        substitution=Substitution("low_by_low", "L"),
+        packaging=Packaging(package_bytes, package_url),
+    )
+    # With all selected samples on the H-list nothing belongs into L.
+    only_h = HighLow(1.0, start)
+    without_l = replace(
+        with_l,
+        policy=StaticSet(share, only_h) if static else only_h,
+        substitution=None,
+        packaging=None,
+    )
+    return choose("parts", parts, {"iis+hc": without_l, "iis+hc+lc": with_l})

@@ -1,0 +1,52 @@
+"""SHADE: ranks within the batch, repeated samples, and a cache that keeps the important ones."""
+
+from __future__ import annotations
+
+from stoker.importance.rank import InBatchRank
+from stoker.policy.score import Score
+from stoker.recipes.base import Recipe
+from stoker.recipes.part import Same, part
+from stoker.sampler.pads import PadsSampler
+
+
+def shade(
+    b0: float = 10.0,
+    repetition: float | None = None,
+    important: float = 0.2,
+    low: float = 1.0,
+    high: float = 3.0,
+    step: float = 0.5,
+    window: int = 3,
+    steep: float = 0.2,
+) -> Recipe:
+    """Return SHADE: importance decides what is drawn, how often, and what is cached.
+
+    - A sample scores the logarithm of its rank by loss within its batch, plus ``b0``.
+    - Epochs are drawn with replacement by score (PADS). A repetition factor between ``low`` and
+      ``high`` multiplies the share of the ``important`` samples; it grows by ``step`` while the
+      mean of the last ``window`` changes of accuracy is positive and falls otherwise, or when the
+      loss lost more than the share ``steep`` of itself in an epoch. It needs
+      ``loader.end_epoch(accuracy=...)`` and stays at ``low`` without.
+    - The cache (APP) admits what has been seen before and scores no less than its lowest sample.
+
+    The authors' public code repeats by a fixed factor what lies in its cache, and its published
+    hits come from that: ``repetition=3`` with ``important`` set to the cache's share. Draws are not
+    reweighted, as in the paper. Source: Khan et al., "SHADE: Enable Fundamental Cacheability for
+    Distributed Deep Learning Training", FAST 2023.
+    """
+    return Recipe(
+        "shade",
+        "important samples repeat; the least important leaves",
+        scorer=Same(InBatchRank(b0)),
+        sampler=part(
+            PadsSampler,
+            repetition=repetition,
+            important=important,
+            low=low,
+            high=high,
+            step=step,
+            window=window,
+            steep=steep,
+        ),
+        policy=Score(),
+    )
