@@ -1,0 +1,1 @@
+"""Transparent tiering: ``stoker run`` gives unmodified programs fast local copies of slow files."""

@@ -1,0 +1,113 @@
+"""Runs a command so that nobody can tell that somebody stands between: signals, exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from stoker.errors import ConfigError
+
+_FORWARDED = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGWINCH,
+    }
+)
+_FROM_KERNEL = 0x80  # si_code of what a terminal sends, to every process of the foreground group
+
+
+def run_command(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    tick: Callable[[], object] = lambda: None,
+    every: float = 1.0,
+) -> int:
+    """Run the command to its end; return its exit status, or 128 + n when signal n ended it.
+
+    Signals sent to this process are passed on; those that a terminal sends reach the command by
+    themselves. The command inherits descriptors, signal mask and ignored signals as they were.
+    ``tick`` is called about every ``every`` seconds meanwhile. Call it from the main thread of a
+    process without other threads. Raises :class:`NotStarted` if the command cannot be started.
+    """
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no wait works
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    try:
+        return _await(_start(command, environment, mask), tick, every)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, previous or signal.SIG_DFL)
+
+
+class NotStarted(ConfigError):
+    """The command cannot be started; ``status`` is what a shell returns then."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals | int]
+) -> int:
+    told, tell = os.pipe()  # closed by exec: then nothing is told
+    # A fork ends the threads of NumPy's BLAS here (it starts new ones when it needs them), and so
+    # nobody is left who has not blocked the signals.
+    pid = os.fork()
+    if pid == 0:
+        _become(command, environment, mask, tell)
+    os.close(tell)
+    try:
+        failure = os.read(told, 16)
+    finally:
+        os.close(told)
+    if not failure:
+        return pid
+    os.waitpid(pid, 0)
+    number = int(failure)
+    if number == errno.ENOENT:
+        raise NotStarted(f"{command[0]}: command not found", 127)
+    raise NotStarted(f"{command[0]} cannot be started: {os.strerror(number)}", 126)
+
+
+def _become(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals | int],
+    tell: int,
+) -> NoReturn:
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores for itself
+            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        os.write(tell, b"%d" % (error.errno or errno.EIO))
+    finally:
+        os._exit(127)
+
+
+def _await(pid: int, tick: Callable[[], object], every: float) -> int:
+    due = time.monotonic() + every
+    while True:
+        info = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, max(0.0, due - time.monotonic()))
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return 128 - code if code < 0 else code
+        if info is None:
+            tick()
+            due = time.monotonic() + every
+        elif info.si_signo != signal.SIGCHLD and info.si_code != _FROM_KERNEL:
+            os.kill(pid, info.si_signo)

@@ -1,0 +1,205 @@
+"""What a run is told: the source, the tiers in front of it, and how to place files on them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.tiering.config_file import Document, read_document
+from stoker.types import parse_bytes
+
+MOST_TIERS = 8
+_MOST_THREADS = 256
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """One tier: a directory of Stoker's own, and the most bytes of copies it may hold."""
+
+    path: Path
+    quota: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration; paths are absolute and free of links."""
+
+    source: Path
+    """Directory with the files; read, never written."""
+    tiers: tuple[TierConfig, ...]
+    """In the order in which they are tried."""
+    spelling: Path
+    """The source as it was named, absolute: programs may use this path too."""
+    threads: int = 6
+    """Files copied at the same time."""
+    revalidate: float = 60.0
+    """Seconds within which a change of a source file is noticed."""
+    small: int = 8 << 20
+    """Bytes up to which a first open waits for the copy, so that the source is read once."""
+    fsync: bool = False
+    """Have each copy on disk before it counts."""
+    checksum: bool = False
+    """Store a checksum with each copy, and check it before a later run uses the copy."""
+    order: Path | None = None
+    """Warm list or importance scores: what is placed first (see :mod:`stoker.tiering.order`)."""
+
+
+def read_config(path: Path | None, flags: Mapping[str, Any]) -> Config:
+    """Return the configuration from a TOML or YAML file, a flag replacing what the file says.
+
+    ``flags`` has the fields of :class:`Config`; ``tiers`` as ``DIR:SIZE`` strings; None or empty
+    means not given. Raises :class:`~stoker.errors.ConfigError`, which names file, line and key,
+    or the flag.
+    """
+    document = read_document(path) if path else Document("", {}, lambda keys: None)
+    base = Path.cwd() if path is None else path.absolute().parent
+    values = _from_file(document, base)
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
+    if "tiers" in given:
+        given["tiers"] = tuple(_tier_of_flag(text) for text in given["tiers"])
+    for key in given.keys() - {"tiers"}:
+        given[key] = _convert(f"--{key}", key, given[key], Path.cwd())
+    values |= given
+    for key, flag in (("source", "--source DIR"), ("tiers", "--tier DIR:SIZE")):
+        if not values.get(key):
+            raise ConfigError(f"no {key} given: use {flag}, or --config FILE")
+    spelling = values.pop("source")
+    config = Config(Path(os.path.realpath(spelling)), spelling=spelling, **values)
+    _check_places(config)
+    return config
+
+
+def _from_file(document: Document, base: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in document.values.items():
+        if key == "tier":
+            values["tiers"] = _tiers(document, value, base)
+        elif key in _FIELDS:
+            values[key] = _convert(document.where((key,)), key, value, base)
+        else:
+            known = ", ".join([*_FIELDS, "tier"])
+            raise ConfigError(f"{document.where((key,))}: unknown key {key!r}: known are {known}")
+    return values
+
+
+def _tiers(document: Document, value: Any, base: Path) -> tuple[TierConfig, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ConfigError(
+            f"{document.where(('tier',))}: tier is not a list of tables: write [[tier]] with path "
+            "and size for each (TOML), or '- path: ...' (YAML)"
+        )
+    tiers = []
+    for number, item in enumerate(value):
+        for key in item:
+            if key not in ("path", "size"):
+                where = document.where(("tier", number, key))
+                raise ConfigError(f"{where}: unknown key {key!r} in tier: known are path, size")
+        for key in ("path", "size"):
+            if key not in item:
+                where = document.where(("tier", number))
+                raise ConfigError(f"{where}: tier {number + 1} has no {key}: add it")
+        with _named(document.where(("tier", number, "path"))):
+            path = _path(item["path"], base, "path")
+        with _named(document.where(("tier", number, "size"))):
+            tiers.append(TierConfig(path, _quota(item["size"])))
+    return tuple(tiers)
+
+
+def _tier_of_flag(text: str) -> TierConfig:
+    path, colon, size = text.rpartition(":")
+    if not (path and colon):
+        raise ConfigError(f"--tier {text!r} is not DIR:SIZE: write /nvme/stoker:100GiB, say")
+    with _named(f"--tier {text}"):
+        return TierConfig(_path(path, Path.cwd(), "path"), _quota(size))
+
+
+def _convert(where: str, key: str, value: Any, base: Path) -> Any:
+    with _named(where):
+        return _FIELDS[key](value, base, key)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Let a ConfigError say where the value stood."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _spelling(value: Any, base: Path, key: str) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{key}={value!r} is not a path")
+    return Path(os.path.normpath(base / Path(value).expanduser()))
+
+
+def _path(value: Any, base: Path, key: str) -> Path:
+    return Path(os.path.realpath(_spelling(value, base, key)))
+
+
+def _quota(value: Any) -> int:
+    quota = parse_bytes(value, name="size")
+    if quota <= 0:
+        raise ConfigError(f"size={value!r} leaves no room: give the tier at least a file's bytes")
+    return quota
+
+
+def _size(value: Any, base: Path, key: str) -> int:
+    return parse_bytes(value, name=key)
+
+
+def _threads(value: Any, base: Path, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_THREADS:
+        raise ConfigError(f"{key}={value!r} is not a whole number from 1 to {_MOST_THREADS}")
+    return value
+
+
+def _seconds(value: Any, base: Path, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{key}={value!r} is not a number of seconds")
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{key}={value!r} is not a number of seconds above 0")
+    return float(value)
+
+
+def _switch(value: Any, base: Path, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value!r} is neither true nor false")
+    return value
+
+
+_FIELDS: dict[str, Callable[[Any, Path, str], Any]] = {
+    "source": _spelling,
+    "threads": _threads,
+    "revalidate": _seconds,
+    "small": _size,
+    "fsync": _switch,
+    "checksum": _switch,
+    "order": _path,
+}
+
+
+def _check_places(config: Config) -> None:
+    if not config.source.is_dir():
+        raise ConfigError(f"source={str(config.source)!r} is not a directory: name an existing one")
+    if config.source == Path("/"):
+        raise ConfigError("source='/' is everything: name the directory of the data")
+    if len(config.tiers) > MOST_TIERS:
+        raise ConfigError(f"{len(config.tiers)} tiers are too many: use at most {MOST_TIERS}")
+    if config.order is not None and not config.order.is_file():
+        raise ConfigError(f"order={str(config.order)!r} is not a file: name a list or scores")
+    taken = [config.source]
+    for tier in config.tiers:
+        for other in taken:
+            if tier.path.is_relative_to(other) or other.is_relative_to(tier.path):
+                raise ConfigError(
+                    f"tier {str(tier.path)!r} and {str(other)!r} lie in each other: "
+                    "source and tiers need directories apart"
+                )
+        taken.append(tier.path)

@@ -1,0 +1,183 @@
+"""A run's part in the daemon: found or started, asked for reports, let go of."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from types import TracebackType
+from typing import Any
+
+from stoker.errors import ConfigError, SegmentError
+from stoker.prefetch.channel import Channel
+from stoker.store.ofd import try_lock
+from stoker.tiering.config import Config
+from stoker.tiering.counters import read_counters
+from stoker.tiering.run_folder import RunFolder
+
+_PATIENCE = 60.0  # seconds for a daemon that looks through tiers or a warm list
+
+
+class Membership:
+    """Keeps the daemon of a source alive, started if there is none; a context manager.
+
+    All runs of a user that read the same source share the daemon; one that asks for other tiers
+    gets those of the first, with a warning. Raises :class:`~stoker.errors.ConfigError` if the
+    daemon refuses the configuration and :class:`~stoker.errors.SegmentError` if it does not come
+    up. For one thread.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        try:
+            self.folder = RunFolder.of(config.source)
+        except OSError as error:
+            raise ConfigError(f"no runtime directory for the daemon: {error}") from error
+        self._channel = self._join()
+        self._last: dict[str, Any] = {}
+        self._begin: dict[str, Any] = {}
+        self._began = time.monotonic()
+        self._begin = self.report()
+
+    def environment(self) -> dict[str, str]:
+        """Return what a program needs in its environment to find the table."""
+        return {"STOKER_TIERING": str(self.folder.path)}
+
+    def report(self) -> dict[str, Any]:
+        """Return what happened since this run joined; see ``docs/tiering.md`` for the fields.
+
+        When the daemon has died it is what was known last, with ``daemon`` False.
+        """
+        try:
+            self._last = self._ask()
+            alive = True
+        except (OSError, ValueError):
+            alive = False
+        since: dict[str, Any] = _difference(self._last, self._begin)
+        return since | {"daemon": alive, "seconds": time.monotonic() - self._began}
+
+    def close(self) -> None:
+        """Let go of the daemon, which ends after its last member."""
+        self._channel.close()
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(self) -> dict[str, Any]:
+        self._channel.send({"order": "report"})
+        received = self._channel.receive()
+        if received is None:
+            raise ConnectionError("the daemon has gone")
+        placed = received[0]
+        counted = read_counters(self.folder.counters, len(placed["tiers"]))
+        tiers = [p | c for p, c in zip(placed["tiers"], counted.pop("tiers"), strict=True)]
+        copied = sum(tier["copied_bytes"] for tier in tiers)
+        source = {"path": str(self._config.source), **counted.pop("source"), "copied_bytes": copied}
+        return {
+            "source": source,
+            **placed,
+            "tiers": tiers,
+            **counted,
+            "opens_avoided": sum(tier["opens"] for tier in tiers),
+            "reads_avoided": sum(tier["reads"] for tier in tiers),
+            "bytes_avoided": sum(tier["bytes"] for tier in tiers),
+        }
+
+    # --- joining ---
+
+    def _join(self) -> Channel:
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                channel = Channel.connect(self.folder.members, timeout=_PATIENCE)
+                received = channel.receive()
+            except OSError:
+                self._start()
+                time.sleep(0.02)
+                continue
+            if received is None:  # it was just ending
+                channel.close()
+                time.sleep(0.02)
+                continue
+            return self._joined(channel, received[0])
+        raise SegmentError(f"the placement daemon does not come up: {self.folder.log} may say why")
+
+    def _joined(self, channel: Channel, greeting: dict[str, Any]) -> Channel:
+        if "error" in greeting:
+            channel.close()
+            raise ConfigError(greeting["error"])
+        wanted = [[str(tier.path), tier.quota] for tier in self._config.tiers]
+        if greeting["config"]["tiers"] != wanted:
+            warnings.warn(
+                "a running job's tiers of this source are used: "
+                + ", ".join(f"{path}:{quota}" for path, quota in greeting["config"]["tiers"]),
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return channel
+
+    def _start(self) -> None:
+        """Start the daemon unless there is one."""
+        lock = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if try_lock(lock):
+                self._spawn(lock)
+        finally:
+            os.close(lock)
+
+    def _spawn(self, lock: int) -> None:
+        listener = Channel.listen(self.folder.members)
+        config = os.memfd_create("stoker-config", os.MFD_CLOEXEC)
+        try:
+            os.write(config, pickle.dumps(self._config))
+            os.lseek(config, 0, os.SEEK_SET)
+            inherited = [listener.fileno(), lock]
+            command = [sys.executable, "-m", "stoker.tiering.daemon", str(config)]
+            with self.folder.log.open("wb") as log:
+                subprocess.run(
+                    [*command, str(self.folder.path), *map(str, inherited)],
+                    pass_fds=[config, *inherited],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_own_environment(),
+                    start_new_session=True,
+                    check=True,
+                )
+        finally:
+            listener.close()
+            os.close(config)
+
+
+def _own_environment() -> dict[str, str]:
+    """Return ours without what would redirect the daemon's own reads of the source."""
+    kept = {name: value for name, value in os.environ.items() if name != "STOKER_TIERING"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+# What a report says of now, not of the time since the run began.
+_STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle"})
+
+
+def _difference(now: Any, begin: Any, name: str = "") -> Any:
+    """Return ``now`` with numbers lessened by those of ``begin``, which may lack some."""
+    if isinstance(now, dict):
+        begin = begin if isinstance(begin, dict) else {}
+        return {key: _difference(value, begin.get(key), key) for key, value in now.items()}
+    if isinstance(now, list):
+        begin = begin or [None] * len(now)
+        return [_difference(a, b, name) for a, b in zip(now, begin, strict=True)]
+    if name in _STATES or isinstance(now, bool | str) or now is None or begin is None:
+        return now
+    return now - begin

@@ -1,0 +1,373 @@
+"""Decides which files are placed where, and copies them in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import logging
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.errors import CapacityError
+from stoker.tiering.config import Config
+from stoker.tiering.copier import Identity, TierFault, copy_file, is_copy
+from stoker.tiering.layout import State
+from stoker.tiering.room import Rooms
+from stoker.tiering.table import Table
+from stoker.tiering.tier_dir import TierDir
+from stoker.tiering.work_queue import WorkQueue
+
+log = logging.getLogger("stoker.tiering")
+
+_MOST_ATTEMPTS = 3
+_PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
+_YOUNG = 2.0  # seconds; a later change might not show in the modification time
+_CLERKS = 4  # threads that look at sources: their answers must not wait for copies
+# A tier that cannot take one file may well take others.
+_OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
+
+
+class _Stopped(Exception):
+    """The copy is not wanted any more."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A file that found room: its entry in the table, and where its copy comes to lie."""
+
+    path: bytes
+    number: int
+    tier: int
+    identity: Identity
+
+
+@dataclass
+class TierCounts:
+    """What has happened on one tier."""
+
+    files: int = 0
+    """Files that are placed there now."""
+    reused: int = 0
+    """Copies of an earlier run that were found good."""
+    copied: int = 0
+    """Files that were copied there."""
+    copied_bytes: int = 0
+    copy_seconds: float = 0.0
+    """Time spent copying, over all threads."""
+    failures: int = 0
+    """Copies that failed because of the tier."""
+
+
+@dataclass
+class Counts:
+    """What has happened altogether."""
+
+    tiers: list[TierCounts]
+    refused: int = 0
+    """Files that have no copy: they fit nowhere, are empty, or failed."""
+    failed: int = 0
+    """Copies that failed."""
+    dropped: int = 0
+    """Copies given up since their source had changed or they had gone."""
+    problems: Counter[str] = field(default_factory=Counter)
+    """What went wrong, and how often."""
+
+
+class Placer:
+    """Places files on tiers; each file once, for good, or until its source changes.
+
+    First tier with room, bytes reserved before they are written, no eviction. A file whose copy
+    failed is read from the source; when it is opened later on it is tried again, a few times. A
+    tier that fails rests, for longer each time, and the next ones go on. The source is only read.
+    Any thread may call any method; none but :meth:`promise` waits for storage.
+    """
+
+    def __init__(self, config: Config, table: Table, tiers: Sequence[TierDir]) -> None:
+        self._config, self._table, self._tiers = config, table, tiers
+        self.rooms = Rooms([tier.quota for tier in config.tiers], [tier.used for tier in tiers])
+        self.counts = Counts([TierCounts() for _ in tiers])
+        self._source = config.source
+        self._mutex = threading.Lock()  # counts, attempts, _later, and steps from state to state
+        self._attempts: Counter[bytes] = Counter()
+        self._promised: dict[bytes, tuple[int, int]] = {}
+        self._later: list[tuple[float, int]] = []
+        self._until_tier_rested: list[int] = []
+        self._stopping = False
+        self._looks: WorkQueue[bytes] = WorkQueue(_CLERKS, self._look, key=lambda path: path)
+        self._copies: WorkQueue[_Job] = WorkQueue(
+            config.threads,
+            self._copy,
+            key=lambda job: job.path,
+            heavy=lambda job: job.identity.size > config.small,
+        )
+
+    def opened(self, path: bytes) -> None:
+        """Place a file that a program reads; ``path`` is relative to the source."""
+        self._looks.put(path)
+
+    def changed(self, number: int) -> None:
+        """Look at the file of an entry: its source is said to be another, or its copy gone."""
+        if number < len(self._table):
+            self._looks.put(self._table.path(number))
+
+    def checked(self, number: int, seen_ns: int) -> None:
+        """Note that the source of a file was seen unchanged."""
+        if number < len(self._table):
+            self._table.raise_validated(number, seen_ns)
+
+    def promise(self, paths: Sequence[bytes]) -> int:
+        """Reserve room for files in this order, and copy them when there is time.
+
+        Waits for a look at each, several at a time. Returns how many have a place.
+        """
+        with ThreadPoolExecutor(4 * _CLERKS) as pool:
+            statuses = list(pool.map(self._status, paths))
+        placed = 0
+        for path, status in zip(paths, statuses, strict=True):
+            if status is None or not stat.S_ISREG(status.st_mode) or not status.st_size:
+                continue
+            if not self._has_copy(path, Identity.of(status)):
+                tier = self.rooms.reserve(status.st_size)
+                if tier is None:
+                    continue
+                self._promised[path] = tier, status.st_size
+            placed += 1
+            self._looks.put(path, urgency=1)
+        return placed
+
+    def tick(self) -> None:
+        """Do what is due; to be called a few times a second."""
+        now = time.monotonic()
+        for tier, folder in enumerate(self._tiers):
+            if not self.rooms.is_closed(tier) and not folder.is_there():
+                self._give_up(tier)
+        due = []
+        with self._mutex:
+            while self._later and self._later[0][0] <= now:
+                due.append(heapq.heappop(self._later)[1])
+            if self._until_tier_rested and not self.rooms.any_rests():
+                due += self._until_tier_rested
+                self._until_tier_rested = []
+        for number in due:  # whoever opens the file next asks for it again
+            self._drop(number)
+
+    def is_idle(self) -> bool:
+        """Whether no file is looked at or copied."""
+        return self._looks.is_idle() and self._copies.is_idle()
+
+    def close(self) -> None:
+        """Stop copying; unfinished copies are removed. The tiers stay open."""
+        self._stopping = True
+        self._looks.close()
+        self._copies.close()
+
+    # --- looking ---
+
+    def _at(self, path: bytes) -> Path:
+        return self._source / os.fsdecode(path)
+
+    def _status(self, path: bytes) -> os.stat_result | None:
+        try:
+            return self._at(path).stat()
+        except OSError:
+            return None
+
+    def _look(self, path: bytes) -> None:
+        seen_ns = time.monotonic_ns()
+        status = self._status(path)
+        number = self._table.find(path)
+        if number is not None and self._table.state(number) is not State.DROPPED:
+            if status is not None and self._is_good(number, status):
+                self._table.raise_validated(number, seen_ns)
+                return
+            self._drop(number)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            try:
+                self._admit(path, status, seen_ns)
+            except CapacityError as error:
+                self._note(str(error))
+
+    def _is_good(self, number: int, status: os.stat_result) -> bool:
+        """Whether an entry describes the source as it is, and its copy, if any, is there."""
+        entry = self._table.entry(number)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        if (entry["source_mtime_ns"], entry["source_ctime_ns"]) != times:
+            return False
+        if entry["source_size"] != status.st_size:
+            return False
+        if entry["state"] is not State.PLACED:
+            return True
+        try:
+            copy = self._tiers[entry["tier"]].copy_of(entry["path"]).lstat()
+        except OSError:
+            return False
+        return bool(copy.st_ino == entry["copy_ino"])
+
+    def _admit(self, path: bytes, status: os.stat_result, seen_ns: int) -> None:
+        """Give a file an entry, and a place where there is one."""
+        identity = Identity.of(status)
+        is_link = self._at(path).is_symlink()
+
+        def add(state: State, tier: int = 0, ino: int = 0) -> int:
+            return self._table.add(
+                path, status, state, is_link=is_link, seen_ns=seen_ns, tier=tier, copy_ino=ino
+            )
+
+        if not status.st_size or abs(time.time() - status.st_mtime) < _YOUNG:
+            self._refuse(add(State.REFUSED), again=_YOUNG if status.st_size else None)
+            return
+        if (found := self._find_copy(path, identity)) is not None:
+            add(State.PLACED, *found)
+            with self._mutex:
+                self.counts.tiers[found[0]].files += 1
+                self.counts.tiers[found[0]].reused += 1
+            return
+        tier = self._room_for(path, status.st_size)
+        if tier is not None:
+            self._copies.put(_Job(path, add(State.WANTED), tier, identity))
+            return
+        self._refuse(number := add(State.REFUSED))
+        if self.rooms.any_rests():
+            with self._mutex:
+                self._until_tier_rested.append(number)
+
+    def _room_for(self, path: bytes, size: int) -> int | None:
+        tier, promised = self._promised.pop(path, (None, 0))
+        if tier is not None:
+            if promised == size and not self.rooms.rests(tier):
+                return tier
+            self.rooms.free(tier, promised)
+        return self.rooms.reserve(size)
+
+    def _has_copy(self, path: bytes, identity: Identity) -> bool:
+        return any(is_copy(t.copy_of(path), identity) for t in self._tiers)
+
+    def _find_copy(self, path: bytes, identity: Identity) -> tuple[int, int] | None:
+        """Return tier and inode of an earlier run's copy; remove it if it is not good any more."""
+        for number, tier in enumerate(self._tiers):
+            copy = tier.copy_of(path)
+            with contextlib.suppress(OSError):
+                status = copy.lstat()
+                if is_copy(copy, identity, checksum=self._config.checksum):
+                    return number, status.st_ino
+                if stat.S_ISREG(status.st_mode):
+                    copy.unlink()
+                    self.rooms.free(number, status.st_size)
+        return None
+
+    # --- copying ---
+
+    def _copy(self, job: _Job) -> None:
+        tier, began = self._tiers[job.tier], time.monotonic()
+        part, final = tier.part_of(job.number), tier.copy_of(job.path)
+        try:
+            if self._stopping or self._table.state(job.number) is not State.WANTED:
+                raise _Stopped
+            _make_folder(final.parent)
+            copy_file(
+                self._at(job.path),
+                part,
+                final,
+                job.identity,
+                fsync=self._config.fsync,
+                checksum=self._config.checksum,
+                begin=lambda ino: self._table.start_copy(job.number, job.tier, ino),
+                progress=lambda done: self._progress(job, done),
+            )
+        except _Stopped:
+            self.rooms.free(job.tier, job.identity.size)
+        except OSError as error:
+            self._failed(job, error)
+        else:
+            self._finish(job, final, time.monotonic() - began)
+
+    def _progress(self, job: _Job, done: int) -> None:
+        if self._stopping or self._table.state(job.number) is not State.COPYING:
+            raise _Stopped
+        self._table.set_copied(job.number, done)
+
+    def _finish(self, job: _Job, final: Path, seconds: float) -> None:
+        with self._mutex:
+            counts = self.counts.tiers[job.tier]
+            counts.copied += 1
+            counts.copied_bytes += job.identity.size
+            counts.copy_seconds += seconds
+            wanted = self._table.state(job.number) is State.COPYING
+            if wanted:
+                self._table.set_state(job.number, State.PLACED)
+                counts.files += 1
+                self._attempts.pop(job.path, None)
+        self.rooms.worked(job.tier)
+        if not wanted:  # dropped at the last moment
+            final.unlink(missing_ok=True)
+            self.rooms.free(job.tier, job.identity.size)
+
+    def _failed(self, job: _Job, error: OSError) -> None:
+        self.rooms.free(job.tier, job.identity.size)
+        if isinstance(error, TierFault) and error.errno not in _OF_ONE_FILE:
+            self.rooms.failed(job.tier)
+            with self._mutex:
+                self.counts.tiers[job.tier].failures += 1
+        self._note(f"{error.strerror or error}")
+        log.info("%r could not be copied: %s", job.path, error)
+        with self._mutex:
+            self.counts.failed += 1
+            attempt = self._attempts[job.path] = self._attempts[job.path] + 1
+            if self._table.state(job.number) is State.DROPPED:
+                return
+            self._table.set_state(job.number, State.REFUSED)
+        self._refuse(job.number, again=_PAUSE * 2**attempt if attempt < _MOST_ATTEMPTS else None)
+
+    # --- giving up ---
+
+    def _refuse(self, number: int, again: float | None = None) -> None:
+        """Count a refused entry; after ``again`` seconds the file may be asked for anew."""
+        with self._mutex:
+            self.counts.refused += 1
+            if again is not None:
+                heapq.heappush(self._later, (time.monotonic() + again, number))
+
+    def _drop(self, number: int) -> None:
+        """Let an entry describe nothing any more, and remove its copy."""
+        entry = self._table.entry(number)
+        with self._mutex:
+            state = self._table.state(number)
+            if state is State.DROPPED:
+                return
+            self._table.set_state(number, State.DROPPED)
+            self.counts.refused -= state is State.REFUSED
+            if state is not State.PLACED:
+                return
+            self.counts.dropped += 1
+            self.counts.tiers[entry["tier"]].files -= 1
+        self.rooms.free(entry["tier"], entry["source_size"])
+        copy = self._tiers[entry["tier"]].copy_of(entry["path"])
+        with contextlib.suppress(OSError):
+            if copy.lstat().st_ino == entry["copy_ino"]:
+                copy.unlink()
+
+    def _give_up(self, tier: int) -> None:
+        """Use a tier no more that has vanished."""
+        self.rooms.close(tier)
+        self._note(f"{self._tiers[tier].path} has vanished")
+        for number in self._table.placed_on(tier):
+            self._drop(number)
+
+    def _note(self, problem: str) -> None:
+        with self._mutex:
+            self.counts.problems[problem] += 1
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TierFault(error.errno, error.strerror, error.filename) from error
