@@ -1,0 +1,168 @@
+"""A placement daemon driven by hand: a test says what is copied, when, and what bytes a copy has.
+
+A copy with bytes other than its source's shows which of both a program read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+import stoker._core
+from stoker.tiering.layout import COUNTERS, COUNTERS_MAGIC, REQUEST, Kind, State
+from stoker.tiering.table import Settings, Table, TierPlace
+
+LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
+SMALL = 64 << 10  # bytes: the first open of a file up to this size waits for its copy
+
+
+class HandDaemon:
+    """Table, counters and socket of one run, with one tier; ends when the block ends.
+
+    With ``places`` it answers requests: whole files at once, as a good daemon would.
+    """
+
+    def __init__(self, source: Path, *, places: bool = False, **settings: int) -> None:
+        self.source = source
+        self.root = Path(tempfile.mkdtemp(prefix="shim-"))  # short: a socket's name is
+        self.copies, self.parts = self.root / "copies", self.root / "parts"
+        self.copies.mkdir()
+        self.parts.mkdir()
+        self.requests: list[tuple[Kind, bytes]] = []
+        self._places = places
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        limits = dict(revalidate_ms=600_000, small_bytes=SMALL, ahead_bytes=1 << 30, wait_ms=10_000)
+        limits.update(heartbeat_ms=30_000)
+        limits.update(settings)
+        place = TierPlace(self.copies, self.parts, self.copies.stat().st_dev)
+        spellings = [source, source.resolve()] if source.resolve() != source else [source]
+        self.table = Table(self.root / "table", spellings, [place], Settings(**limits))
+        self._write_counters()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.root / "socket"))
+        self._socket.settimeout(0.1)
+        self._thread = threading.Thread(target=self._answer)
+
+    def __enter__(self) -> HandDaemon:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        self._socket.close()
+        self.table.close()
+        shutil.rmtree(self.root)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a program under the shim."""
+        return os.environ | {"LD_PRELOAD": str(LIBRARY), "STOKER_TIERING": str(self.root)}
+
+    def run(self, command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        """Run a program under the shim to its end, which must be a good one."""
+        options = {"env": self.env, "capture_output": True, "timeout": 120} | options
+        done = subprocess.run([os.fspath(str(part)) for part in command], **options)
+        assert done.returncode == 0, (done.args, done.returncode, done.stderr)
+        return done
+
+    def counted(self) -> dict[str, int]:
+        """What the programs counted: of the source, of the tier, and events."""
+        shards = np.fromfile(self.root / "counters", COUNTERS)[0]["shards"]
+        counts = {name: int(shards[name].sum()) for name in COUNTERS["shards"].base.names[1:-1]}
+        for number, name in enumerate(["source", "tier"]):
+            for field in ("opens", "reads", "bytes"):
+                counts[f"{name}_{field}"] = int(shards["rows"][field][:, number].sum())
+        return counts
+
+    # --- entries ---
+
+    def place(self, name: str | bytes, content: bytes | None = None) -> int:
+        """Make a file's copy complete; ``content``, of the source's size, in place of its own."""
+        number = self.begin(name)
+        return self.finish(number, content)
+
+    def begin(self, name: str | bytes) -> int:
+        """Begin a copy with no byte yet."""
+        path = os.path.join(os.fsencode(self.source), os.fsencode(name))
+        status = os.stat(path)
+        with self._lock:
+            number = self.table.add(
+                os.fsencode(name),
+                status,
+                State.WANTED,
+                is_link=os.path.islink(path),
+                seen_ns=time.monotonic_ns(),
+            )
+            part = self.parts / str(number)
+            part.touch(mode=0o600)
+            self.table.start_copy(number, 0, part.stat().st_ino)
+        return number
+
+    def advance(self, number: int, content: bytes) -> None:
+        """Make the copy's beginning be ``content``."""
+        with (self.parts / str(number)).open("r+b") as part:
+            part.write(content)
+        self.table.set_copied(number, len(content))
+
+    def finish(self, number: int, content: bytes | None = None) -> int:
+        """Complete a copy that was begun."""
+        name = os.fsdecode(self.table.path(number))
+        source, part, copy = self.source / name, self.parts / str(number), self.copies / name
+        part.write_bytes(source.read_bytes() if content is None else content)
+        assert part.stat().st_size == source.stat().st_size
+        times = self.table.entry(number)["source_mtime_ns"]
+        os.utime(part, ns=(times, times))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        part.rename(copy)
+        self.table.set_copied(number, copy.stat().st_size)
+        self.table.set_state(number, State.PLACED)
+        return number
+
+    # --- inside ---
+
+    def _write_counters(self) -> None:
+        counters = np.zeros(1, COUNTERS)
+        counters["magic"] = COUNTERS_MAGIC
+        counters.tofile(self.root / "counters")
+
+    def _answer(self) -> None:
+        while not self._done.is_set():
+            self.table.beat()
+            try:
+                message = self._socket.recv(8192)
+            except TimeoutError:
+                continue
+            kind, name = Kind(REQUEST.unpack_from(message)[1]), message[REQUEST.size :]
+            self.requests.append((kind, name))
+            if self._places:
+                self._handle(kind, name)
+
+    def _handle(self, kind: Kind, name: bytes) -> None:
+        number = self.table.find(name)
+        if kind is Kind.CHECKED and number is not None:
+            self.table.raise_validated(number, time.monotonic_ns())
+        if kind is Kind.CHANGED and number is not None:
+            self.table.set_state(number, State.DROPPED)
+        if kind is Kind.OPENED and (number is None or self.table.state(number) == State.DROPPED):
+            try:
+                self.place(name)
+            except (FileNotFoundError, IsADirectoryError, PermissionError):
+                return

@@ -1,0 +1,135 @@
+"""Every intercepted function, called by a C program: where the shim sends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shim.conftest import Compile
+from shim.hand import LIBRARY, HandDaemon
+
+OPENS = (
+    "open open64 openat openat64 __open __open64 __open_2 __open64_2 __openat_2 __openat64_2 "
+    "fopen fopen64 freopen freopen64 close __close"
+).split()
+STATS = "fstat fstat64 fstatat fstatat64 __fxstat __fxstat64 __fxstatat __fxstatat64 statx".split()
+AT_OFFSET = "pread pread64 __pread64 __pread_chk __pread64_chk preadv preadv64 preadv2".split()
+ALONG = "read __read __read_chk readv preadv64v2".split()
+
+CHANGED = b"one of the tier..\n"  # as long as what the source has
+
+
+def symbols_of_library() -> set[str]:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True
+    )
+    return {line.split()[2] for line in listed.stdout.splitlines()}
+
+
+def test_the_documented_functions_are_the_intercepted_ones() -> None:
+    rows = re.findall(
+        r"^\| (`.*?`) \|", LIBRARY.with_name("preload.md").read_text(), flags=re.MULTILINE
+    )
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == symbols_of_library()
+
+
+def test_each_intercepted_function_is_called_by_a_test() -> None:
+    assert {*OPENS, *STATS, *AT_OFFSET, *ALONG} == symbols_of_library()
+
+
+def test_runs_with_glibc_2_17() -> None:
+    needed = subprocess.run(["objdump", "-T", LIBRARY], capture_output=True, text=True, check=True)
+    versions = re.findall(r"\(?GLIBC_(\d+)\.(\d+)[.\d]*\)? (\w+)", needed.stdout)
+    assert versions
+    newer = [version for version in versions if (int(version[0]), int(version[1])) > (2, 17)]
+    assert newer == []
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_opens_the_copy(name: str, source: Path, compiled: Compile) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.place("one", CHANGED)
+        command = [compiled("calls"), "open", name, source / "one"]
+        assert daemon.run(command).stdout == CHANGED
+        # Nothing is placed and nobody answers: the source.
+        command[-1] = source / "sub" / "two"
+        daemon.table.close()
+        assert daemon.run(command).stdout == b"two of the source\n"
+
+
+@pytest.mark.parametrize("name", STATS)
+def test_status_of_a_copy_is_the_source_s(name: str, source: Path, compiled: Compile) -> None:
+    (source / "one").chmod(0o640)
+    os.link(source / "one", source / "link")
+    # 1969: times before 1970 are negative.
+    os.utime(source / "one", ns=(-1_500_000_000, -3_200_000_001))
+    command = [compiled("calls"), "stat", name, source / "one"]
+    plain = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    with HandDaemon(source) as daemon:
+        daemon.place("one", CHANGED)
+        assert daemon.run(command).stdout == plain
+        assert daemon.counted()["tier_opens"] == 1
+        # A descriptor that is no copy keeps its own.
+        command[-1] = source / "sub" / "two"
+        daemon.table.close()
+        assert int(daemon.run(command).stdout.split()[1]) == command[-1].stat().st_ino
+
+
+def read_while_copying(
+    daemon: HandDaemon, program: Path, name: str, offset: int, length: int, copied: int
+) -> tuple[bytes, int]:
+    """What a program reads of `large` of which `copied` bytes, all of them b"c", are copied."""
+    command = [program, "read", name, daemon.source / "large", str(offset), str(length)]
+    number = daemon.begin("large")
+    with subprocess.Popen(
+        command, env=daemon.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdout.readline() == b"opened\n"
+        daemon.advance(number, b"c" * copied)
+        if copied == (daemon.source / "large").stat().st_size:
+            daemon.finish(number, b"c" * copied)
+        output, _ = reader.communicate(b"\n", timeout=60)
+    assert reader.returncode == 0
+    content, _, position = output.rpartition(b"\n")
+    return content, int(position)
+
+
+@pytest.mark.parametrize("name", AT_OFFSET + ALONG)
+def test_reads_what_is_copied_from_the_copy(name: str, source: Path, compiled: Compile) -> None:
+    size = (source / "large").stat().st_size
+    for copied in (150_000, size):
+        with HandDaemon(source) as daemon:
+            content, position = read_while_copying(
+                daemon, compiled("calls"), name, 100, 120_000, copied
+            )
+            assert content == b"c" * 120_000
+            assert position == (120_100 if name in ALONG else 100)
+            counts = daemon.counted()
+            assert (counts["tier_bytes"], counts["source_bytes"]) == (120_000, 0)
+
+
+@pytest.mark.parametrize("name", AT_OFFSET + ALONG)
+def test_reads_what_is_not_copied_from_the_source(
+    name: str, source: Path, compiled: Compile
+) -> None:
+    whole = (source / "large").read_bytes()
+    with HandDaemon(source, ahead_bytes=0) as daemon:
+        content, position = read_while_copying(
+            daemon, compiled("calls"), name, 1000, 300_000, copied=900
+        )
+        assert content == whole[1000:]
+        assert position == (len(whole) if name in ALONG else 1000)
+        counts = daemon.counted()
+        assert (counts["tier_bytes"], counts["source_bytes"]) == (0, len(whole) - 1000)
+
+
+def test_open_before_constructors(source: Path, compiled: Compile) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.place("one", CHANGED)
+        both = daemon.run([compiled("calls"), "early", source / "one"]).stdout
+        assert both == b"one of the source\n" + CHANGED
