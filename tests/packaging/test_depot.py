@@ -139,7 +139,7 @@ def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_not_filled(tmp_path: Path) -> None:
     depot = DirectoryDepot(tmp_path, "a", keep_free=1 << 60)
-    with pytest.raises(OSError, match="space") as refused:
+    with pytest.raises(OSError, match="stay free") as refused:
         depot.publish(new_name("a"), [b"x"])
     assert refused.value.errno == errno.ENOSPC
     assert depot.names() == []

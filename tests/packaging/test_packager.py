@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,39 @@ def test_it_ends_with_its_rank_and_takes_its_packages_along(
     assert len(processes(tmp_path)) == 1
     rank.packager.close()
     rank.packager.close()
+    assert await_true(lambda: not processes(tmp_path))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from packaging_bench import L, MIN_BYTES, NUM, SAMPLES, two_regions
+from stoker.packaging import Packager, Packaging
+from stoker.shared import SharedArray
+from stoker.source.memory import MemorySource
+arena, served = two_regions(4 * MIN_BYTES), SharedArray.create(NUM, np.uint32)
+packager = Packager(MemorySource(SAMPLES), arena, served, Packaging(MIN_BYTES), low=L)
+places = SharedArray.copy_of(np.full(NUM, L, np.uint8))
+packager.begin_epoch(0, 1, places, np.empty(0, np.uint32))
+while packager.stats()["package_reads"] < 2:
+    time.sleep(0.01)
+print("loaded", flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_when_training_is_killed(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    training = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, env=environ)
+    try:
+        assert training.stdout is not None
+        assert training.stdout.readline() == b"loaded\n"
+        assert len(processes(tmp_path)) == 1
+        assert packages(tmp_path)
+    finally:
+        training.kill()
+        training.communicate()
     assert await_true(lambda: not processes(tmp_path))
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -371,7 +405,7 @@ def test_places_of_another_length_are_refused(rank: Rank) -> None:
         rank.packager.begin_epoch(0, 1, SharedArray.create(5, np.uint8), np.empty(0, np.uint32))
 
 
-@pytest.mark.parametrize("size", [0, -1, (1 << 30) + 1])
+@pytest.mark.parametrize("size", [0, -1, (1 << 28) + 1])
 def test_sizes_that_make_no_sense(size: int) -> None:
     with pytest.raises(ConfigError, match=f"min_bytes={size}"):
         Packaging(size)

@@ -100,5 +100,5 @@ def test_first_packages_are_random_over_all(rng: np.random.Generator) -> None:
 
 def test_the_memory_for_mixing_is_bounded() -> None:
     assert mixed_packages(1 << 20) == 16
-    assert mixed_packages(16 << 20) == 4
-    assert mixed_packages(1 << 30) == 2
+    assert mixed_packages(8 << 20) == 4
+    assert mixed_packages(1 << 28) == 2

@@ -46,7 +46,8 @@ class Builder:
         self._catalogue, self._totals, self._group = catalogue, totals, group
         self._stamp = stamp_of(source.fingerprint, len(source))
         self._open: OrderedDict[int, Package] = OrderedDict()
-        self._most_open = mixed_packages(min_bytes)
+        # A package may take from two groups that are mixed apart from each other.
+        self._most_open = 2 * mixed_packages(min_bytes)
         self.unreadable = np.zeros(len(source), np.bool_)
         """``bool[N]``: samples that the source does not give."""
 

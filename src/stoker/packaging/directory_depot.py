@@ -12,6 +12,7 @@ from pathlib import Path
 from stoker.errors import ConfigError
 from stoker.store import unforked
 from stoker.store.ofd import try_lock
+from stoker.types import format_bytes
 
 MARKER = ".stoker-packages"
 """File that marks a directory as one for packages; nothing is removed from one without it."""
@@ -133,7 +134,8 @@ class DirectoryDepot:
         if floor is None:
             floor = max(_LEAST_FREE, int(total * _LEAST_FREE_SHARE))
         if disk.f_bavail * disk.f_frsize - num_bytes < floor:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            why = f"less than the {format_bytes(floor)} that are to stay free would be left"
+            raise OSError(errno.ENOSPC, why, str(self._path))
 
 
 def _locked(path: Path) -> unforked.Descriptor | None:

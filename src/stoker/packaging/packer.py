@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from stoker.store.tier import Ids, Mask
 
-_MIXED_BYTES = 64 << 20
+_MIXED_BYTES = 32 << 20
 _MOST_MIXED = 16
 
 
 def mixed_packages(min_bytes: int) -> int:
-    """Return how many packages are read to mix their samples into new ones.
+    """Return how many packages have their samples mixed into new ones.
 
-    Their bytes are in memory at the same time.
+    Twice as many are in memory at the same time.
     """
     return int(np.clip(_MIXED_BYTES // min_bytes, 2, _MOST_MIXED))
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from stoker.errors import CapacityError
+from stoker.errors import CapacityError, StokerError
 from stoker.packaging.depot import Depot, open_depot
 from stoker.packaging.flags import Flags
 from stoker.packaging.job import Job
@@ -94,7 +94,8 @@ class Hands:
                 idle = self._work()
             except Exception as error:  # also whatever a source of the user's raises
                 log.info("%s failed: %r", self._name, error)
-                self.trouble = str(error)
+                expected = isinstance(error, StokerError | OSError)
+                self.trouble = str(error) if expected else repr(error)
                 self._stop.wait(pause)
                 pause = min(_LONGEST, pause * 2)
             else:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 
-_LARGEST = 1 << 30
+_LARGEST = 1 << 28
 
 
 @dataclass(frozen=True)
