@@ -135,7 +135,7 @@ static void attach(const char* directory) {
 
 void map_attach(void) {
   static atomic_flag begun = ATOMIC_FLAG_INIT;
-  if (!environ) return;  // a call before the C library is ready
+  if (!environ) return;                          // a call before the C library is ready
   if (atomic_flag_test_and_set(&begun)) return;  // a second thread goes without until it is done
   const int saved = errno;
   const char* directory = getenv("STOKER_TIERING");

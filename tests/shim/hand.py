@@ -43,9 +43,13 @@ class HandDaemon:
         self._places = places
         self._lock = threading.Lock()
         self._done = threading.Event()
-        limits = dict(revalidate_ms=600_000, small_bytes=SMALL, ahead_bytes=1 << 30, wait_ms=10_000)
-        limits.update(heartbeat_ms=30_000)
-        limits.update(settings)
+        limits = {
+            "revalidate_ms": 600_000,
+            "small_bytes": SMALL,
+            "ahead_bytes": 1 << 30,
+            "wait_ms": 10_000,
+            "heartbeat_ms": 30_000,
+        } | settings
         place = TierPlace(self.copies, self.parts, self.copies.stat().st_dev)
         spellings = [source, source.resolve()] if source.resolve() != source else [source]
         self.table = Table(self.root / "table", spellings, [place], Settings(**limits))
@@ -101,14 +105,14 @@ class HandDaemon:
 
     def begin(self, name: str | bytes) -> int:
         """Begin a copy with no byte yet."""
-        path = os.path.join(os.fsencode(self.source), os.fsencode(name))
-        status = os.stat(path)
+        path = self.source / os.fsdecode(name)
+        status = path.stat()
         with self._lock:
             number = self.table.add(
                 os.fsencode(name),
                 status,
                 State.WANTED,
-                is_link=os.path.islink(path),
+                is_link=path.is_symlink(),
                 seen_ns=time.monotonic_ns(),
             )
             part = self.parts / str(number)
@@ -164,5 +168,5 @@ class HandDaemon:
         if kind is Kind.OPENED and (number is None or self.table.state(number) == State.DROPPED):
             try:
                 self.place(name)
-            except (FileNotFoundError, IsADirectoryError, PermissionError):
-                return
+            except OSError:
+                return  # not a file, or not to be read

@@ -12,13 +12,14 @@ import pytest
 from shim.conftest import Compile
 from shim.hand import LIBRARY, HandDaemon
 
-OPENS = (
-    "open open64 openat openat64 __open __open64 __open_2 __open64_2 __openat_2 __openat64_2 "
-    "fopen fopen64 freopen freopen64 close __close"
-).split()
-STATS = "fstat fstat64 fstatat fstatat64 __fxstat __fxstat64 __fxstatat __fxstatat64 statx".split()
-AT_OFFSET = "pread pread64 __pread64 __pread_chk __pread64_chk preadv preadv64 preadv2".split()
-ALONG = "read __read __read_chk readv preadv64v2".split()
+OPENS = ["open", "open64", "openat", "openat64", "__open", "__open64", "__open_2", "__open64_2"]
+OPENS += ["__openat_2", "__openat64_2", "fopen", "fopen64", "freopen", "freopen64"]
+OPENS += ["close", "__close"]
+STATS = ["fstat", "fstat64", "fstatat", "fstatat64", "statx"]
+STATS += ["__fxstat", "__fxstat64", "__fxstatat", "__fxstatat64"]
+AT_OFFSET = ["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk"]
+AT_OFFSET += ["preadv", "preadv64", "preadv2"]
+ALONG = ["read", "__read", "__read_chk", "readv", "preadv64v2"]
 
 CHANGED = b"one of the tier..\n"  # as long as what the source has
 
