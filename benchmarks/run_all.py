@@ -12,7 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("arena_hits", "arena_insert", "ids_scale", "hit_ratio", "loader_cached")
+BENCHMARKS = (
+    "arena_hits",
+    "arena_insert",
+    "ids_scale",
+    "hit_ratio",
+    "loader_cached",
+    "scoring_cost",
+    "index_memory",
+)
 READ_IMAGES = ("hit_ratio", "loader_cached")
 
 
