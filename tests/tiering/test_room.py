@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.tiering.room import Rooms
+from stoker.tiering.room import FIRST_REST, Rooms
 
 
 @given(
@@ -33,14 +33,27 @@ def test_a_failing_tier_rests_and_the_next_takes_over() -> None:
     now = [0.0]
     rooms = Rooms([10, 10], [0, 0], lambda: now[0])
     assert rooms.reserve(5) == 0
-    rest = rooms.failed(0)
-    assert rooms.failed(0) == 2 * rest or rooms.failed(0) >= rest
+    rooms.failed(0)
+    rooms.failed(0)  # a copy that was under way meanwhile
+    assert rooms.rests(0) and rooms.any_rests() and not rooms.rests(1)
     assert rooms.reserve(5) == 1 and rooms.reserve(6) is None
-    assert rooms.could_hold(5) and not rooms.could_hold(11)
-    now[0] += rest + 0.1
-    assert rooms.reserve(5) == 0
-    again = rooms.failed(0)
-    assert again == 2 * rest
-    now[0] += again + 0.1
+    now[0] += FIRST_REST
+    assert not rooms.any_rests() and rooms.reserve(5) == 0
+    rooms.failed(0)
+    now[0] += 2 * FIRST_REST - 0.1
+    assert rooms.rests(0), "longer each time"
+    now[0] += 0.1
+    assert not rooms.rests(0)
     rooms.worked(0)
-    assert rooms.failed(0) == rest
+    rooms.failed(0)
+    now[0] += FIRST_REST
+    assert not rooms.rests(0), "a success makes the next rest short again"
+
+
+def test_a_closed_tier_is_never_used_again() -> None:
+    now = [0.0]
+    rooms = Rooms([10], [10], lambda: now[0])
+    rooms.close(0)
+    rooms.free(0, 10)
+    now[0] += 1e9
+    assert rooms.reserve(1) is None and rooms.is_closed(0) and not rooms.any_rests()

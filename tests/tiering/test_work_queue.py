@@ -1,0 +1,135 @@
+"""The queue of work: once at a time, urgent first, light ones never behind many heavy ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from stoker.tiering.work_queue import WorkQueue
+
+
+def wait_until(queue: WorkQueue[int]) -> None:
+    deadline = time.monotonic() + 60
+    while not queue.is_idle() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert queue.is_idle()
+
+
+def test_urgent_then_light_then_heavy() -> None:
+    done: list[int] = []
+    gate = threading.Event()
+
+    def work(item: int) -> None:
+        gate.wait(60)
+        done.append(item)
+
+    queue = WorkQueue(1, work, key=lambda item: item, heavy=lambda item: item >= 100)
+    queue.put(0)
+    while not queue._running:  # the first is at work, the others wait
+        time.sleep(0.001)
+    for item, urgency in ((5, 1), (101, 0), (4, 0), (3, 0), (102, 1)):
+        queue.put(item, urgency)
+    queue.put(4)  # waits already
+    gate.set()
+    wait_until(queue)
+    queue.close()
+    assert done == [0, 4, 3, 101, 5, 102]
+
+
+def test_never_two_of_a_key_at_once_and_none_is_lost() -> None:
+    running: Counter[int] = Counter()
+    seen: Counter[int] = Counter()
+    mutex = threading.Lock()
+
+    def work(item: int) -> None:
+        with mutex:
+            running[item % 7] += 1
+            assert running[item % 7] == 1
+        time.sleep(0.001)
+        with mutex:
+            running[item % 7] -= 1
+            seen[item % 7] += 1
+
+    queue = WorkQueue(4, work, key=lambda item: item % 7)
+    for item in range(200):
+        queue.put(item)
+    wait_until(queue)
+    queue.close()
+    assert set(seen) == set(range(7))
+
+
+def test_one_that_comes_while_it_is_at_work_follows() -> None:
+    started, gate = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        started.set()
+        gate.wait(60)
+        done.append(item)
+
+    queue = WorkQueue(2, work, key=lambda item: 0)
+    queue.put(1)
+    assert started.wait(60)
+    queue.put(2)
+    queue.put(3)
+    gate.set()
+    wait_until(queue)
+    queue.close()
+    assert done == [1, 3]
+
+
+def test_heavy_ones_leave_threads_to_light_ones() -> None:
+    gate = threading.Event()
+    light = threading.Event()
+
+    def work(item: int) -> None:
+        if item >= 100:
+            gate.wait(60)
+        else:
+            light.set()
+
+    queue = WorkQueue(3, work, key=lambda item: item, heavy=lambda item: item >= 100)
+    for item in range(100, 110):
+        queue.put(item)
+    queue.put(1)
+    assert light.wait(60)
+    gate.set()
+    wait_until(queue)
+    queue.close()
+
+
+def test_an_exception_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ValueError("on purpose")
+        done.append(item)
+
+    queue = WorkQueue(1, work, key=lambda item: item)
+    queue.put(0)
+    queue.put(1)
+    wait_until(queue)
+    queue.close()
+    assert done == [1] and "on purpose" in caplog.text
+
+
+def test_closing_forgets_what_waits() -> None:
+    gate = threading.Event()
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        gate.wait(60)
+        done.append(item)
+
+    queue = WorkQueue(1, work, key=lambda item: item)
+    queue.put(0)
+    while not queue._running:
+        time.sleep(0.001)
+    queue.put(1)
+    threading.Timer(0.05, gate.set).start()
+    queue.close()
+    assert done == [0]
