@@ -39,7 +39,8 @@ class MemoryTier:
         self.arena = arena
         self.entrance = entrance
         self._order = tuple(arena.stats()["regions"])
-        self._regions = tuple(r if r in self._order else entrance for r in regions or self._order)
+        self.regions = tuple(regions) or self._order
+        """Names that places are indices into."""
         self.overflow = overflow if overflow in self._order else ""
         self._release = release
         self._places: SharedArray | None = None
@@ -52,7 +53,7 @@ class MemoryTier:
     def attached(self) -> MemoryTier:
         """Return another membership of the same memory, with leases and claims of its own."""
         arena = type(self.arena).attach(self.arena.handle)
-        tier = MemoryTier(arena, self.entrance, regions=self._regions, overflow=self.overflow)
+        tier = MemoryTier(arena, self.entrance, regions=self.regions, overflow=self.overflow)
         tier._places = self._places
         return tier
 
@@ -90,8 +91,8 @@ class MemoryTier:
         """Return the regions where new samples ``ids`` go, each with the ``i64[m]`` that do."""
         if self._places is None or not len(ids):
             return [(self.entrance, np.arange(len(ids)))]
-        places = np.minimum(self._places.array[ids], len(self._regions))
-        names = (*self._regions, self.entrance)
+        places = np.minimum(self._places.array[ids], len(self.regions))
+        names = [r if r in self._order else self.entrance for r in (*self.regions, "")]
         return [(names[p], np.flatnonzero(places == p)) for p in np.unique(places).tolist()]
 
     def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:

@@ -63,6 +63,11 @@ class StackedTier:
         """The arenas that hold samples, the fastest first."""
         return (self.memory.arena, self.disk.arena)
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names that places are indices into."""
+        return self.memory.regions
+
     def attached(self) -> StackedTier:
         """Return another membership of the same arenas, with leases and claims of its own."""
         memory = self.memory.attached()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.errors import ConfigError, SegmentError
+from stoker import _core
+from stoker.errors import ConfigError, SegmentError, StokerError
+from stoker.policy.base import Region
+from stoker.policy.substitution import Substitution
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids
@@ -16,7 +20,9 @@ from stoker.store.counters import Counters
 from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
 from stoker.store.packed import Packed, gather
+from stoker.store.rearrange import rearrange
 from stoker.store.served import Served
+from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, Substitutes
 from stoker.store.tier import Ids, Keys, Tier
 from stoker.types import Outcome
 
@@ -35,6 +41,8 @@ FIELDS = (
 )
 """What is counted, per process, and summed by :meth:`Store.stats`."""
 
+_TRIES = 8  # key samples that may have left the cache before one is found
+
 
 class Store:
     """Serves samples by id: from ``tier`` when it has them, else from ``source``.
@@ -44,10 +52,34 @@ class Store:
     costs speed, never the run. Safe in any thread; forked children and processes that receive
     the store by pickling share tier and counters. Also a context manager.
 
-    Raises :class:`~stoker.errors.ConfigError` for a source without samples.
+    ``places`` (``u8[N]``): the region, by its index in the policy, where each sample belongs; new
+    ones go there. ``substitution``: what is served instead of reading a sample that is not cached.
+    Kind ``low_by_low`` needs ``places``. It and ``any``, which serve each sample once an epoch,
+    claim samples in ``served`` (``u32[N]``) and ``displaced`` (``u64[N]``), zeros at first, which
+    the ranks of a job on one node share (:func:`~stoker.store.registry.open_array`), else the
+    store has its own; they begin with :meth:`begin_epoch`. ``neighbour`` needs
+    ``serves`` (``u32[N]``, see :meth:`keep_key_sample`).
+    ``packaged`` (``u8[N]``): 1 at samples that came with a package. ``follows_scores``: a hit
+    changes no key. Whatever fails of all this costs a read of the sample asked for, no more.
+
+    Raises :class:`~stoker.errors.ConfigError` for a source without samples, and for shared arrays
+    of another length or type or that are missing.
     """
 
-    def __init__(self, source: Source, tier: Tier, *, wait_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        tier: Tier,
+        *,
+        wait_seconds: float = 10.0,
+        places: SharedArray | None = None,
+        substitution: Substitution | None = None,
+        served: SharedArray | None = None,
+        displaced: SharedArray | None = None,
+        serves: SharedArray | None = None,
+        packaged: SharedArray | None = None,
+        follows_scores: bool = False,
+    ) -> None:
         self.source = as_source(source)
         if len(self.source) == 0:
             raise ConfigError("the source has 0 samples: there is nothing to serve")
@@ -55,13 +87,26 @@ class Store:
             raise ConfigError(f"wait_seconds={wait_seconds!r} is not a time: use 0 or more seconds")
         self.tier = tier
         self.counters = Counters(FIELDS)
+        self.places = places
+        self.substitution = substitution
+        self.serves = serves
+        self.packaged = packaged
         self._wait_seconds = wait_seconds
+        self._follows_scores = follows_scores
         self._fresh: SharedArray | None = None
+        self._epoch = SharedArray.create(2, np.uint64, name="stoker-epoch")
+        self.served, self._displaced = self._claims(served, displaced)
+        self._check_arrays()
         self._closed = False
         self._guard()
+        if places is not None:
+            self._tier.place_by(places)
 
     def serve(self, ids: ArrayLike, keys: Keys = None) -> Served:
         """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are welcome.
+
+        With a substitution others may be served in their place: SUBSTITUTED, and ``ids`` of the
+        result says which. FETCHED is what was read, HIT and PACKAGED what was cached itself.
 
         ``keys`` (``f64[n]``) are those of the cache policy after these accesses, where it needs
         any. A sample that cannot be read is reported in ``errors`` of the result, not raised. The
@@ -74,9 +119,10 @@ class Store:
         if self._closed:
             raise SegmentError("the store is closed: make a new one to read samples")
         batch = check_ids(ids, len(self.source))
-        cached, found = self._tier.get_many(batch, keys)
-        if not found.all():
-            return self._serve_misses(batch, cached, found, keys)
+        cached, found = self._tier.get_many(batch, None if self._follows_scores else keys)
+        choice = None if self._substitutes is None else self._substitutes.choose(batch, found)
+        if choice is not None or not found.all():
+            return self._serve_misses(batch, cached, found, keys, choice)
         outcomes = np.full(len(batch), Outcome.HIT, np.int8)
         self._count(batch, cached.offsets, outcomes, {})
         return Served(batch, cached.data, cached.offsets, outcomes)
@@ -85,6 +131,66 @@ class Store:
         """Forget the cached copies of ``ids``, which were found to be of no use."""
         self._tier.discard(check_ids(ids, len(self.source)))
 
+    def begin_epoch(self, epoch: int, rank_seed: int = 0, earlier: ArrayLike = ()) -> None:
+        """Begin ``epoch``, in which each sample may be served once more.
+
+        To be called before its first access, by all ranks that share ``served`` alike.
+        ``rank_seed`` makes their choices differ. ``earlier`` (integers ``[n]``): samples that
+        were served in it already, before training was interrupted.
+        """
+        stamp = max(epoch + 1, self.stamp + 1)
+        if self.served is not None and self._displaced is not None:
+            ids = check_ids(np.asarray(earlier, np.uint32), len(self.source))
+            _core.mark_once(self.served.array, ids, stamp)
+            self._displaced.array[ids] = np.uint64(stamp << 32) | ids.astype(np.uint64)
+        self._epoch.array[:] = stamp, rank_seed % 2**32
+
+    @property
+    def stamp(self) -> int:
+        """What ``served`` has at samples served in this epoch; 0 before the first.
+
+        The epoch plus 1, or more when an epoch was begun again.
+        """
+        return int(self._epoch.array[0])
+
+    def keep_key_sample(
+        self,
+        ids: Ids,
+        degrees: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        neighbours: Ids,
+    ) -> int | None:
+        """Let the sample with most neighbours serve for them from now on; return it.
+
+        Of a batch ``ids`` (``u32[n]``) with ``degrees`` (``i64[n]``): the one of highest degree
+        that the substitution's region has not yet, and that is cached, moves there (SpiderCache,
+        ICPP 2025). Sample ``i`` serves for ``neighbours[offsets[i]:offsets[i + 1]]`` (``u32``).
+        None if there is none. Call it from one process at a time.
+        """
+        if self.serves is None or self.substitution is None:
+            return None
+        region = self.substitution.region
+        outside = ~self._tier.within(ids, region) & (degrees > 0)
+        for index in sorted(np.flatnonzero(outside), key=lambda i: -degrees[i])[:_TRIES]:
+            if self._tier.move(ids[index : index + 1], region).all():
+                self.serves.array[neighbours[offsets[index] : offsets[index + 1]]] = ids[index]
+                return int(ids[index])
+        return None
+
+    def rearrange(self, regions: Sequence[Region], keys: NDArray[np.float64]) -> None:
+        """Move cached samples to the regions of their places, after those have changed.
+
+        ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples. One
+        process of those that share the cache is enough.
+        """
+        if self.places is None:
+            return
+        try:
+            for arena in getattr(self.tier, "arenas", ()):
+                rearrange(arena, regions, self.places.array, keys)
+        except (StokerError, OSError) as error:
+            self._tier.complain(error)
+
     def expect_prefetch(self) -> SharedArray:
         """Return ``u8[N]`` where who prefetches sets 1 at what it reads for a coming access.
 
@@ -92,6 +198,7 @@ class Store:
         """
         if self._fresh is None:
             self._fresh = SharedArray.create(len(self.source), np.uint8, name="stoker-fresh")
+            self._guard()  # what was read ahead is no substitute
         return self._fresh
 
     def stats(self) -> dict[str, Any]:
@@ -126,31 +233,101 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_tier"]
+        del state["_tier"], state["_substitutes"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._guard()
 
+    def _claims(
+        self, served: SharedArray | None, displaced: SharedArray | None
+    ) -> tuple[SharedArray | None, SharedArray | None]:
+        """Return where it is written who was served, made if need be."""
+        if self.substitution is None or self.substitution.kind == "neighbour":
+            return None, None
+        size = len(self.source)
+        return (
+            served or SharedArray.create(size, np.uint32, name="stoker-served"),
+            displaced or SharedArray.create(size, np.uint64, name="stoker-displaced"),
+        )
+
+    def _check_arrays(self) -> None:
+        kind = None if self.substitution is None else self.substitution.kind
+        if kind == "low_by_low" and self.places is None:
+            raise ConfigError("low_by_low substitution needs places: give Store(places=...)")
+        if kind == "neighbour" and self.serves is None:
+            raise ConfigError("substitution by neighbour needs a table: give Store(serves=...)")
+        for name, shared, dtype in (
+            ("places", self.places, np.uint8),
+            ("served", self.served, np.uint32),
+            ("displaced", self._displaced, np.uint64),
+            ("serves", self.serves, np.uint32),
+            ("packaged", self.packaged, np.uint8),
+        ):
+            if shared is None:
+                continue
+            if shared.array.shape != (len(self.source),) or shared.array.dtype != dtype:
+                raise ConfigError(
+                    f"{name} of shape {shared.array.shape}, {shared.array.dtype} is refused: "
+                    f"give {np.dtype(dtype)} of shape {(len(self.source),)}"
+                )
+
     def _guard(self) -> None:
         self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
+        self._substitutes = self._substitutes_of(self.substitution)
+
+    def _substitutes_of(self, rules: Substitution | None) -> Substitutes | None:
+        if rules is None:
+            return None
+        if rules.kind == "neighbour":
+            assert self.serves is not None
+            return ByNeighbour(self._tier, rules.region, self.serves)
+        assert self.served is not None
+        assert self._displaced is not None
+        regions = getattr(self.tier, "regions", ())
+        if rules.region not in regions:
+            return None  # the cache is switched off
+        return OnceEach(
+            self._tier,
+            rules.region,
+            self.served,
+            self._displaced,
+            self._epoch,
+            self.places if rules.kind == "low_by_low" else None,
+            regions.index(rules.region),
+            self._fresh,
+        )
 
     def _serve_misses(
-        self, batch: Ids, cached: Packed, found: NDArray[np.bool_], keys: Keys
+        self,
+        batch: Ids,
+        cached: Packed,
+        found: NDArray[np.bool_],
+        keys: Keys,
+        choice: Choice | None,
     ) -> Served:
-        missing = np.flatnonzero(~found)
-        ids, first, inverse = _distinct(batch[missing])
+        wanted = batch if choice is None else choice.ids
+        missing = np.flatnonzero(~found if choice is None else choice.missing)
+        ids, first, inverse = _distinct(wanted[missing])
         own_keys = None if keys is None else keys[missing[first]]
         flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds)
-        flight.run()
+        if ids.size:
+            flight.run()
         part = np.zeros(len(batch), np.int64)
         index = np.arange(len(batch))
+        parts = [cached, *flight.parts]
         part[missing] = 1 + flight.part[inverse]
         index[missing] = flight.index[inverse]
-        samples = gather([cached, *flight.parts], part, index)
+        if choice is not None:
+            part[choice.taken] = len(parts)
+            index[choice.taken] = np.arange(len(choice.taken))
+            parts.append(choice.samples)
+        samples = gather(parts, part, index)
         outcomes = np.full(len(batch), Outcome.HIT, np.int8)
         outcomes[missing[first]] = flight.outcomes
+        if choice is not None:
+            outcomes[(wanted != batch) & (outcomes == Outcome.HIT)] = Outcome.SUBSTITUTED
         errors = {}
         if flight.errors:
             errors = {
@@ -159,36 +336,41 @@ class Store:
                 if int(slot) in flight.errors
             }
         self.counters.add(source_seconds=flight.source_seconds, wait_seconds=flight.wait_seconds)
-        self._count(batch, samples.offsets, outcomes, errors)
-        return Served(batch, samples.data, samples.offsets, outcomes, errors)
+        self._count(wanted, samples.offsets, outcomes, errors)
+        return Served(wanted, samples.data, samples.offsets, outcomes, errors)
 
     def _count(
         self,
-        batch: Ids,
+        ids: Ids,
         offsets: NDArray[np.int64],
         outcomes: NDArray[np.int8],
         errors: dict[int, Any],
     ) -> None:
-        """Set the outcomes of what was prefetched, and count."""
+        """Set the outcomes of what was prefetched or came with a package, and count."""
         if self._fresh is not None:
             # What was read here is counted already: then the mark is a later access's.
-            due = np.flatnonzero((self._fresh.array[batch] == 1) & (outcomes == Outcome.HIT))
+            due = np.flatnonzero((self._fresh.array[ids] == 1) & (outcomes == Outcome.HIT))
             if due.size:
-                due = due[np.unique(batch[due], return_index=True)[1]]
+                due = due[np.unique(ids[due], return_index=True)[1]]
                 outcomes[due] = Outcome.FETCHED
-                self._fresh.array[batch[due]] = 0
+                self._fresh.array[ids[due]] = 0
+        if self.packaged is not None:
+            self.packaged.array[ids[outcomes == Outcome.FETCHED]] = 0  # a copy of its own now
+            came = (self.packaged.array[ids] == 1) & (outcomes == Outcome.HIT)
+            outcomes[came] = Outcome.PACKAGED
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
-        hit = good & (outcomes == Outcome.HIT)
-        lengths = np.diff(offsets)
-        from_cache = int(lengths[hit].sum())
+        counts = np.bincount(outcomes[good], minlength=len(Outcome))
+        from_source = int(np.diff(offsets)[outcomes == Outcome.FETCHED].sum())
         self.counters.add(
             accesses=int(good.sum()),
-            hits=int(hit.sum()),
-            fetched=int((good & ~hit).sum()),
+            hits=int(counts[Outcome.HIT]),
+            substituted=int(counts[Outcome.SUBSTITUTED]),
+            fetched=int(counts[Outcome.FETCHED]),
+            packaged=int(counts[Outcome.PACKAGED]),
             failed=len(errors),
-            bytes_from_cache=from_cache,
-            bytes_from_source=int(offsets[-1]) - from_cache,
+            bytes_from_cache=int(offsets[-1]) - from_source,
+            bytes_from_source=from_source,
         )
 
 
