@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
@@ -71,3 +73,22 @@ def test_bad_arguments_are_refused(bad: dict[str, float]) -> None:
 def test_one_loss_per_sample() -> None:
     with pytest.raises(ConfigError, match="one per sample"):
         SelectiveBackward().weights(1.0, np.random.default_rng(0))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6),
+    st.integers(1, 12),
+    st.floats(0, 4),
+)
+def test_keeps_what_a_plain_reading_keeps(
+    batches: list[list[int]], history: int, beta: float
+) -> None:
+    backward, past = SelectiveBackward(beta, history), []
+    one, other = np.random.default_rng(0), np.random.default_rng(0)
+    for batch in batches:
+        weights = backward.weights(np.array(batch, np.float64), one)
+        past = (past + batch)[-history:]
+        draws = other.random(len(batch))
+        shares = [sum(loss <= own for loss in past) / len(past) for own in batch]
+        kept = [draw < share**beta for draw, share in zip(draws, shares, strict=True)]
+        assert (weights > 0).tolist() == kept

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.importance.vectors import VectorTable
@@ -38,3 +40,16 @@ def test_what_does_not_fit_changes_nothing(ids: list[int], shape: tuple, named: 
 def test_a_table_without_room_is_refused() -> None:
     with pytest.raises(ConfigError, match="num_samples=0"):
         VectorTable(0)
+
+
+@given(st.lists(st.lists(st.integers(0, 19), unique=True, max_size=8), max_size=10))
+def test_holds_what_a_dictionary_would(batches: list[list[int]]) -> None:
+    table, model, value = VectorTable(20), {}, 0.0
+    for batch in batches:
+        given = vectors(*(value + place for place in range(len(batch)))).reshape(-1, 2)
+        rows = table.put(np.array(batch, np.uint32), given)
+        assert table.ids[rows].tolist() == batch
+        model.update(zip(batch, given.tolist(), strict=True))
+        value += 100
+    assert dict(zip(table.ids.tolist(), table.vectors.tolist(), strict=True)) == model
+    assert table.count == len(model)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from stoker.importance.background import Background
 from stoker.importance.base import Observation
 from stoker.importance.graph import Graph
+from stoker.importance.knn_flat import FlatIndex
+from stoker.importance.loss import LossHistory
 from stoker.importance.vectors import VectorTable
-from stoker.pytorch.knn import TorchIndex
+from stoker.pytorch.knn import TorchIndex, search_on
 from stoker.scores import Scores
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -63,3 +66,17 @@ def test_what_does_not_fit_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.warns(RuntimeWarning, match="do not fit on cpu .*is full.*on the CPU"):
         index.changed(rows)
     assert index.search(random(5), 1).rows[:, 0].tolist() == rows.tolist()
+
+
+def test_an_accelerator_is_used_unless_an_index_was_asked_for() -> None:
+    device = torch.device("meta")
+    chosen, asked = Graph(5), Graph(5, index=FlatIndex)
+    for scorer in (chosen, asked, Background(asked), LossHistory()):
+        search_on(device, scorer)
+    assert type(chosen._index) is TorchIndex and chosen._index.device == device
+    assert type(asked._index) is FlatIndex
+    inside = Graph(5)
+    search_on(torch.device("cpu"), Background(inside))
+    assert type(inside._index) is FlatIndex
+    search_on(device, Background(inside))
+    assert type(inside._index) is TorchIndex

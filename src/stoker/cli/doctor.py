@@ -29,6 +29,7 @@ _EXTRAS = {
     "torch": ("torch", "PIL", "simplejpeg"),
     "cloud": ("obstore", "fsspec"),
     "cluster": ("redis",),
+    "importance": ("faiss", "scipy", "usearch"),
     "metrics": ("prometheus_client",),
     "plot": ("matplotlib",),
     "tui": ("click", "rich"),

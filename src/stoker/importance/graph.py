@@ -86,6 +86,8 @@ class Graph:
         """Share of the true neighbours that the index found when it was measured last."""
         self.neighbours: Neighbours | None = None
         """Edges of the batch scored last; None before the first."""
+        self.chooses_index = index is None
+        """Whether no index was asked for, so that one on an accelerator may take its place."""
         self._neighbor_max, self._target_degree = neighbor_max, target_degree
         self._decay, self._is_fixed, self._seed = decay, threshold is not None, seed
         self._table = VectorTable(num_samples)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stoker.importance.base import Scorer
 from stoker.importance.knn import Nearest
 from stoker.importance.vectors import VectorTable
 
 _CHUNK = 1 << 16
 """Rows compared at a time, which bounds the memory for distances: 256 KiB a query."""
+
+
+def search_on(device: torch.device, scorer: Scorer) -> None:
+    """Let a scorer that searches neighbours do so on an accelerator, before its first batch.
+
+    Nothing changes on the CPU, for other scorers, and for a Graph that was given an index.
+    """
+    if device.type != "cpu" and getattr(scorer, "chooses_index", False):
+        scorer.use_index(partial(TorchIndex, device=device))  # type: ignore[attr-defined]
 
 
 class TorchIndex:
