@@ -143,7 +143,7 @@ def two_regions(low_bytes: int, high_bytes: int = 4 * MIN_BYTES) -> Arena:
     arena.configure(
         [
             Region("H", high_bytes / total, admission="beats_victims"),
-            Region("L", low_bytes / total, order="insertion"),
+            Region("L", low_bytes / total, order="insertion", admission="while_room"),
         ]
     )
     return arena

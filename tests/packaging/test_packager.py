@@ -333,6 +333,8 @@ def test_l_cache_never_below_one_package(source: SlowSource, served: SharedArray
         pytest.raises(ConfigError, match=f"{needed} bytes: give the cache more"),
     ):
         Packager(source, small, served, Packaging(MIN_BYTES), low=L)
+    with two_regions(1) as later:  # grows to that before there are samples of low importance
+        Packager(source, later, served, Packaging(MIN_BYTES), low=L, region_bytes=needed).close()
     with two_regions(needed + 1) as enough:  # shares are rounded down to whole bytes
         rank = Rank(source, enough, served, Packaging(MIN_BYTES))
         rank.begin()

@@ -172,6 +172,19 @@ def test_what_others_claimed_or_cached_is_left_to_them(bench: Bench) -> None:
         other.abandon(ids[:5])
 
 
+def test_what_the_cache_refuses_is_not_flagged(bench: Bench) -> None:
+    bench.begin(ALL)
+    bench.settle()
+    before = bench.cached
+    bench.arena.lease(before, 0)  # as if somebody still copied them
+    bench.serve(before)
+    while bench.workshop.load() is Loaded.DONE:
+        pass
+    flagged = np.flatnonzero(bench.packaged)
+    assert np.array_equal(flagged, bench.cached)
+    bench.arena.verify()
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "foreign"])
 def test_a_damaged_package_is_built_again(bench: Bench, damage: str) -> None:
     bench.begin(ALL)

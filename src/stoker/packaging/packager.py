@@ -42,7 +42,8 @@ class Packager:
     again, and while none can be stored the workers read the source, with one warning.
 
     Used by one thread. Raises :class:`~stoker.errors.ConfigError` when ``region`` is too small
-    for one package, and for a place that is not for packages.
+    for one package, and for a place that is not for packages. ``region_bytes`` is what the region
+    has whenever there are samples of low importance; None: what it has now.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class Packager:
         *,
         low: int,
         region: str = "L",
+        region_bytes: int | None = None,
         packaged: SharedArray | None = None,
         owner: str = "0",
         seed: int = 0,
     ) -> None:
-        _check_region(arena, region, source, settings)
+        _check_region(arena, region, region_bytes, source, settings)
         if not owner.isalnum():
             raise ConfigError(f"owner={owner!r} is refused: give letters and digits")
         self.packaged = packaged or SharedArray.create(len(source), np.uint8, "stoker-packaged")
@@ -144,12 +146,15 @@ class Packager:
             )
 
 
-def _check_region(arena: Arena, region: str, source: Source, settings: Packaging) -> None:
+def _check_region(
+    arena: Arena, region: str, region_bytes: int | None, source: Source, settings: Packaging
+) -> None:
     regions = arena.stats()["regions"]
     if region not in regions:
         raise ConfigError(f"region={region!r} is none of the cache's: it has {sorted(regions)}")
     sizes: NDArray[np.int64] = source.sizes
-    needed, has = settings.least_region_bytes(sizes), int(regions[region]["budget"])
+    has = int(regions[region]["budget"]) if region_bytes is None else region_bytes
+    needed = settings.least_region_bytes(sizes)
     if has < needed:
         raise ConfigError(
             f"region {region!r} has {format_bytes(has)} ({has} bytes), and a package may take "
