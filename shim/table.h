@@ -21,7 +21,8 @@
 //   It lies at copy_dirs[source][tier] + "/" + the entry's path; while it is being copied, at
 //   tiers[tier].part_dir + "/" + the entry's number in decimal, renamed before it is `placed`.
 // - Copies are readable by the daemon's user only.
-// - Every `opened` of a file that exists is answered soon by an entry, `refused` if need be (then
+// - Only regular files have entries; an `opened` of a directory or of nothing gets no answer.
+// - Every `opened` of a regular file is answered soon by an entry, `refused` if need be (then
 //   the source_* fields may be 0), for the program waits for it.
 // - Empty files are refused (a file of unknown length may call itself empty), and so, for the
 //   moment, are files changed within the last seconds (a second change would not show in the

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import threading
@@ -107,6 +108,8 @@ class HandDaemon:
         """Begin a copy with no byte yet."""
         path = self.source / os.fsdecode(name)
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no regular file")
         with self._lock:
             number = self.table.add(
                 os.fsencode(name),
