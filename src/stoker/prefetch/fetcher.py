@@ -30,6 +30,7 @@ WINDOW = "window"
 
 _GROUP_BYTES = 256 << 10
 _GROUP_SAMPLES = 32
+_FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up
 _PUTS, _LOCKED = 4, 0.05  # attempts to insert what was read, and seconds between them
 
@@ -58,7 +59,6 @@ class Fetcher:
 
     def __init__(self, source: Source, pace: Pace | None = None) -> None:
         self._source = source
-        self._pace = pace or Pace()
         self._mutex = threading.Lock()
         self._under_way = 0
         self._is_held_back = False
@@ -67,6 +67,7 @@ class Fetcher:
         self._pool = ThreadPoolExecutor(64, thread_name_prefix="stoker-fetch")
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
         self._most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
+        self._pace = pace or Pace(max(4, _FIRST // self._most))
 
     def step(self, consumers: Sequence[Consumer]) -> bool:
         """Release what was served and start reads; True if any was started."""

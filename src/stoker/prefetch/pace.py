@@ -4,8 +4,8 @@ from __future__ import annotations
 
 _GROWTH = 1.5
 _GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
-_PATIENCE = 5  # intervals between two attempts to grow
-_RECOVERY = 5  # intervals of quiet after the storage asked for less
+_PATIENCE = 10  # intervals between two attempts to grow
+_RECOVERY = 10  # intervals of quiet after the storage asked for less
 
 
 class Pace:
@@ -16,7 +16,7 @@ class Pace:
     late it is. Not thread-safe.
     """
 
-    def __init__(self, least: int = 4, most: int = 64, interval: float = 0.2) -> None:
+    def __init__(self, least: int = 4, most: int = 64, interval: float = 0.1) -> None:
         self.limit = least
         """Reads that may be under way now."""
         self._least, self._most, self._interval = least, most, interval

@@ -23,7 +23,7 @@ from stoker.prefetch.marks import Marks
 
 log = logging.getLogger("stoker.prefetch")
 
-_BUSY, _IDLE = 0.001, 0.02  # seconds between two looks at what was served
+_BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
 
 
 class Rank:
