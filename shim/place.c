@@ -117,6 +117,11 @@ static void watch_source(int fd, uint32_t number, const struct opening* opening)
   if (!opening->stream) watch_set(fd, number < WATCH_ENTRY - 1 ? number + 1 : WATCH_ENTRY);
 }
 
+// Empty files are left alone: programs lock them, and some file systems do not know a length.
+static bool is_placed(const struct stoker_entry* entry) {
+  return entry_state(entry) == STOKER_PLACED && entry->source_size > 0;
+}
+
 int place_open(const struct named_file* file, struct opening* opening) {
   struct stoker_entry entry;
   uint32_t number = map_find(file);
@@ -131,7 +136,7 @@ int place_open(const struct named_file* file, struct opening* opening) {
     number = wait_for_entry(file, true, &entry);
     opening->waited = true;
   }
-  if (number == NO_ENTRY || entry_state(&entry) != STOKER_PLACED) return -1;
+  if (number == NO_ENTRY || !is_placed(&entry)) return -1;
   if (is_check_due(&entry) && !check_source(file, number, &entry, opening)) return -1;
   const int fd = open_placed(file, number, &entry, opening);
   if (fd >= 0) watch_copy(fd, &entry, opening);
@@ -165,7 +170,7 @@ static void settle_named(int fd, const struct stat* status, const struct named_f
                          struct opening* opening) {
   struct stoker_entry entry;
   const uint32_t number = settled_entry(status, file, opening, &entry);
-  bool usable = number != NO_ENTRY && entry_state(&entry) == STOKER_PLACED && !opening->refuted;
+  bool usable = number != NO_ENTRY && is_placed(&entry) && !opening->refuted;
   if (usable && (is_check_due(&entry) || !is_unchanged(status, &entry))) {
     usable = report_check(file, number, &entry, status);
   }
