@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiering.conftest import age, write_files
 
 from stoker.tiering import copier, placer
 from stoker.tiering.config import Config, TierConfig
@@ -20,6 +19,7 @@ from stoker.tiering.layout import State
 from stoker.tiering.placer import Placer
 from stoker.tiering.table import Settings, Table, TierPlace
 from stoker.tiering.tier_dir import TierDir
+from tiering.conftest import age, write_files
 
 
 class Rig:

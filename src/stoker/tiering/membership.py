@@ -167,17 +167,15 @@ def _own_environment() -> dict[str, str]:
 
 
 # What a report says of now, not of the time since the run began.
-_STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle"})
+_STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle", "order"})
 
 
 def _difference(now: Any, begin: Any, name: str = "") -> Any:
     """Return ``now`` with numbers lessened by those of ``begin``, which may lack some."""
-    if isinstance(now, dict):
-        begin = begin if isinstance(begin, dict) else {}
-        return {key: _difference(value, begin.get(key), key) for key, value in now.items()}
-    if isinstance(now, list):
-        begin = begin or [None] * len(now)
-        return [_difference(a, b, name) for a, b in zip(now, begin, strict=True)]
     if name in _STATES or isinstance(now, bool | str) or now is None or begin is None:
         return now
+    if isinstance(now, dict):
+        return {key: _difference(value, begin.get(key), key) for key, value in now.items()}
+    if isinstance(now, list):
+        return [_difference(a, b, name) for a, b in zip(now, begin, strict=True)]
     return now - begin

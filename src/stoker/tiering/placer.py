@@ -271,7 +271,7 @@ class Placer:
         try:
             if self._stopping or self._table.state(job.number) is not State.WANTED:
                 raise _Stopped
-            _make_folder(final.parent)
+            _make_folder(final.parent, tier.copies)
             copy_file(
                 self._at(job.path),
                 part,
@@ -324,7 +324,9 @@ class Placer:
             if self._table.state(job.number) is State.DROPPED:
                 return
             self._table.set_state(job.number, State.REFUSED)
-        self._refuse(job.number, again=_PAUSE * 2**attempt if attempt < _MOST_ATTEMPTS else None)
+        self._refuse(
+            job.number, again=_PAUSE * 2 ** (attempt - 1) if attempt < _MOST_ATTEMPTS else None
+        )
 
     # --- giving up ---
 
@@ -366,8 +368,11 @@ class Placer:
             self.counts.problems[problem] += 1
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, root: Path) -> None:
+    """Make a folder below ``root``, which exists or else has vanished and shall not come back."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder != root and not folder.is_dir():
+            _make_folder(folder.parent, root)
+            folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise TierFault(error.errno, error.strerror, error.filename) from error

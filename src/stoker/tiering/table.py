@@ -34,7 +34,7 @@ from stoker.tiering.layout import (
 
 _ENTRIES_LOG2 = 24  # 16 million files; only what is used takes memory
 _ARENA_LIMIT = 1 << 32
-_GROWTH = 1 << 18  # bytes by which entries and arena are allocated
+_GROWTH = 1 << 16  # bytes by which entries and arena are allocated
 _FIRST_INDEX_LOG2 = 10
 _AT = {name: offset_of(ENTRY, name) for name in ENTRY.names or ()}
 _HEADER_AT = {name: offset_of(HEADER, name) for name in HEADER.names or ()}
