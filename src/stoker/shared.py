@@ -71,6 +71,19 @@ class SharedArray:
         return shared
 
     @classmethod
+    def attach(
+        cls, fd: int, shape: int | Sequence[int], dtype: npt.DTypeLike, name: str = ""
+    ) -> Self:
+        """Return the array in the memory of descriptor ``fd``, which stays the caller's.
+
+        The memory must have come from another SharedArray's :meth:`fileno`, and be as large as
+        that. Raises OSError when the descriptor cannot be duplicated, :class:`CapacityError` when
+        it cannot be mapped.
+        """
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        return cls._of(os.dup(fd), shape, np.dtype(dtype), name)
+
+    @classmethod
     def _of(cls, fd: int, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Self:
         """Map ``fd``, which from here on belongs to the new object."""
         self = object.__new__(cls)

@@ -14,7 +14,7 @@ import pytest
 from stoker.store import handshake, unforked
 from stoker.store.handshake import Announcement
 
-SAID = Announcement("key", "token", "/data", 1000, [{"name": "main"}], {"abi": 1}, {})
+SAID = Announcement("key", "token", "/data", 1000, [{"name": "main"}], {"abi": 1}, {}, "arena")
 
 
 def await_client(listener):
@@ -57,7 +57,7 @@ def say(line, fds=()):
 
 
 def proper(**changes):
-    return json.dumps({"stoker": 1, **dataclasses.asdict(SAID), **changes}).encode() + b"\n"
+    return json.dumps({"stoker": 2, **dataclasses.asdict(SAID), **changes}).encode() + b"\n"
 
 
 def open_fds():
@@ -98,9 +98,9 @@ def test_an_answer_may_come_in_pieces(served):
         b"\xff\xfe garbage\n",
         b"[1, 2]\n",
         b"7\n",
-        b'{"stoker": 1}\n',
+        b'{"stoker": 2}\n',
         proper()[:-1],
-        proper(stoker=2),
+        proper(stoker=1),
         proper(extra=1),
         proper(token=5),
         proper(meta=None),

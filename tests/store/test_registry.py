@@ -21,7 +21,7 @@ import pytest
 from stoker.errors import CapacityError, ConfigError
 from stoker.policy.lru import LRU
 from stoker.policy.minio import MinIO
-from stoker.store import registry
+from stoker.store import meeting
 from stoker.store.registry import clean, list_arenas, open_arena
 from stoker.store.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
 
@@ -314,7 +314,7 @@ def test_garbage_and_silence_at_the_socket_disturb_nobody():
 
 
 def test_a_stopped_server_costs_newcomers_a_bounded_wait(monkeypatch):
-    monkeypatch.setattr(registry, "_PATIENCE", 0.3)
+    monkeypatch.setattr(meeting, "_PATIENCE", 0.3)
     server = Holder().opened()
     os.kill(server.process.pid, signal.SIGSTOP)
     os.waitpid(server.process.pid, os.WUNTRACED)

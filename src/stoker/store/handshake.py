@@ -24,7 +24,7 @@ import numpy as np
 from stoker.store import unforked
 from stoker.store.unforked import Descriptor
 
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 1 << 16
 _MAX_FDS = 16
 _LONGEST_ADDRESS = 107  # bytes in sockaddr_un, less the closing zero
@@ -48,6 +48,8 @@ class Announcement:
     """The arena handle's own values."""
     stats: dict[str, Any]
     """The arena's counters at the time of the message."""
+    kind: str
+    """What is passed on: an arena, or other memory."""
 
 
 def listen(path: Path) -> socket.socket:

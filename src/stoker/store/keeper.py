@@ -18,7 +18,7 @@ from stoker.store.place import Place
 from stoker.store.unforked import Descriptor
 
 if TYPE_CHECKING:
-    from stoker.store.arena import Arena
+    from stoker.store.meeting import Shareable
 
 _TAKEOVER = 0.2  # seconds between two looks whether the place of the one who answers is free
 
@@ -43,7 +43,7 @@ class Keeper:
         serve: Descriptor,
         holders: Descriptor,
         listener: socket.socket | None,
-        arena: Arena,
+        arena: Shareable,
         announcement: Announcement,
     ) -> None:
         self._place, self._serve, self._holders = place, serve, holders

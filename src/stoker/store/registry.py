@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,18 +12,18 @@ from types import TracebackType
 from typing import Any
 
 from stoker import _core
-from stoker.errors import SegmentError
 from stoker.policy.base import Region
 from stoker.store import handshake, unforked
-from stoker.store.arena import Arena, Handle
+from stoker.store.arena import Arena
 from stoker.store.handshake import Announcement
 from stoker.store.keeper import Keeper
+from stoker.store.meeting import meet
 from stoker.store.place import Place
-from stoker.store.runtime_dir import existing_runtime_dir, prepare_runtime_dir
+from stoker.store.runtime_dir import existing_runtime_dir
 from stoker.types import format_bytes
 
-_PATIENCE = 5.0  # seconds for a holder to take over
-_RESERVING = 0.5e9  # bytes per second, at least, at which another process reserves memory
+ARENA = "arena"
+"""What a holder announces as its kind."""
 
 
 class SharedArena:
@@ -123,10 +121,15 @@ def open_arena(
         regions=[asdict(region) for region in regions],
         meta={},
         stats={},
+        kind=ARENA,
     )
     if share and sys.platform == "linux":
         try:
-            return _open_shared(wanted, num_ids, make_configured)
+            # Whoever could not use the arena, for its number of ids or layout, does not meet it.
+            met = meet(wanted, f"{key} {num_ids} {_core.ABI}", make_configured, Arena.attach)
+            if met.said is not None:
+                _warn_of_differences(met.said, wanted)
+            return SharedArena(met.held, created=met.said is None, keeper=met.keeper)
         except OSError as error:
             message = f"other processes cannot share this cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -144,6 +147,8 @@ def list_arenas() -> list[ArenaInfo]:
             continue
         for fd in fds:
             unforked.drop(fd)
+        if said.kind != ARENA:
+            continue
         found.append(ArenaInfo(said.key, said.description, said.capacity_bytes, said.stats, pid))
     return sorted(found, key=lambda info: info.key)
 
@@ -156,74 +161,6 @@ def clean() -> int:
     """
     folder = existing_runtime_dir()
     return sum(place.clean() for place in Place.all(folder)) if folder else 0
-
-
-def _open_shared(wanted: Announcement, num_ids: int, make: Callable[[], Arena]) -> SharedArena:
-    # Whoever could not use the arena, for its number of ids or its layout, does not meet it.
-    place = Place.of(prepare_runtime_dir(), f"{wanted.key} {num_ids} {_core.ABI}")
-    begin, pause = time.monotonic(), 0.002
-    while True:
-        try:
-            return _attach(place, wanted)
-        except (OSError, SegmentError) as error:
-            why = str(error)  # the error itself would keep this frame alive
-            silent = isinstance(error, TimeoutError | BlockingIOError)
-        created = _create(place, wanted, make)
-        if created is not None:
-            return created
-        # Nobody at the socket: a process may be reserving a large arena's memory right now.
-        patience = _PATIENCE + (0 if silent else wanted.capacity_bytes / _RESERVING)
-        if time.monotonic() - begin > patience:
-            raise TimeoutError(f"{place.socket} does not answer: {why}")
-        time.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(0.1, pause * 1.5)
-
-
-def _attach(place: Place, wanted: Announcement) -> SharedArena:
-    """Take part in the arena that is served there; OSError or SegmentError if there is none."""
-    said, fds, _ = handshake.inquire(place.socket)
-    try:
-        serve, holders = place.join(said.token)
-        try:
-            arena = Arena.attach(Handle(tuple(fd.fileno() for fd in fds), said.meta))
-            keeper = Keeper(place, serve, holders, None, arena, said)
-        except BaseException:
-            place.leave(serve, holders)
-            raise
-    finally:
-        for fd in fds:
-            unforked.drop(fd)
-    _warn_of_differences(said, wanted)
-    return SharedArena(arena, created=False, keeper=keeper)
-
-
-def _create(place: Place, wanted: Announcement, make: Callable[[], Arena]) -> SharedArena | None:
-    """Make the arena and serve it; None if another process does, or still has one."""
-    serve = place.try_serve()
-    if serve is None:
-        return None
-    holders = None
-    try:
-        holders = place.try_alone(wanted.token)
-    finally:
-        if holders is None:
-            unforked.drop(serve)
-    if holders is None:
-        return None
-    arena = listener = None
-    try:
-        arena = make()
-        said = Announcement(**{**vars(wanted), "meta": arena.handle.meta})
-        listener = handshake.listen(place.socket)
-        keeper = Keeper(place, serve, holders, listener, arena, said)
-    except BaseException:
-        if listener is not None:
-            unforked.drop(listener)
-        if arena is not None:
-            arena.close()
-        place.leave(serve, holders)
-        raise
-    return SharedArena(arena, created=True, keeper=keeper)
 
 
 def _warn_of_differences(said: Announcement, wanted: Announcement) -> None:

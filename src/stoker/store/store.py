@@ -56,7 +56,7 @@ class Store:
     ones go there. ``substitution``: what is served instead of reading a sample that is not cached.
     Kind ``low_by_low`` needs ``places``. It and ``any``, which serve each sample once an epoch,
     claim samples in ``served`` (``u32[N]``) and ``displaced`` (``u64[N]``), zeros at first, which
-    the ranks of a job on one node share (:func:`~stoker.store.registry.open_array`), else the
+    the ranks of a job on one node share (:func:`~stoker.store.shared_arrays.open_arrays`), else the
     store has its own; they begin with :meth:`begin_epoch`. ``neighbour`` needs
     ``serves`` (``u32[N]``, see :meth:`keep_key_sample`).
     ``packaged`` (``u8[N]``): 1 at samples that came with a package. ``follows_scores``: a hit
