@@ -263,6 +263,26 @@ def test_bad_arguments_are_refused(bucket: Bucket) -> None:
             Pace(**bad)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "what"),
+    [("http://127.0.0.1:9", "allow_http=True"), ("127.0.0.1:9", "obstore gave up")],
+)
+@pytest.mark.parametrize("keys", [None, ["a"]])
+def test_an_endpoint_that_cannot_be_asked_is_refused_at_once(
+    endpoint: str, what: str, keys: list[str] | None
+) -> None:
+    options = {
+        "endpoint": endpoint,
+        "access_key_id": "test",
+        "secret_access_key": "test",
+        "region": "us-east-1",
+        "allow_http": what != "allow_http=True",
+    }
+    # Of the usual pace, whose retries would take two minutes.
+    with pytest.raises(ConfigError, match=what):
+        ObjectSource("s3://bucket/x", keys, storage_options=options)
+
+
 def test_the_listing_of_a_web_server_is_refused(web: tuple[str, Path]) -> None:
     with pytest.raises(ConfigError):
         ObjectSource(f"{web[0]}/", storage_options={"allow_http": True}, pace=QUICK)

@@ -20,7 +20,11 @@ _THROTTLED = re.compile(r"SlowDown|Throttl|RequestLimitExceeded|ServerBusy|TooMa
 _METADATA = re.compile(
     r"latest/api/token|security-credentials|computeMetadata|metadata/identity|169\.254\."
 )
-_HOPELESS = ("non-partial response", "Content-Length Header missing", "invalid path")
+# A "builder error" is a request that could not even be made, such as one for an address of plain
+# HTTP without leave to use it.
+_HOPELESS = (
+    "builder error", "non-partial response", "Content-Length Header missing", "invalid path",
+)  # fmt: skip
 # A stall shows sooner than in obstore's own 30 seconds, and a large slow body may take longer.
 _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "15s", "timeout": "300s"}
 _CLIENT_OPTIONS = {
@@ -108,12 +112,19 @@ class ObstoreBackend:
             return request()
         except Exception as error:
             raise self._fault(error) from error
+        except BaseException as error:
+            # What obstore does when an address makes no sense; it is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise Fault(Why.INVALID, f"obstore gave up: {_first(error)}") from error
 
     def _fault(self, error: Exception) -> Fault:
         """Return what obstore's exception means."""
         from obstore import exceptions
 
         text = _first(error)
+        if "builder error" in text:
+            text += " (an endpoint of plain HTTP needs the option allow_http=True)"
         if isinstance(error, FileNotFoundError):
             return Fault(Why.NOT_FOUND, text)
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
@@ -140,7 +151,7 @@ def _why(text: str) -> Why:
     return Why.INVALID if any(hint in text for hint in _HOPELESS) else Why.TRANSIENT
 
 
-def _first(error: Exception) -> str:
+def _first(error: BaseException) -> str:
     """Return the message without obstore's dump of the structures behind it."""
     return str(error).partition("\n\nDebug source:")[0]
 

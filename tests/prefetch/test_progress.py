@@ -1,0 +1,89 @@
+"""Workers that leave the reading to a prefetch process that gets on."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from stoker.prefetch import progress
+from stoker.prefetch.marks import SERVED, STARTED, Marks
+from stoker.prefetch.progress import Progress
+
+
+class Cold:
+    """A source that is not opened yet."""
+
+    is_ready = False
+
+
+@contextmanager
+def prefetching(marks: Marks, *ends: int) -> Iterator[None]:
+    """Be a prefetch process that gets as far as each of ``ends``, a while after the one before."""
+    stop = threading.Event()
+
+    def live() -> None:
+        for end in ends:
+            for _ in range(5):
+                marks.attend()
+                if stop.wait(0.02):
+                    return
+            marks.hand_out(end)
+        while not stop.wait(0.1):
+            marks.attend()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def start(own: Progress, end: int) -> int:
+    """Start the accesses before ``end``; return how far prefetch was then."""
+    marks = Marks(own.begin(0).array)
+    with prefetching(marks, 3, 7, 10):
+        own.start(0, 0, end)
+        return marks.handed_out
+
+
+def test_a_worker_that_would_have_to_open_the_storage_waits_for_its_samples() -> None:
+    assert start(Progress(10, Cold()), 7) == 7
+
+
+def test_a_worker_that_can_read_at_once_does_not_wait() -> None:
+    assert start(Progress(10), 7) == 0
+
+
+def test_it_waits_only_while_prefetch_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE", 0.3)
+    own = Progress(20, Cold())
+    marks = Marks(own.begin(0).array)
+    with prefetching(marks, 5):
+        own.start(0, 0, 20)
+    assert marks.handed_out == 5
+
+
+def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
+    own = Progress(10, Cold())
+    Marks(own.begin(0).array).attend(0.0)
+    begin = time.monotonic()
+    own.start(0, 0, 10)
+    assert time.monotonic() - begin < progress._PATIENCE
+
+
+def test_the_memory_of_an_epoch_serves_the_one_after_the_next() -> None:
+    own = Progress(4)
+    first = Marks(own.begin(0).array)
+    own.start(0, 1, 2)
+    own.finish(0, 1, 1)
+    assert first.served.tolist() == [0, SERVED, STARTED, 0]
+    assert first.generation == 1
+    own.begin(1)
+    assert (first.generation, first.served.any()) == (1, np.True_)
+    own.begin(2)
+    assert (first.generation, first.served.any()) == (2, np.False_)
