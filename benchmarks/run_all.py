@@ -20,8 +20,9 @@ BENCHMARKS = (
     "loader_cached",
     "scoring_cost",
     "index_memory",
+    "feed",
 )
-READ_IMAGES = ("hit_ratio", "loader_cached")
+READ_IMAGES = ("hit_ratio", "loader_cached", "feed")
 
 
 def main() -> int:
