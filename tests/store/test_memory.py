@@ -102,6 +102,23 @@ def test_what_a_region_refuses_goes_to_the_overflow():
         arena.verify()
 
 
+def test_what_was_read_ahead_passes_through_the_overflow_too():
+    with Arena(100, 1_000, 100) as arena:
+        regions = [TWO[0], *(Region(n, 0.2, order="insertion") for n in ("transit", "window"))]
+        arena.configure(regions)
+        tier = MemoryTier(arena, "high", overflow="transit")
+        tier.put_many(as_ids(range(6)), pack(range(6), 100), np.ones(6))
+        tier.put_many(as_ids([7, 8]), pack([7, 8], 100), np.zeros(2), "window")
+        assert tier.list("window").tolist() == [7, 8]
+        tier.drop_from("window", as_ids([0, 7, 9]))
+        assert [tier.list(r).tolist() for r in ("transit", "window")] == [[7], [8]]
+        assert len(tier.list("high")) == 6
+        plain = MemoryTier(arena, "high")
+        plain.drop_from("window", as_ids([8]))
+        assert not arena.contains([8]).any()
+        arena.verify()
+
+
 def test_shares_move_the_budgets(two):
     tier, _ = two
     tier.put_many(as_ids(range(60, 90)), pack(range(60, 90), 130))

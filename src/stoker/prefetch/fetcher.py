@@ -103,7 +103,7 @@ class Fetcher:
         consumer.tier.arena.release(position - 1)
         while consumer.ready and consumer.ready[0].position < position:
             # What waited in the window is not to stay: the policy did not want it.
-            consumer.tier.arena.discard_from(WINDOW, consumer.ready.popleft().ids)
+            consumer.tier.drop_from(WINDOW, consumer.ready.popleft().ids)
 
     def _start(self, consumer: Consumer) -> bool:
         group = consumer.feed.take(self._most)

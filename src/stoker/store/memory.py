@@ -83,6 +83,15 @@ class MemoryTier:
             kept[chosen] = self.arena.put_many(ids[chosen], part, some, region, spare)
         return kept
 
+    def drop_from(self, region: str, ids: Ids) -> None:
+        """Let go of those of ``ids`` that are in ``region`` and that nobody leases.
+
+        They pass through the tier's overflow, where there is one, as what a region refuses does.
+        """
+        if self.overflow:
+            self.move(ids[self.within(ids, region)], self.overflow)
+        self.arena.discard_from(region, ids)
+
     def place_by(self, places: SharedArray) -> None:
         """Put each new sample from now on where ``places`` says, ``u8[N]`` by id."""
         self._places = places

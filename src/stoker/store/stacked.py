@@ -125,6 +125,10 @@ class StackedTier:
         self.memory.discard(ids)
         self._disk.discard(ids)
 
+    def drop_from(self, region: str, ids: Ids) -> None:
+        """Let go of samples in a region of memory; see :meth:`MemoryTier.drop_from`."""
+        self.memory.drop_from(region, ids)
+
     def place_by(self, places: SharedArray) -> None:
         """Put each new sample where ``places`` says, ``u8[N]`` by id, in memory and on disk."""
         self.memory.place_by(places)
