@@ -3,6 +3,7 @@
 //   open.c, stream.c ─► place.c ─► paths.c   which file is meant
 //   stat.c ───────────────│──────► map.c     what the daemon's table says of it
 //   read.c ───────────────┘     ─► wait.c, report.c   waiting for the daemon, telling it
+//   watch.c                        which descriptor is which
 //
 // No function here allocates memory or takes a lock. A thread that finds the table not yet mapped
 // goes to the real file.

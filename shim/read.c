@@ -17,8 +17,6 @@
 
 enum { ATTEMPTS = 3 };
 
-_Atomic(uint32_t) watched[WATCHED_DESCRIPTORS];
-
 struct reading {
   int fd;
   const struct iovec* parts;
@@ -212,11 +210,3 @@ ssize_t hook_preadv2(int fd, const struct iovec* parts, int count, off_t offset,
                           : raw_preadv2(fd, parts, count, offset, flags));
 }
 ssize_t hook_preadv64v2(int, const struct iovec*, int, off_t, int) HOOK_ALIAS(preadv64v2, preadv2);
-
-// Only to forget: what comes under this number next is another file.
-int hook_close(int fd) HOOK(close);
-int hook_close(int fd) {
-  watch_set(fd, 0);
-  return real_close()(fd);
-}
-int hook___close(int) HOOK_ALIAS(__close, close);

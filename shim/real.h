@@ -14,6 +14,9 @@ struct statx;
   X(int, openat, (int, const char*, int, ...))                     \
   X(int, __open_2, (const char*, int))                             \
   X(int, __openat_2, (int, const char*, int))                      \
+  X(int, dup, (int))                                               \
+  X(int, dup2, (int, int))                                         \
+  X(int, dup3, (int, int, int))                                    \
   X(int, close, (int))                                             \
   X(FILE*, fopen, (const char*, const char*))                      \
   X(FILE*, freopen, (const char*, const char*, FILE*))             \

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import tempfile
 import threading
@@ -21,7 +22,15 @@ from typing import Any
 import numpy as np
 
 import stoker._core
-from stoker.tiering.layout import COUNTERS, COUNTERS_MAGIC, REQUEST, Kind, State
+from stoker.tiering.layout import (
+    COUNTERS,
+    COUNTERS_MAGIC,
+    ENTRY,
+    REQUEST,
+    Kind,
+    State,
+    offset_of,
+)
 from stoker.tiering.table import Settings, Table, TierPlace
 
 LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
@@ -97,6 +106,17 @@ class HandDaemon:
                 counts[f"{name}_{field}"] = int(shards["rows"][field][:, number].sum())
         return counts
 
+    def pause(self) -> None:
+        """Answer no more, and give no more signs of life."""
+        self._done.set()
+        self._thread.join()
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived."""
+        deadline = time.monotonic() + 30
+        while len(self.requests) < self.counted()["requests"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     # --- entries ---
 
     def place(self, name: str | bytes, content: bytes | None = None) -> int:
@@ -142,6 +162,21 @@ class HandDaemon:
         self.table.set_copied(number, copy.stat().st_size)
         self.table.set_state(number, State.PLACED)
         return number
+
+    def refuse(self, name: str) -> int:
+        """Have a file read from the source for good."""
+        status = (self.source / name).stat()
+        return self.table.add(
+            os.fsencode(name), status, State.REFUSED, is_link=False, seen_ns=time.monotonic_ns()
+        )
+
+    def age(self, number: int, seconds: float) -> None:
+        """Let an entry's source have been seen that much earlier."""
+        offset = 4096 + number * ENTRY.itemsize + offset_of(ENTRY, "validated_ns")
+        earlier = self.table.entry(number)["validated_ns"] - int(seconds * 1e9)
+        with (self.root / "table").open("r+b") as table:
+            table.seek(offset)
+            table.write(struct.pack("=Q", earlier))
 
     # --- inside ---
 

@@ -1,0 +1,289 @@
+"""Whatever is wrong with daemon, table or copy: the program reads the source, or what it should."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shim.hand import LIBRARY, HandDaemon
+from stoker.tiering.layout import HEADER, Kind, State, offset_of
+
+SOURCE = b"one of the source\n"
+COPY = b"one of the tier..\n"  # as long as what the source has
+
+
+def cat(daemon: HandDaemon, path: Path) -> bytes:
+    return daemon.run(["cat", path]).stdout
+
+
+def at(name: str) -> int:
+    return offset_of(HEADER, name)
+
+
+def overwrite(daemon: HandDaemon, offset: int, content: bytes) -> None:
+    with (daemon.root / "table").open("r+b") as table:
+        table.seek(offset)
+        table.write(content)
+
+
+def cut(daemon: HandDaemon, size: int) -> None:
+    """Let the table be its first bytes only; the daemon's own mapping stays whole."""
+    with (daemon.root / "table").open("rb") as table:
+        begin = table.read(size)
+    (daemon.root / "table").rename(daemon.root / "whole")
+    (daemon.root / "table").write_bytes(begin)
+
+
+DAMAGES: dict[str, Callable[[HandDaemon], object]] = {
+    "no table": lambda daemon: (daemon.root / "table").unlink(),
+    "table of another program": lambda daemon: overwrite(daemon, 0, b"SQLite format 3\0"),
+    "table of another version": lambda daemon: overwrite(daemon, at("version"), b"\2"),
+    "empty table": lambda daemon: cut(daemon, 0),
+    "table cut short": lambda daemon: cut(daemon, 8192),
+    "header alone": lambda daemon: cut(daemon, 4096),
+    "table is a directory": lambda daemon: (
+        (daemon.root / "table").unlink(),
+        (daemon.root / "table").mkdir(),
+    ),
+    "table is a pipe": lambda daemon: (
+        (daemon.root / "table").unlink(),
+        os.mkfifo(daemon.root / "table"),
+    ),
+    "entries beyond the end": lambda daemon: overwrite(
+        daemon, at("entries_offset"), struct.pack("=Q", 1 << 62)
+    ),
+    "more entries than bytes": lambda daemon: overwrite(
+        daemon, at("entries_limit"), struct.pack("=Q", 1 << 60)
+    ),
+    "index beyond the end": lambda daemon: overwrite(
+        daemon, at("path_index_offset"), struct.pack("=Q", (1 << 64) - 8)
+    ),
+    "index too large": lambda daemon: overwrite(daemon, at("path_index_log2"), b"\x1f\0\0\0"),
+    "arena too large": lambda daemon: overwrite(
+        daemon, at("arena_limit"), struct.pack("=Q", 1 << 61)
+    ),
+    "a hundred sources": lambda daemon: overwrite(daemon, at("source_count"), b"\x64"),
+    "daemon ended": lambda daemon: daemon.table.close(),
+    "daemon silent": lambda daemon: overwrite(daemon, at("heartbeat_ns"), struct.pack("=Q", 1)),
+    "run's directory gone": lambda daemon: daemon.root.rename(daemon.root.with_suffix(".gone")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_falls_through_to_the_source(damage: str, source: Path) -> None:
+    with HandDaemon(source, wait_ms=200) as daemon:
+        daemon.place("one", COPY)
+        assert cat(daemon, source / "one") == COPY
+        daemon.pause()
+        DAMAGES[damage](daemon)
+        command = [sys.executable, "-c", "import sys; print(open(sys.argv[1]).read(), end='')"]
+        assert daemon.run(["cat", source / "one"]).stdout == SOURCE
+        assert daemon.run([*command, source / "one"]).stdout == SOURCE
+        gone = daemon.root.with_suffix(".gone")
+        if gone.exists():
+            gone.rename(daemon.root)
+
+
+def test_garbage_behind_a_good_header(source: Path) -> None:
+    """Whatever the entries and indexes say, programs end well and read one of both files."""
+    random = np.random.default_rng(7)
+    with HandDaemon(source, wait_ms=20) as daemon:
+        daemon.place("one", COPY)
+        daemon.pause()
+        for begin in (4096, at("path_index_log2"), at("changes")):
+            for _ in range(4):
+                size = 128 if begin == 4096 else 4
+                overwrite(daemon, begin, random.bytes(size))
+                assert cat(daemon, source / "one") in (SOURCE, COPY)
+        overwrite(daemon, 4096, random.bytes(1 << 18))  # as much as is allocated
+        assert cat(daemon, source / "one") in (SOURCE, COPY)
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda copy: copy.unlink(),
+    "cut short": lambda copy: os.truncate(copy, 5),
+    "replaced": lambda copy: (copy.unlink(), copy.write_bytes(b"another one, 18 b\n")),
+    "appended to": lambda copy: copy.write_bytes(COPY + b"more"),
+    "touched": lambda copy: os.utime(copy, ns=(5, 5)),
+    "tier gone": lambda copy: shutil.rmtree(copy.parent),
+    "a directory": lambda copy: (copy.unlink(), copy.mkdir()),
+    "a link": lambda copy: (copy.unlink(), copy.symlink_to("/etc/hostname")),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_copy_that_is_not_what_it_was(loss: str, source: Path) -> None:
+    with HandDaemon(source) as daemon:
+        number = daemon.place("one", COPY)
+        LOSSES[loss](daemon.copies / "one")
+        assert cat(daemon, source / "one") == SOURCE
+        assert daemon.counted()["source_opens"] == 1
+        daemon.settle()
+        assert loss == "a directory" or daemon.requests == [(Kind.CHANGED, b"one")]
+        assert daemon.table.state(number) == State.PLACED  # nobody but the daemon writes the table
+
+
+def replace(path: Path, content: bytes) -> None:
+    other = path.with_name("other")
+    other.write_bytes(content)
+    other.rename(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rewritten": lambda path: path.write_bytes(b"rewritten source.\n"),
+    "longer": lambda path: path.write_bytes(SOURCE * 2),
+    "truncated": lambda path: os.truncate(path, 3),
+    "replaced": lambda path: replace(path, b"replaced source..\n"),
+    "replaced, its time kept": lambda path: (
+        replace(path, b"replaced source..\n"),
+        os.utime(path, ns=(path.stat().st_atime_ns, 10**18)),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_source_is_seen_after_the_revalidation_time(change: str, source: Path) -> None:
+    path = source / "one"
+    os.utime(path, ns=(10**18, 10**18))
+    with HandDaemon(source, revalidate_ms=100, places=True) as daemon:
+        daemon.place("one", COPY)
+        assert cat(daemon, path) in (COPY, SOURCE)
+        time.sleep(0.2)
+        CHANGES[change](path)
+        expected = path.read_bytes()
+        assert cat(daemon, path) == expected
+        assert cat(daemon, path) == expected
+        assert daemon.counted()["changes"] >= 1
+        path.unlink()
+        time.sleep(0.2)
+        with pytest.raises(AssertionError, match="No such file"):
+            cat(daemon, path)
+
+
+def test_an_unchanged_source_is_looked_at_once_per_revalidation_time(source: Path) -> None:
+    with HandDaemon(source, revalidate_ms=300_000, places=True) as daemon:
+        number = daemon.place("one", COPY)
+        for _ in range(3):
+            assert cat(daemon, source / "one") == COPY
+        assert daemon.counted()["checks"] == 0
+        word = daemon.table.entry(number)["validated_ns"]
+        daemon.age(number, 301)
+        assert cat(daemon, source / "one") == COPY
+        daemon.settle()
+        assert daemon.counted()["checks"] == 1
+        assert daemon.table.entry(number)["validated_ns"] >= word
+        assert cat(daemon, source / "one") == COPY
+        assert daemon.counted()["checks"] == 1
+
+
+def test_a_file_written_by_a_program_is_looked_at_each_time(source: Path) -> None:
+    code = "import sys; f = open(sys.argv[1], 'r+'); f.write('ONE'); f.close(); "
+    code += "print(open(sys.argv[1]).read(), end='')"
+    with HandDaemon(source, revalidate_ms=0xFFFFFFFF) as daemon:
+        daemon.place("one", COPY)
+        assert cat(daemon, source / "one") == COPY
+        out = daemon.run([sys.executable, "-c", code, source / "one"]).stdout
+        assert out == b"ONE of the source\n"
+        assert cat(daemon, source / "one") == b"ONE of the source\n"
+
+
+def test_a_silent_daemon_delays_a_program_once(source: Path) -> None:
+    """It takes requests and never answers: after a wait for nothing there is none for a while."""
+    for number in range(50):
+        (source / f"file{number}").write_bytes(b"x")
+    with HandDaemon(source, wait_ms=300) as daemon:
+        begin = time.monotonic()
+        paths = [source / f"file{number}" for number in range(50)]
+        assert daemon.run(["cat", *paths]).stdout == b"x" * 50
+        counts = daemon.counted()
+        assert 1 <= counts["waits_given_up"] < 25, time.monotonic() - begin
+        assert counts["source_opens"] == 50
+
+
+def test_a_stuck_copy_delays_reads_once(source: Path) -> None:
+    with HandDaemon(source, wait_ms=300) as daemon:
+        number = daemon.begin("large")
+        daemon.advance(number, b"c" * 1000)
+        out = daemon.run(["dd", f"if={source}/large", "bs=1000", "status=none"]).stdout
+        assert out == b"c" * 1000 + (source / "large").read_bytes()[1000:]
+        assert daemon.counted()["waits_given_up"] == 1
+
+
+def test_a_refused_file_is_not_asked_for_again(source: Path) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.refuse("one")
+        for _ in range(3):
+            assert cat(daemon, source / "one") == SOURCE
+        counts = daemon.counted()
+        assert (counts["requests"], counts["waits"], counts["source_opens"]) == (0, 0, 3)
+        assert (counts["source_reads"] > 0, counts["source_bytes"]) == (True, 3 * len(SOURCE))
+
+
+def test_full_queue_of_the_daemon(source: Path) -> None:
+    with HandDaemon(source, wait_ms=1) as daemon:
+        for number in range(400):
+            (source / f"file{number}").write_bytes(b"x")
+        paths = [source / f"file{number}" for number in range(400)]
+        code = "import sys\nfor path in sys.argv[1:]: assert open(path).read() == 'x'"
+        daemon.pause()
+        daemon.run([sys.executable, "-c", code, *paths])
+        assert daemon.counted()["requests_lost"] > 0
+        assert daemon.counted()["source_opens"] == 400
+
+
+def test_a_run_s_directory_with_a_long_name(source: Path) -> None:
+    """Too long for a socket's name: nothing is asked for, what is placed is used."""
+    with HandDaemon(source) as daemon:
+        daemon.place("one", COPY)
+        long = daemon.root / ("d" * 120)
+        long.symlink_to(daemon.root)
+        env = daemon.env | {"STOKER_TIERING": str(long)}
+        paths = [source / "one", source / "sub" / "two"]
+        assert daemon.run(["cat", *paths], env=env).stdout == COPY + b"two of the source\n"
+        assert daemon.counted()["requests_lost"] == 2
+
+
+def test_without_a_run_the_library_does_nothing(source: Path) -> None:
+    env = os.environ | {"LD_PRELOAD": str(LIBRARY)}
+    for value in (None, "", "relative", "/nowhere"):
+        if value is not None:
+            env["STOKER_TIERING"] = value
+        done = subprocess.run(["cat", source / "one"], env=env, capture_output=True, timeout=60)
+        assert (done.stdout, done.stderr) == (SOURCE, b"")
+
+
+def test_static_program(source: Path, tmp_path: Path) -> None:
+    code = tmp_path / "static.c"
+    code.write_text(
+        "#include <stdio.h>\nint main(int c, char** v) { int b; FILE* f = fopen(v[1], "
+        '"r"); while ((b = getc(f)) != EOF) putchar(b); return c != 2; }\n'
+    )
+    program = tmp_path / "static"
+    if subprocess.run(["cc", "-static", "-o", program, code], capture_output=True).returncode:
+        pytest.skip("no static C library")
+    with HandDaemon(source) as daemon:
+        daemon.place("one", COPY)
+        assert daemon.run([program, source / "one"]).stdout == SOURCE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a set-uid program for others")
+def test_set_uid_program(source: Path) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.place("one", COPY)
+        program = daemon.root / "cat"
+        shutil.copy(shutil.which("cat") or "/bin/cat", program)
+        program.chmod(0o755 | stat.S_ISUID)
+        for folder in (daemon.root, source, *source.parents):
+            if folder.stat().st_uid == 0 and folder.stat().st_mode & 0o055 != 0o055:
+                folder.chmod(folder.stat().st_mode | 0o055)
+        assert daemon.run([program, source / "one"], user=65534, extra_groups=[]).stdout == SOURCE
