@@ -163,6 +163,11 @@ class HandDaemon:
         self.table.set_state(number, State.PLACED)
         return number
 
+    def drop(self, number: int) -> None:
+        """Take a complete copy away, as if its source had changed."""
+        self.table.set_state(number, State.DROPPED)
+        (self.copies / os.fsdecode(self.table.path(number))).unlink()
+
     def refuse(self, name: str) -> int:
         """Have a file read from the source for good."""
         status = (self.source / name).stat()

@@ -1,0 +1,113 @@
+"""Readers while the daemon copies, drops and replaces under them: every byte is compared."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shim.hand import SMALL, HandDaemon
+from stoker.tiering.layout import State
+
+FILES = 60
+
+READER = """
+import hashlib, mmap, os, random, sys, threading, time
+
+folder, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
+names = sorted(os.listdir(folder))
+sizes = [os.stat(os.path.join(folder, name)).st_size for name in names]
+expected = [hashlib.shake_128(n.encode()).digest(s) for n, s in zip(names, sizes)]
+kept = [os.open(os.path.join(folder, name), os.O_RDONLY) for name in names]
+
+def whole(path, fd, content):
+    with open(path, "rb", buffering=0) as file:
+        assert file.readall() == content
+
+def blocks(path, fd, content):
+    with open(path, "rb", buffering=random.choice([100, 4096, 70000])) as file:
+        size = random.choice([77, 5000, 66000])
+        parts = iter(lambda: file.read(size), b"")
+        assert b"".join(parts) == content
+
+def kept_descriptor(path, fd, content):
+    begin = random.randrange(len(content))
+    size = random.randrange(100_000)
+    assert os.pread(fd, size, begin) == content[begin : begin + size]
+
+def mapped(path, fd, content):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        assert view[:] == content
+
+def identity(path, fd, content):
+    with open(path, "rb") as file:
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+
+def work(seed):
+    global rounds
+    try:
+        ways = [whole, blocks, kept_descriptor, mapped, identity]
+        while time.monotonic() < until and not failures:
+            i = random.randrange(len(names))
+            random.choice(ways)(os.path.join(folder, names[i]), kept[i], expected[i])
+            rounds += 1
+    except BaseException as error:
+        failures.append(repr(error)[:500])
+
+rounds, failures = 0, []
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(rounds)
+sys.exit("; ".join(failures) or None)
+"""
+
+
+def content_of(name: str, size: int) -> bytes:
+    return hashlib.shake_128(name.encode()).digest(size)
+
+
+def disturb(daemon: HandDaemon, names: list[str]) -> None:
+    """One step of a busy daemon's life, on a random file."""
+    name = random.choice(names)
+    number = daemon.table.find(name.encode())
+    state = None if number is None else daemon.table.state(number)
+    if number is None or state in (State.DROPPED, State.REFUSED):
+        daemon.begin(name)
+    elif state is State.COPYING:
+        content = (daemon.source / name).read_bytes()
+        done = daemon.table.entry(number)["copied"]
+        if done < len(content):
+            daemon.advance(number, content[: done + random.randrange(1, len(content) + 1)])
+        else:
+            daemon.finish(number)
+    elif random.random() < 0.5:
+        daemon.drop(number)
+
+
+def test_every_byte_is_right(tmp_path: Path, soak: float) -> None:
+    random.seed(11)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    names = [f"file {number}" for number in range(FILES)]
+    for name in names:
+        size = int(random.choice([10, 1000, SMALL, 2 * SMALL, 5 * SMALL]) * random.uniform(1, 1.5))
+        (folder / name).write_bytes(content_of(name, size))
+    seconds = max(soak, 4.0)
+    with HandDaemon(folder, wait_ms=20, ahead_bytes=SMALL, revalidate_ms=50) as daemon:
+        command = [sys.executable, "-c", READER, str(folder), str(seconds)]
+        with subprocess.Popen(
+            command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as reader:
+            while reader.poll() is None:
+                disturb(daemon, names)
+                time.sleep(0.0005)
+            output, errors = reader.communicate(timeout=60)
+        assert reader.returncode == 0, errors
+        counts = daemon.counted()
+        assert int(output) > 100
+        assert counts["tier_opens"] > 0 and counts["tier_reads"] > 0
+        assert counts["source_opens"] > 0
