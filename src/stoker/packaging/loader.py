@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 
 import numpy as np
@@ -17,6 +18,8 @@ from stoker.source.base import Source
 from stoker.store.arena import Arena
 from stoker.store.packed import pick
 from stoker.store.tier import Ids, Mask
+
+_FRESH = 0.5  # seconds for which a look at the whole region holds
 
 
 class Loaded(Enum):
@@ -58,6 +61,7 @@ class Loader:
         self._arena, self._region = arena, region
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
+        self._listed, self._list_until = np.empty(0, np.uint32), 0.0
 
     def load(self, number: int, low: Mask, epoch_stamp: int) -> Loaded:
         """Load a package of the catalogue, as far as its samples are of use.
@@ -78,6 +82,7 @@ class Loader:
         if package is None:
             return Loaded.LOST
         self._arena.discard_from(self._region, leaving)
+        self._list_until = 0.0
         self._forget_gone()
         self._put(package, wanted)
         return Loaded.DONE
@@ -92,11 +97,21 @@ class Loader:
         free = int(region["budget"]) - int(region["bytes"])
         if free >= needed:
             return np.empty(0, np.uint32), free
-        held = self._arena.list(self._region)
+        held = self._list(int(region["entries"]))
         over = held[self._is_served(held, epoch_stamp) | ~low[held]]
         room = free + np.cumsum(self._sizes[over])
         enough = int(np.searchsorted(room, needed)) + 1
         return over[:enough], int(room[:enough][-1]) if len(over) else free
+
+    def _list(self, entries: int) -> Ids:
+        """Return what lies in the region, as it was a moment ago if it has as many ``entries``.
+
+        A look-up passes over all samples there are, and room is asked for many times a second.
+        """
+        now = time.monotonic()
+        if len(self._listed) != entries or now >= self._list_until:
+            self._listed, self._list_until = self._arena.list(self._region), now + _FRESH
+        return self._listed
 
     def _read(self, number: int, ids: Ids) -> Package | None:
         name = self._catalogue.name(number)

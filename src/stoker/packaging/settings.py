@@ -27,8 +27,9 @@ class Packaging:
     """Where packages are kept: a directory for nothing else, or a prefix of an object store, like
     ``s3://bucket/packages``. They stay there, and a job that is started again finds them; one job
     at a time uses the place. None: a temporary directory, which goes with the job."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the object store, as for :class:`~stoker.source.ObjectSource`."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    """Options of the object store, as for :class:`~stoker.source.ObjectSource`; may hold secrets,
+    and so is not shown."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_bytes <= _LARGEST:
