@@ -67,7 +67,9 @@ class Feed:
     def add(self, segment: Segment) -> None:
         """Append an epoch."""
         self._segments.append(segment)
-        self._ends.append(np.cumsum(self._sizes[segment.ids], dtype=np.int64))
+        # What is not to be read takes up no room.
+        left = segment.marks.served[: len(segment.ids)] == 0
+        self._ends.append(np.cumsum(self._sizes[segment.ids] * left, dtype=np.int64))
 
     def reset(self) -> None:
         """Forget all accesses, because the rank goes elsewhere."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.prefetch.marks import SERVED, STARTED, Marks
 from stoker.shared import SharedArray
 
@@ -36,6 +39,10 @@ class Progress:
         self._marks(epoch).begin(_STARTING if self._is_first else 0.0)
         self._is_first = False
         return self._memory[epoch % 2]
+
+    def leave_out(self, epoch: int, which: NDArray[np.bool_]) -> None:
+        """Say, right after :meth:`begin`, which accesses bool[A] are not to be read ahead."""
+        self._marks(epoch).served[: len(which)][which] = SERVED
 
     def start(self, epoch: int, first: int, count: int) -> None:
         """Say that a worker sees to these accesses now; what is not claimed yet it reads."""

@@ -51,9 +51,9 @@ class Agreement:
             return scores
         before = self.agreed or scores_of(None, len(scores))
         exchange(scores, before, ranks)
-        said = np.concatenate(ranks.gather(self._said()[None]))
-        self._record(scores, list(said))
-        self.is_uniform = bool((said[:, 3] > 0).any())
+        said = ranks.gather(self._said())
+        self._record(scores, said)
+        self.is_uniform = any(bool(row[3]) for row in said)
         begin_epoch = getattr(self._observer.scorer, "begin_epoch", None)
         if begin_epoch is not None:
             begin_epoch(scores, epoch)

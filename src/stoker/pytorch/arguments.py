@@ -6,7 +6,6 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
-from stoker.pytorch.planner import looks_ahead
 from stoker.recipes.base import Recipe, uniform
 
 
@@ -23,7 +22,7 @@ def check_own_order(recipe: Recipe) -> None:
             f"recipe {recipe.name!r} draws samples itself: leave out sampler and batch_sampler, "
             "or use a recipe that only caches, like 'minio'"
         )
-    if looks_ahead(recipe.policy):
+    if recipe.needs_plan:
         raise ConfigError(
             f"recipe {recipe.name!r} needs a plan, which a sampler does not give: leave out "
             "sampler and batch_sampler, or use a recipe like 'minio'"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
 from stoker.prefetch.progress import Progress
@@ -14,6 +13,7 @@ from stoker.pytorch.cached import CachedDataset, Fetched
 from stoker.pytorch.meta import Envelope, Failure, Meta, Request
 from stoker.pytorch.on_error import OnError, Replacer
 from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
+from stoker.types import Outcome
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
 
@@ -53,7 +53,8 @@ class BatchServer(Dataset[Any]):
             return self._serve(request)
 
     def _serve(self, request: Request) -> Envelope:
-        ids, fetched, failures = self._fetch(request)
+        fetched, failures = self._fetch(request)
+        ids = fetched.ids
         dataset = self._cached.dataset
         seeds = sample_seeds(self._seed, request.epoch, request.positions)
         is_random = dataset.is_random
@@ -72,9 +73,12 @@ class BatchServer(Dataset[Any]):
             positions=request.positions,
             plan_weights=request.weights,
         )
-        return Envelope(batch, meta, failures)
+        missed = None
+        if self._cached.store.packaged is not None:
+            missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
+        return Envelope(batch, meta, failures, missed)
 
-    def _fetch(self, request: Request) -> tuple[NDArray[np.uint32], Fetched, tuple[Failure, ...]]:
+    def _fetch(self, request: Request) -> tuple[Fetched, tuple[Failure, ...]]:
         if request.is_aside:
             return self._aside.fetch(request)
         if self._progress is None:

@@ -19,6 +19,8 @@ from stoker.store.tier import Keys
 class Fetched(NamedTuple):
     """A batch before its transforms."""
 
+    ids: NDArray[np.uint32]
+    """``u32[n]``, the samples really served."""
     decoded: list[Any]
     """What the transforms work on; None where there is an error."""
     outcomes: NDArray[np.int8]
@@ -70,7 +72,7 @@ class CachedDataset(BatchDataset):
                 errors[place] = error
         if len(errors) > len(served.errors):
             self.store.discard(served.ids[list(errors.keys() - served.errors.keys())])
-        return Fetched(decoded, served.outcomes, errors)
+        return Fetched(served.ids, decoded, served.outcomes, errors)
 
     def aside(self) -> CachedDataset:
         """Return the same samples through the same cache, for reads that are not training's.
@@ -97,9 +99,8 @@ class CachedDataset(BatchDataset):
 
         Raises a :class:`~stoker.errors.SourceError` for the first one that cannot be used.
         """
-        ids = np.asarray(indices, np.uint32)
-        fetched = self.fetch(ids)
+        fetched = self.fetch(np.asarray(indices, np.uint32))
         if fetched.errors:
             raise fetched.errors[min(fetched.errors)]
         finish = self.dataset.finish
-        return [finish(*pair) for pair in zip(ids.tolist(), fetched.decoded, strict=True)]
+        return [finish(*pair) for pair in zip(fetched.ids.tolist(), fetched.decoded, strict=True)]

@@ -20,13 +20,13 @@ from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.inner import InnerLoader
-from stoker.pytorch.meta import Envelope
+from stoker.pytorch.meta import Envelope, Meta
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError
 from stoker.pytorch.open_cache import CacheSetup
 from stoker.pytorch.placing import Placing
 from stoker.pytorch.planner import Draw, Planner, draws_of
-from stoker.pytorch.ranks import LazyRanks, is_first_on_node
+from stoker.pytorch.ranks import LazyRanks
 from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.pytorch.records import Records
 from stoker.pytorch.requests import RequestSampler
@@ -103,21 +103,26 @@ class Engine:
             window = window_bytes(
                 self._prefetch_bytes, setup.capacity, batch_bytes, outer.num_workers, ranks
             )
-        self.cached = setup.open(ranks, window)
-        if window and can_prefetch(self.cached.store):
-            share = window // ranks_on_node(ranks)
-            self.ahead = ReadAhead(setup.key, self.cached.store, self._planner, share)
-        recipe, keeps_house = setup.recipe, is_first_on_node(ranks)
-        self._placing = Placing(recipe, setup.policy, self.cached, keeps_house=keeps_house)
+        cached = setup.open(ranks, window)
+        try:
+            self._placing = Placing(setup, cached, ranks, self._seed)
+        except BaseException:
+            cached.close()
+            raise
+        self.cached = cached
         self._placing.accesses = self._accesses
+        if window and can_prefetch(cached.store):
+            share = window // ranks_on_node(ranks)
+            skip = self._placing.may_be_served_by_others
+            self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip)
         if getattr(setup.policy, "follows_scores", False):
             self._observer.on_scored = self._placing.follow
         scorer: Any = self._observer.scorer
         if getattr(scorer, "cache_samples", 0) is None:
             scorer.cache_samples = setup.cache_samples
         if self._rescore is not None:
-            self._aside = self.cached.aside()
-        log.info(setup.describe(self.cached))
+            self._aside = cached.aside()
+        log.info(setup.describe(cached))
 
     def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Envelope], Walk]:
         """Begin the coming epoch; return its batches, and where the training loop is in it."""
@@ -138,6 +143,13 @@ class Engine:
         self._records.begin_epoch(at.epoch, earlier, now)
         self.inner.requests.begin(self._next_token(), at.epoch, draws, earlier)
         return iter(self.inner), self.walk
+
+    def receive(self, envelope: Envelope) -> Meta:
+        """Note a batch that the training loop gets; return what it gets to know of it."""
+        self._records.add_batch(envelope)
+        if envelope.missed is not None and self._placing is not None:
+            self._placing.note_missed(envelope.missed)
+        return self._observer.hand_out(envelope.meta)
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
@@ -219,6 +231,7 @@ class Engine:
             share,
             non_finite=self._observer.non_finite,
             scoring_seconds=self._observer.seconds,
+            **({} if self._placing is None else self._placing.stats()),
         )
 
     def close(self) -> None:
@@ -226,6 +239,11 @@ class Engine:
         self.inner = None
         if self.ahead is not None:
             self.ahead.close()
+        if self._placing is not None:
+            self._placing.close()
+        scorer_close = getattr(self._observer.scorer, "close", None)
+        if scorer_close is not None:
+            scorer_close()
         if self.cached is not None:
             self.cached.close()
 
@@ -253,8 +271,8 @@ class Engine:
         assert self._placing is not None
         planner, scores = self._planner, self._agree(outer, at)
         plan = planner.plan(at)
-        whole = planner.whole(at.epoch) if self._placing.places is not None else plan
-        self._placing.begin_epoch(scores, plan, whole, self._epochs)
+        whole = planner.whole(at.epoch) if self._placing.needs_whole else plan
+        self._placing.begin_epoch(scores, plan, whole, at.consumed, self._epochs)
         if self.ahead is not None:
             is_last = self._epochs is not None and at.epoch + 1 >= self._epochs
             self.ahead.begin(at, not is_last and not planner.uses_scores)
@@ -277,14 +295,14 @@ class Engine:
 
     def _rescorer(self, outer: DataLoader[Any], epoch: int) -> AgreedRescore | None:
         """Return what has samples scored anew by the user's function, if there is one."""
-        rescore, inner = self._rescore, self.inner
+        rescore, inner, keys = self._rescore, self.inner, self._planner.keys
         if rescore is None or inner is None:
             return None
 
         def run(ids: NDArray[np.uint32]) -> None:
             begin = time.perf_counter()
             ids = self._setup.population.visited(ids)
-            draws = partial(rescoring_draws, ids, self._ranks.now(), outer.batch_size)
+            draws = partial(rescoring_draws, ids, self._ranks.now(), outer.batch_size, keys)
             inner.requests.begin(self._next_token(), epoch, draws, _NONE, is_aside=True)
             score_anew(inner, rescore, self._observer)
             self._records.rescoring_seconds += time.perf_counter() - begin

@@ -407,8 +407,7 @@ class Loader(DataLoader[Any]):
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
-        meta = self._observer.hand_out(envelope.meta)
-        self._records.add_batch(envelope)
+        meta = self._engine.receive(envelope)
         return attach(envelope.batch, meta) if self._return_meta else envelope.batch
 
     def add_stall(self, seconds: float) -> None:

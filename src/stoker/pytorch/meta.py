@@ -104,6 +104,8 @@ class Envelope(NamedTuple):
     batch: Any
     meta: Meta
     failures: tuple[Failure, ...]
+    missed: NDArray[np.uint32] | None = None
+    """``u32[m]``, samples asked for that were not cached; None where nobody wants to know."""
 
 
 def attach(batch: Any, meta: Meta) -> Any:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.neighbours import Neighbours
 from stoker.pytorch.meta import Meta, Use
 from stoker.pytorch.signals import Copy, Shown, start_copy
 from stoker.scores import Scores
 
-OnScored = Callable[[NDArray[np.uint32], Scores], None]
-"""Is told the ids ``u32[n]`` of each batch that was given to the scorer, and the scores."""
+OnScored = Callable[[NDArray[np.uint32], Neighbours | None, Scores], None]
+"""Is told the ids ``u32[n]`` of each batch that was scored, their neighbours, and the scores."""
 
 PATIENCE = 100
 """Batches without what a recipe needs from the training loop, after which it is told."""
@@ -87,6 +88,7 @@ class Observer:
         drain = getattr(self.scorer, "drain", None)
         if drain is not None:
             drain()
+            self._take_scored()
         return self._scores
 
     @property
@@ -236,7 +238,15 @@ class Observer:
             return
         self._hungry = 0
         self.scorer.update(self._scores, Observation(ids, step, meta.epoch, **signals))
-        self.on_scored(ids, self._scores)
+        if not hasattr(self.scorer, "take_scored"):
+            self.on_scored(ids, getattr(self.scorer, "neighbours", None), self._scores)
+        self._take_scored()
+
+    def _take_scored(self) -> None:
+        """Tell what a scorer has done that works beside the training."""
+        take = getattr(self.scorer, "take_scored", None)
+        for ids, neighbours in [] if take is None else take():
+            self.on_scored(ids, neighbours, self._scores)
 
     def _finite(
         self, ids: NDArray[np.uint32], signals: dict[Signal, NDArray[Any]]
@@ -283,5 +293,5 @@ class Observer:
             warnings.warn(message, RuntimeWarning, stacklevel=6)
 
 
-def _ignore(ids: NDArray[np.uint32], scores: Scores) -> None:
+def _ignore(ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores) -> None:
     """Do nothing with what was scored."""

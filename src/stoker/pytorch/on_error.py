@@ -7,7 +7,6 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SourceError
 from stoker.pytorch.cached import CachedDataset, Fetched
@@ -38,16 +37,16 @@ class Replacer:
         self._cached = cached
         self._on_error = on_error
 
-    def fetch(self, request: Request) -> tuple[NDArray[np.uint32], Fetched, tuple[Failure, ...]]:
-        """Return the ids really served ``u32[n]``, their samples, and what had to be replaced.
+    def fetch(self, request: Request) -> tuple[Fetched, tuple[Failure, ...]]:
+        """Return the samples really served, and what had to be replaced.
 
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
         """
         fetched = self._cached.fetch(request.ids, request.keys)
         if not fetched.errors:
-            return request.ids, fetched, ()
-        ids = request.ids.copy()
+            return fetched, ()
+        ids = fetched.ids.copy()
         outcomes = fetched.outcomes.copy()
         failures = tuple(
             self._excused(int(ids[place]), error) for place, error in sorted(fetched.errors.items())
@@ -56,7 +55,7 @@ class Replacer:
         for place, error in sorted(fetched.errors.items()):
             ids[place], fetched.decoded[place] = self._next_good(spares, error)
             outcomes[place] = Outcome.SUBSTITUTED
-        return ids, Fetched(fetched.decoded, outcomes, {}), failures
+        return Fetched(ids, fetched.decoded, outcomes, {}), failures
 
     def _excused(self, index: int, error: SourceError) -> Failure:
         if self._on_error == "raise":
@@ -67,7 +66,7 @@ class Replacer:
         return failure
 
     def _spares(self, request: Request, fetched: Fetched) -> Iterator[int]:
-        good = np.delete(request.ids, list(fetched.errors))
+        good = np.delete(fetched.ids, list(fetched.errors))
         # Enough of the batch's own for each failure to take one of them in turn.
         own = np.resize(good, max(len(good), len(fetched.errors))) if len(good) else good
         return chain(request.spares.tolist(), own.tolist())
@@ -76,5 +75,5 @@ class Replacer:
         for spare in spares:
             fetched = self._cached.fetch(np.array([spare], np.uint32))
             if not fetched.errors:
-                return spare, fetched.decoded[0]
+                return int(fetched.ids[0]), fetched.decoded[0]
         raise error

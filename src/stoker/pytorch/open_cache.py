@@ -12,15 +12,17 @@ import numpy as np
 from stoker import recipes
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy.base import Policy
+from stoker.policy.homophily import NO_SAMPLE
+from stoker.policy.shares import Shares
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.planner import looks_ahead
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
+from stoker.shared import SharedArray
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
@@ -48,7 +50,7 @@ def with_cache(
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
     chosen = as_recipe(recipe)
-    if looks_ahead(chosen.policy):
+    if chosen.needs_plan or getattr(chosen.policy, "follows_scores", False):
         raise ConfigError(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
@@ -104,6 +106,10 @@ class CacheSetup:
         everything = math.ceil(self.data_bytes * self.stage.headroom)
         self.capacity = everything if recipe.preload else min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
+        self.least_low = 0
+        """Payload bytes that the region of packages has at least, where there is one."""
+        self.shares = self._fitting(recipe.shares)
+        """What divides the cache, told its size."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
         self._disk = plan_disk(
@@ -119,6 +125,15 @@ class CacheSetup:
             ),
             is_private=self.stage.is_private,
         )
+
+    def _fitting(self, shares: Shares | None) -> Shares | None:
+        """Return what divides this cache, with room for a package if there are packages."""
+        packaging, fit = self.recipe.packaging, getattr(shares, "for_cache", None)
+        if packaging is None or fit is None or not self.capacity:
+            return shares
+        self.least_low = packaging.least_region_bytes(self.stage.source.sizes)
+        fitted: Shares = fit(self.capacity, self.least_low)
+        return fitted
 
     @property
     def cache_samples(self) -> int:
@@ -144,11 +159,32 @@ class CacheSetup:
             raise
         if disk is not None:
             opened.append(disk)
-        store = Store(self.stage.source, self._tier(opened))
+        store = self._make_store(self._tier(opened))
         cached = CachedDataset(self.population.base, store, self.stage, opened)
         if self.recipe.preload:
             self._fill(cached)
         return cached
+
+    def _make_store(self, tier: Tier) -> Store:
+        """Return the store, with what the recipe's places and substitution need."""
+        recipe, num_samples = self.recipe, len(self.population.base)
+        places = serves = packaged = None
+        if hasattr(self.policy, "places"):
+            places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
+        if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
+            serves = SharedArray.create(num_samples, np.uint32, name="stoker-serves")
+            serves.array.fill(NO_SAMPLE)
+        if recipe.packaging is not None:
+            packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
+        return Store(
+            self.stage.source,
+            tier,
+            places=places,
+            substitution=recipe.substitution,
+            serves=serves,
+            packaged=packaged,
+            follows_scores=getattr(self.policy, "follows_scores", False),
+        )
 
     def _fill(self, cached: CachedDataset) -> None:
         """Bring all visited samples in, uncounted; the ranks of a node share the work."""
@@ -174,8 +210,15 @@ class CacheSetup:
         if not opened:
             return NullTier()
         # Of the arena, not of our policy: it may be another job's.
+        names = [region.name for region in self.policy.regions()]
+        overflow = getattr(self.policy, "overflow", "")
         tiers = [
-            MemoryTier(shared.arena, next(iter(shared.arena.stats()["regions"])))
+            MemoryTier(
+                shared.arena,
+                next(iter(shared.arena.stats()["regions"])),
+                regions=names,
+                overflow=overflow,
+            )
             for shared in opened
         ]
         if len(tiers) == 1:

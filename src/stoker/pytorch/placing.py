@@ -2,96 +2,179 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import warnings
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.importance.neighbours import Neighbours
+from stoker.packaging import Packager
 from stoker.plan import Plan
+from stoker.policy.homophily import NO_SAMPLE
 from stoker.pytorch.cached import CachedDataset
-from stoker.recipes.base import Recipe
+from stoker.pytorch.open_cache import CacheSetup
+from stoker.pytorch.ranks import Ranks, is_first_on_node
 from stoker.scores import Scores
-from stoker.shared import SharedArray
 from stoker.store.guarded import GuardedTier
+
+_NONE = np.empty(0, np.uint32)
 
 
 class Placing:
     """What a recipe's policy decides when an epoch begins, and what scores change within it.
 
-    ``keeps_house``: whether this rank does what has to be done once per machine. All ranks place
-    samples alike, since policies are pure. A failing cache costs hits, never the run. Used by the
-    training process only, from one thread; workers see the places through shared memory.
+    All ranks place samples alike, since policies are pure; one rank per machine arranges the
+    cache. A failing cache costs hits, never the run. Used by the training process only, from one
+    thread; workers see the places through shared memory.
+
+    Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
     """
 
-    def __init__(
-        self, recipe: Recipe, policy: Any, cached: CachedDataset, *, keeps_house: bool
-    ) -> None:
+    def __init__(self, setup: CacheSetup, cached: CachedDataset, ranks: Ranks, seed: int) -> None:
         self.accesses: dict[str, int] = {}
         """Accesses of the whole job by region, in the epoch that began last."""
         self.accesses_before: dict[str, int] = {}
         """Those of the epoch before it."""
-        self.places: SharedArray | None = None
-        """``u8[N]``: number of the region where each sample belongs; None: all in the first."""
-        self._policy = policy
-        self._shares = recipe.shares
-        self._names = [region.name for region in policy.regions()]
-        self._keeps_house = keeps_house
-        self._store = cached.store
-        self._tier = GuardedTier(
-            cached.store.tier, lambda: cached.store.counters.add(bypassed=1), "the cache failed"
-        )
+        self._setup = setup
+        self._policy = setup.policy
+        self._regions = setup.policy.regions()
+        self._names = [region.name for region in self._regions]
+        self._ranks = ranks
+        self._keeps_house = is_first_on_node(ranks)
+        self._store = store = cached.store
+        self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
         self._ids = np.arange(len(cached), dtype=np.uint32)
         self._plan: Plan | None = None
-        if hasattr(policy, "places"):
-            self.places = SharedArray.create(len(cached), np.uint8, name="stoker-places")
-            self._tier.place_by(self.places)
+        self._missed: list[NDArray[np.uint32]] = []
+        self._packager = self._make_packager(seed)
 
-    def begin_epoch(self, scores: Scores, plan: Plan, whole: Plan, epochs: int | None) -> None:
+    @property
+    def needs_whole(self) -> bool:
+        """Whether the plan of the whole epoch decides where samples belong."""
+        return self._store.places is not None or self._store.substitution is not None
+
+    # --- epochs ---
+
+    def begin_epoch(
+        self, scores: Scores, plan: Plan, whole: Plan, consumed: int, epochs: int | None
+    ) -> None:
         """Arrange the cache for an epoch, ``epochs`` there are in all if that is known.
 
-        ``plan`` is what is left of it, and ``whole`` all of it, both of all ranks; ``scores`` are
-        those that they were made from.
+        ``plan`` is what is left of it, and ``whole`` all of it, of which ``consumed`` accesses are
+        over, both of all ranks; ``scores`` are those that they were made from.
         """
         self._plan = plan
         self.accesses_before = self.accesses
-        if self._shares is not None:
-            shares = self._shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
+        shares = self._setup.shares
+        if shares is not None:
+            wanted = shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
             if self._keeps_house:
-                self._tier.resize(shares)
-        moved, where = self._place(scores, whole)
+                self._tier.resize(wanted)
+        missed = self._take_missed()
+        self._place(scores, whole)
         if self._keeps_house:
             self._rekey(scores)
-            for number in np.unique(where).tolist():
-                ids = moved[where == number]
-                self._tier.move(ids, self._names[number], self._keys(ids, scores))
+        earlier = whole.ids[:consumed] if consumed else _NONE
+        self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
+        if self._packager is not None and self._store.places is not None:
+            stamp = self._store.stamp
+            self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
 
-    def follow(self, ids: NDArray[np.uint32], scores: Scores) -> None:
-        """Give samples ``u32[n]`` that were scored just now their new keys."""
-        keys = self._keys(ids, scores)
+    def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
+        store = self._store
+        if store.substitution is None:
+            return np.zeros(len(ids), np.bool_)
+        if store.substitution.kind == "neighbour" and store.serves is not None:
+            return np.asarray(store.serves.array[ids] != NO_SAMPLE)
+        if store.places is None:
+            return np.ones(len(ids), np.bool_)
+        return np.asarray(store.places.array[ids] == self._names.index(store.substitution.region))
+
+    def stats(self) -> dict[str, int]:
+        """Return what packaging has counted on this machine."""
+        return {} if self._packager is None else self._packager.stats()
+
+    def close(self) -> None:
+        """End packaging. May be called again."""
+        if self._packager is not None:
+            self._packager.close()
+
+    # --- while training ---
+
+    def note_missed(self, ids: NDArray[np.uint32]) -> None:
+        """Note samples ``u32[n]`` that were asked for and not cached."""
+        if self._packager is not None and len(ids):
+            self._missed.append(ids)
+
+    def follow(
+        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
+    ) -> None:
+        """Give samples ``u32[n]`` that were scored just now their new keys.
+
+        The one with most neighbours serves for them from now on, where the recipe says so.
+        """
+        keys = self._policy.keys(ids, scores, self._plan, None)
         if keys is not None:
             self._tier.set_keys(ids, keys)
+        if neighbours is not None and self._store.serves is not None:
+            found = neighbours
+            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
 
-    def _place(self, scores: Scores, whole: Plan) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-        """Say where samples belong; return those that belong elsewhere than before, and where."""
-        if self.places is None:
-            return self._ids[:0], np.empty(0, np.uint8)
-        before, now = self.places.array, self._policy.places(scores, whole, len(self._ids))
-        moved = np.flatnonzero(before != now).astype(np.uint32)
-        before[:] = now
-        counts = np.bincount(now[whole.ids], minlength=len(self._names)).tolist()
-        self.accesses = dict(zip(self._names, counts, strict=False))
-        return moved, now[moved]
+    # --- inside ---
+
+    def _make_packager(self, seed: int) -> Packager | None:
+        setup, store = self._setup, self._store
+        packaging, substitution = setup.recipe.packaging, setup.recipe.substitution
+        arenas = getattr(store.tier, "arenas", ())
+        if packaging is None or substitution is None or store.served is None or not arenas:
+            return None
+        if not setup.stage.is_bytes_of_source:
+            warnings.warn(
+                "samples are not packaged, as only bytes of a source can be: leave out "
+                "cache_stage='decoded', and use a data set of Stoker's in place of wrap()",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+            return None
+        return Packager(
+            store.source,
+            arenas[0],
+            store.served,
+            packaging,
+            low=self._names.index(substitution.region),
+            region=substitution.region,
+            region_bytes=setup.least_low,
+            packaged=store.packaged,
+            owner=os.environ.get("GROUP_RANK", "0"),  # the machine, as torchrun numbers them
+            seed=seed,
+        )
+
+    def _take_missed(self) -> NDArray[np.uint32]:
+        """Return the missed samples of low importance, as far as the places still say so."""
+        if self._packager is None or not self._missed:
+            return _NONE
+        ids, self._missed = np.unique(np.concatenate(self._missed)), []
+        return ids[self.may_be_served_by_others(ids)]
+
+    def _place(self, scores: Scores, whole: Plan) -> None:
+        """Say where samples belong from now on."""
+        places = self._store.places
+        if places is not None:
+            places.array[:] = self._policy.places(scores, whole, len(self._ids))  # type: ignore[attr-defined]
+            counts = np.bincount(places.array[whole.ids], minlength=len(self._names)).tolist()
+            self.accesses = dict(zip(self._names, counts, strict=False))
 
     def _rekey(self, scores: Scores) -> None:
-        """Give all cached samples the keys that they have at the start of the epoch."""
+        """Give all cached samples the keys and the regions that they have at the epoch's start."""
         if self._policy.natural_keys:
+            return
+        keys = self._policy.keys(self._ids, scores, self._plan, None)
+        if keys is None:
             return
         for arena in getattr(self._store.tier, "arenas", ()):
             ids = self._ids[arena.contains(self._ids)]
-            keys = self._keys(ids, scores)
-            if keys is not None and len(ids):
-                arena.set_keys(ids, keys)
-
-    def _keys(self, ids: NDArray[np.uint32], scores: Scores) -> NDArray[np.float64] | None:
-        keys: NDArray[np.float64] | None = self._policy.keys(ids, scores, self._plan, None)
-        return keys
+            if len(ids):
+                arena.set_keys(ids, keys[ids])
+        self._store.rearrange(self._regions, keys)

@@ -199,6 +199,10 @@ class Planner:
         ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
 
+    def keys(self, ids: NDArray[np.uint32]) -> Keys:
+        """Return the keys of samples ``u32[n]`` by what is known now, whatever the plan."""
+        return self._policy.keys(ids, self._scores, None, None)
+
     def earlier(self, at: Cursor) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
         rank, world_size = self._ranks.now()

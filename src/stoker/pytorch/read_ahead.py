@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
@@ -59,10 +63,18 @@ def can_prefetch(store: Store) -> bool:
 class ReadAhead:
     """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
 
-    ``store`` must be such that :func:`can_prefetch`. Used by the training thread only.
+    ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
+    ``u32[n]`` are not to be read ahead. Used by the training thread only.
     """
 
-    def __init__(self, key: str, store: Store, planner: Planner, window: int) -> None:
+    def __init__(
+        self,
+        key: str,
+        store: Store,
+        planner: Planner,
+        window: int,
+        leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
+    ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
         source = store.source
@@ -70,6 +82,7 @@ class ReadAhead:
         self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
         self._planner = planner
+        self._leaves_out = leaves_out
         self._published: list[int] = []
         self._prefetcher = Prefetcher(
             # By the memory itself: one of the same data set may be on its way out.
@@ -98,5 +111,6 @@ class ReadAhead:
     def _publish(self, at: Cursor) -> None:
         ids, keys = self._planner.upcoming(at)
         marks: SharedArray = self.progress.begin(at.epoch)
+        self.progress.leave_out(at.epoch, self._leaves_out(ids))
         self._prefetcher.publish(at.epoch, ids, marks, keys)
         self._published = [*self._published[-1:], at.epoch]

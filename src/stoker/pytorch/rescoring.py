@@ -12,25 +12,31 @@ from stoker.pytorch.meta import Envelope
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.planner import Draw
 from stoker.pytorch.ranks import Ranks
+from stoker.store.tier import Keys
 
 Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 
 def rescoring_draws(
-    ids: NDArray[np.uint32], ranks: Ranks, batch_size: int | None
+    ids: NDArray[np.uint32],
+    ranks: Ranks,
+    batch_size: int | None,
+    keys: Callable[[NDArray[np.uint32]], Keys],
 ) -> Iterator[Draw]:
     """Yield the batches of one rank's part of ``ids`` ``u32[m]``.
 
     Parts are filled up to equal lengths, since the forward pass of a model that is wrapped for
-    several ranks may talk to the others. Augmentation is that of the places ``ids``.
+    several ranks may talk to the others. Augmentation is that of the places ``ids``; ``keys`` are
+    those of the cache policy.
     """
     size = batch_size or 1
     own = np.resize(ids, -(-len(ids) // ranks.world_size) * ranks.world_size)
     own = np.ascontiguousarray(own[ranks.rank :: ranks.world_size])
     for begin in range(0, len(own), size):
         part = own[begin : begin + size]
-        yield Draw(part, part.astype(np.int64), first=begin, single=batch_size is None)
+        places = part.astype(np.int64)
+        yield Draw(part, places, keys=keys(part), first=begin, single=batch_size is None)
 
 
 def score_anew(envelopes: Iterable[Envelope], rescore: Rescore, observer: Observer) -> None:

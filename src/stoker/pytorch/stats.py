@@ -49,6 +49,18 @@ class Stats:
     """Bytes of those."""
     disk_errors: int = 0
     """Times that the disk cache failed; each costs reads of the source at most."""
+    packages_built: int = 0
+    """Packages of samples of low importance that were stored, for all ranks of this machine."""
+    package_reads: int = 0
+    """Packages that were read for the cache, each one read, likewise."""
+    package_bytes: int = 0
+    """Bytes of samples that these brought."""
+    packages_lost: int = 0
+    """Packages that were missing or damaged."""
+    repack_reads: int = 0
+    """Packages read to build new ones."""
+    rebuild_reads: int = 0
+    """Samples read from the source to build packages."""
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for batches."""
     source_seconds: float = 0.0

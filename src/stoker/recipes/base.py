@@ -58,7 +58,8 @@ class Recipe:
     """What a known system is made of, under one name. Immutable; safe to share and to pickle.
 
     What has a state, like a scorer, is given as a function that makes it, so that two loaders may
-    have the same recipe.
+    have the same recipe. Raises :class:`~stoker.errors.ConfigError` for packages without
+    substitution.
     """
 
     name: str
@@ -78,11 +79,27 @@ class Recipe:
     shares: Shares | None = None
     """Divides the cache between the policy's regions anew in each epoch; None: as they begin."""
     packaging: Packaging | None = None
-    """Whether the second region of the policy is filled by packages, and with which."""
+    """The packages that fill the region of the substitution, ``low_by_low``; None: none."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
     preload: bool = False
     """Whether the cache has room for all samples, whatever was asked for, and begins full."""
+
+    def __post_init__(self) -> None:
+        if self.packaging is not None and (
+            self.substitution is None or self.substitution.kind != "low_by_low"
+        ):
+            raise ConfigError(
+                f"recipe {self.name!r} has packages without substitution: give it "
+                "Substitution('low_by_low', region), whose region they fill"
+            )
+
+    @property
+    def needs_plan(self) -> bool:
+        """Whether the cache needs to know the coming accesses of all ranks."""
+        parts = (self.substitution, self.shares, self.packaging)
+        looks_ahead = getattr(self.policy, "looks_ahead", False) or hasattr(self.policy, "places")
+        return looks_ahead or any(part is not None for part in parts)
 
     def predicted_hit_ratio(self, cache_fraction: float) -> float | None:
         """Return the byte hit ratio to expect from the second epoch on, or None if unknown.

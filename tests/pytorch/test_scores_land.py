@@ -1,0 +1,214 @@
+"""score_lands_on_the_served_sample: the table equals what the model says of each sample.
+
+The model's "loss" of sample ``i`` is f(i), computed from the bytes that arrived, so a score that
+went to another sample than the one served shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch.parts import number_of, numbers
+from pytorch.ranks import run_ranks
+from stoker.importance.loss import LossHistory
+from stoker.policy.high_low import HighLow
+from stoker.policy.minio import MinIO
+from stoker.policy.score import Score
+from stoker.policy.shares import FrequencySplit
+from stoker.policy.substitution import Substitution
+from stoker.pytorch import Loader, SampleDataset
+from stoker.recipes import Recipe
+from stoker.recipes.part import part
+from stoker.sampler.pads import PadsSampler
+from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.weighted import WeightedSampler
+from stoker.types import Outcome
+
+NUM = 120
+
+
+def f(ids: Any) -> torch.Tensor:
+    numbers = torch.as_tensor(np.asarray(ids, np.int64))
+    return ((numbers * 37) % 101).double() / 7 + 0.5
+
+
+def loader_of(recipe: Any, **options: Any) -> Loader:
+    targets = (np.arange(NUM) * 13) % 29
+    dataset = SampleDataset(numbers(NUM), number_of, targets=targets)
+    defaults: dict[str, Any] = {"batch_size": 8, "cache": "40%", "epochs": 8}
+    return Loader(dataset, recipe=recipe, **{**defaults, **options})
+
+
+low_by_low = Recipe(
+    "low",
+    "",
+    HighLow(0.5, 0.5),
+    sampler=part(SelectiveSampler, warm_up=1, full_every=0),
+    shares=FrequencySplit(start=0.5),
+    substitution=Substitution("low_by_low", "L"),
+)
+RECIPES = [
+    Recipe("plain", "", MinIO()),
+    Recipe("any", "", MinIO(), substitution=Substitution("any", "main")),
+    Recipe("weighted", "", Score(), sampler=part(WeightedSampler)),
+    Recipe("pads", "", Score(), sampler=part(PadsSampler)),
+    low_by_low,
+]
+
+
+def check(loader: Loader, seen: Any) -> None:
+    scores = loader.scores
+    np.testing.assert_array_equal(scores.seen, seen)
+    known = scores.seen > 0
+    np.testing.assert_array_equal(scores.values[known], f(np.flatnonzero(known)).numpy())
+
+
+def batches(loader: Loader, epochs: int) -> Iterator[Any]:
+    for _ in range(epochs):
+        yield from loader
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("num_workers", [0, 4])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_score_lands_on_the_served_sample(recipe: Recipe, num_workers: int) -> None:
+    seen = np.zeros(NUM, np.int64)
+    outcomes: list[int] = []
+    with loader_of(recipe, num_workers=num_workers) as loader:
+        for ids, targets in batches(loader, 4):
+            assert loader.last_ids.tolist() == ids.tolist()
+            # label_matches_bytes
+            assert targets.tolist() == ((ids.numpy() * 13) % 29).tolist()
+            loader.observe(f(ids))
+            np.add.at(seen, ids.numpy(), 1)
+            outcomes += loader.last_outcomes.tolist()
+        check(loader, seen)
+        stats = loader.stats
+    counts = np.bincount(outcomes, minlength=len(Outcome))
+    assert counts[Outcome.SUBSTITUTED] == stats.substituted
+    assert bool(stats.substituted) == (recipe.substitution is not None)
+    # cold_misses_count: nothing was cached at first, so whatever was served was read once.
+    distinct = np.count_nonzero(seen)
+    assert stats.fetched >= min(distinct, 1) and stats.fetched + stats.hits > 0
+    assert stats.hits + stats.substituted + stats.fetched + stats.packaged == stats.accesses
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_gradient_accumulation_with_batches_drawn_ahead(recipe: Recipe) -> None:
+    """As Accelerate does it: four batches are drawn, then observed in another order."""
+    seen = np.zeros(NUM, np.int64)
+    with loader_of(recipe, return_meta=True) as loader:
+        for _ in range(3):
+            drawn = []
+            for ids, _, meta in loader:
+                drawn.append((ids, meta))
+                if len(drawn) == 4:
+                    for ids, meta in reversed(drawn):
+                        loader.observe(f(ids), meta=meta)
+                        np.add.at(seen, ids.numpy(), 1)
+                    drawn = []
+            for ids, meta in drawn:
+                loader.observe(f(ids), meta=meta)
+                np.add.at(seen, ids.numpy(), 1)
+        check(loader, seen)
+
+
+def train(rank: int, name: str) -> Any:
+    recipe = next(recipe for recipe in RECIPES if recipe.name == name)
+    seen = np.zeros(NUM, np.int64)
+    lengths, orders = [], []
+    with loader_of(recipe) as loader:
+        for epoch in range(4):
+            count = 0
+            for ids, _ in loader:
+                loader.observe(f(ids))
+                np.add.at(seen, ids.numpy(), 1)
+                count += 1
+                assert count <= len(loader)
+            assert count == len(loader) or loader._engine.walk is None
+            lengths.append(count)
+            orders.append(loader._planner.identity(epoch))
+            loader.end_epoch(accuracy=0.1 * epoch if rank == 0 else None)
+        iter(loader)  # ranks agree when an epoch begins
+        scores = loader.scores
+        rows = {name: getattr(scores, name).tolist() for name in ("values", "seen", "accuracies")}
+        return seen, lengths, orders, rows, scores.losses.tolist()
+
+
+@pytest.mark.parametrize("name", ["any", "weighted", "low"])
+def test_two_ranks_agree(name: str, tmp_path: Path) -> None:
+    """ranks_agree, equal_batches_per_rank, and the table of both is that of all samples served."""
+    first, second = run_ranks(2, tmp_path, train, name)
+    assert first[1] == second[1]
+    assert first[2] == second[2]
+    if name == "any":  # places and plans do not depend on scores: nobody talks
+        return
+    assert first[3] == second[3] and first[4] == second[4]
+    seen = first[0] + second[0]
+    assert first[3]["seen"] == seen.tolist()
+    expected = np.where(seen > 0, f(np.arange(NUM)).numpy(), 0)
+    assert first[3]["values"] == expected.tolist()
+    np.testing.assert_allclose(first[3]["accuracies"], [0, 0.1, 0.2, 0.3])
+    assert np.isfinite(first[4]).all()
+
+
+def disagree(rank: int) -> str:
+    with loader_of("shade", seed=rank) as loader:
+        try:
+            next(iter(loader))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing was said"
+
+
+def test_ranks_that_made_different_plans_are_told(tmp_path: Path) -> None:
+    for said in run_ranks(2, tmp_path, disagree):
+        assert said.startswith("ConfigError: the ranks made different plans of epoch 0")
+
+
+def test_ranks_that_cannot_agree_are_refused() -> None:
+    from stoker.errors import ConfigError
+
+    with (
+        loader_of("shade", rank=0, world_size=2) as loader,
+        pytest.raises(ConfigError, match="init_process_group"),
+    ):
+        next(iter(loader))
+
+
+def test_hardest_samples_are_visited_and_kept() -> None:
+    recipe = Recipe("weighted", "", Score(), sampler=part(WeightedSampler))
+    visits = np.zeros(NUM)
+    with loader_of(recipe) as loader:
+        for epoch in range(8):
+            for ids, _ in loader:
+                loader.observe((ids < 30).double() + 0.01)
+                np.add.at(visits, ids.numpy(), epoch > 0)
+        cached: Any = loader._engine.cached
+        held = cached.store.tier.list("main")
+    assert visits[:30].mean() > 10 * visits[30:].mean()
+    assert set(range(30)) <= set(held.tolist())
+
+
+def scored(history: Callable[[int], Any] = lambda _: LossHistory()) -> Recipe:
+    return Recipe("scored", "", Score(), sampler=part(WeightedSampler), scorer=history)
+
+
+def test_keys_follow_scores_at_once() -> None:
+    with loader_of(scored(), cache="100%") as loader:
+        cached: Any = None
+        for ids, _ in loader:
+            cached = loader._engine.cached
+            loader.observe(f(ids))
+        arena = cached.store.tier.arena
+        # The keys are not to be read out; what is evicted first says what they are.
+        arena.resize_region("main", arena.stats()["payload_bytes"] // 3)
+        held = cached.store.tier.list("main")
+    losses = f(np.arange(NUM)).numpy()
+    assert losses[held].min() >= np.sort(losses)[-len(held) - 3]
