@@ -7,6 +7,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
+from stoker import _core
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import HighLow, Homophily, MinIO, Substitution
 from stoker.shared import SharedArray
@@ -164,6 +165,41 @@ def test_what_was_read_ahead_for_its_own_access_is_no_substitute(low):
     assert sorted(served.ids[served.outcomes == SUBSTITUTED]) == [3]
     assert low.serve([1]).outcomes.tolist() == [FETCHED]  # it was, by the prefetch
     assert fresh[1] == 0
+
+
+def test_what_became_important_meanwhile_is_no_substitute(low):
+    fill(low, [1, 3, 5])
+    low.begin_epoch(0)
+    assert low.serve([9]).outcomes.tolist() == [SUBSTITUTED]
+    low.places.array[[1, 3, 5]] = HighLow.HIGH
+    assert low.serve([11]).outcomes.tolist() == [FETCHED]
+
+
+def test_a_substitute_that_another_process_claims_first_is_left_to_it():
+    class Racing(MemoryTier):
+        """Another process serves the first of all candidates while they are copied."""
+
+        def get_many(self, ids, keys=None):
+            got = super().get_many(ids, keys)
+            if np.isin(ids, [1, 3, 5]).all():
+                _core.mark_once(served.array, ids[:1], 1)
+                taken.append(int(ids[0]))
+            return got
+
+    taken, served = [], SharedArray.create(N, np.uint32)
+    policy = HighLow(start=0.5)
+    arena = Arena(N, BYTES, 24)
+    arena.configure(policy.regions())
+    shared = {"places": every_other_low(), "substitution": LOW, "served": served}
+    with Store(CountingSource(N), Racing(arena, "H"), **shared) as store:
+        fill(store, [1, 3, 5])
+        taken.clear()
+        store.begin_epoch(0)
+        got = store.serve([9, 11, 13])
+        check(got, got.ids)
+        assert taken
+        assert not set(taken) & set(got.ids.tolist())
+        assert len(set(got.ids.tolist())) == 3
 
 
 def test_a_batch_may_repeat_an_id(low):
