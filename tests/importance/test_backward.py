@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
@@ -75,6 +75,7 @@ def test_one_loss_per_sample() -> None:
         SelectiveBackward().weights(1.0, np.random.default_rng(0))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6),
     st.integers(1, 12),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
@@ -30,6 +30,7 @@ def test_the_share_of_the_top_fifth() -> None:
     assert values[-26:].sum() / values.sum() == pytest.approx(0.233, abs=0.015)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-5, 5).map(lambda loss: round(loss, 1)), max_size=30),
     st.floats(1, 100),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
@@ -42,6 +42,7 @@ def test_a_table_without_room_is_refused() -> None:
         VectorTable(0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 19), unique=True, max_size=8), max_size=10))
 def test_holds_what_a_dictionary_would(batches: list[list[int]]) -> None:
     table, model, value = VectorTable(20), {}, 0.0
