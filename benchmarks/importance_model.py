@@ -114,8 +114,9 @@ class Trainer:
         self._optimiser.step()
 
     @torch.no_grad()
-    def losses(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses f32[B] of the images as they are, without learning from them."""
+    def rescore(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the losses f32[B] of a batch as it is, without learning from it."""
+        images, labels = batch
         self.network.eval()
         losses = nn.functional.cross_entropy(self.network(images)[0], labels, reduction="none")
         self.network.train()
@@ -128,4 +129,4 @@ class Trainer:
         named = torch.cat([self.network(part)[0].argmax(1) for part in images.split(1000)])
         self.network.train()
         right = np.bincount(targets[named == targets], minlength=num_classes)
-        return right / np.bincount(targets, minlength=num_classes)
+        return right / np.maximum(1, np.bincount(targets, minlength=num_classes))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
 from stoker.recipes import Recipe
+from stoker.sampler import UniformSampler
 from stoker.scores import Scores
 
 Ids = NDArray[np.uint32]
@@ -57,6 +59,14 @@ class Record:
             yield scores, visited
             for update in (u for u in of_epoch if not u.is_aside):
                 scores[update.ids] = update.values
+
+    def highest_first(self, num_samples: int) -> Record:
+        """Return the record with each epoch in descending order of the scores it began with."""
+        order = [
+            visited[np.argsort(-scores[visited], kind="stable")]
+            for scores, visited in self.scores_before(num_samples)
+        ]
+        return replace(self, visited=order)
 
     def save(self, path: Path) -> None:
         """Write the record as one compressed file."""
@@ -178,23 +188,21 @@ class Player:
         self._record = record
         self._coming = iter(record.updates)
         self.neighbours: Neighbours | None = None
+        self.volatile: Ids = np.empty(0, np.uint32)
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the recorded scores of this step."""
-        self._play(scores, next(self._coming), observation.step)
+        update = next(self._coming)
+        scores.update(update.ids, update.values, observation.step)
+        self.neighbours = update.neighbours
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Say what the recorded scorer said, and write what was scored anew."""
-        record = self._record
-        scores.ready = record.ready[epoch]
-        scores.set_volatile(record.volatile[epoch])
-        for update in (u for u in record.updates if u.epoch == epoch and u.is_aside):
-            self._play(scores, next(self._coming), -1)
-            assert update.is_aside
-
-    def _play(self, scores: Scores, update: Update, step: int) -> None:
-        scores.update(update.ids, update.values, step)
-        self.neighbours = update.neighbours
+        """Say what the recorded scorer said, and ask for what was scored anew then."""
+        if self._record.ready:  # nothing is said where nobody looks at scores
+            scores.ready = self._record.ready[epoch]
+            scores.set_volatile(self._record.volatile[epoch])
+        aside = [u.ids for u in self._record.updates if u.epoch == epoch and u.is_aside]
+        self.volatile = np.concatenate([self.volatile[:0], *aside])
 
 
 class PlayedSampler:
@@ -213,6 +221,31 @@ class PlayedSampler:
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return what was visited in ``epoch``."""
         return Plan(epoch, epoch * self.longest, self._visited[epoch])
+
+
+class RandomPruning:
+    """A sampler that visits so many random samples in each epoch, each at most once."""
+
+    uses_scores = False
+
+    def __init__(self, sizes: list[int], num_samples: int, **job: Any) -> None:
+        job.pop("epochs")
+        self._sizes, self._all = sizes, UniformSampler(num_samples, **job)
+        self.longest = self._all.longest
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return how many are visited in ``epoch``."""
+        return self._sizes[epoch]
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the first ones of a uniform epoch."""
+        whole = self._all.plan(None, epoch)
+        return Plan(epoch, whole.start, whole.ids[: self._sizes[epoch]])
+
+
+def pruned_at_random(recipe: Recipe, sizes: list[int]) -> Recipe:
+    """Return ``recipe`` over random epochs of these numbers of samples."""
+    return replace(recipe, sampler=partial(RandomPruning, sizes))
 
 
 def played(recipe: Recipe, record: Record) -> Recipe:

@@ -15,6 +15,10 @@ from importance_record import Record, Recorder, played
 import stoker
 from stoker.recipes import Recipe
 
+PACE = 0.02
+"""Seconds between the batches of a replay with packages, which a process builds and loads beside
+it: about what a training step takes. Without them a replay goes as fast as it can."""
+
 COUNTS = ("accesses", "hits", "substituted", "packaged", "fetched", "rescored")
 
 
@@ -53,7 +57,7 @@ def train(
         epochs=settings.epochs,
         seed=seed,
         prefetch_bytes=0,
-        rescore=lambda batch: trainer.losses(*batch),
+        rescore=trainer.rescore if hasattr(recipe.scorer(len(images)), "volatile") else None,
     ) as loader:
         epochs = []
         for epoch in range(settings.epochs):
@@ -96,12 +100,14 @@ def replay(
         epochs=len(record.visited),
         seed=seed,
         prefetch_bytes=0,
+        rescore=torch.zeros,
     ) as loader:
         epochs = []
         for accuracy in record.accuracies:
             before = loader.stats
             for length in loader:
                 loader.observe(torch.zeros(length))
+                time.sleep(PACE if recipe.packaging else 0)
             loader.end_epoch(accuracy=accuracy)
             epochs.append(_counted(loader, before))
     return epochs

@@ -1,0 +1,199 @@
+"""What importance does on CIFAR-10: hits by cache size, accuracy, and how far samples are favoured.
+
+Trains every recipe's sampler once a seed through the Loader, writes down what was visited and
+scored, and serves that record through each recipe's cache at eight sizes: the production code, only
+the model is missing. Some points are confirmed by training with that cache. Results lie in
+``--output``, one JSON file each, and only missing ones are run: stop and start again as you like;
+seed after seed, so that tables can be printed early (``--report``).
+
+The default (10,000 images, 11 epochs, 3 seeds, a small network) takes about two hours on two
+cores. ``--model resnet20 --samples 50000 --epochs 32`` is what accuracy should be judged by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from importance_cases import (
+    BY_CODE,
+    LIVE_AT,
+    REPLAYS,
+    SHARES,
+    TRAINED_AT,
+    TRAININGS,
+    Replay,
+    fitted,
+)
+from importance_data import Images, load
+from importance_model import MODELS
+from importance_record import Record, pruned_at_random
+from importance_tables import show
+from importance_train import Settings, replay, top_k_hits, train
+
+from stoker.recipes import Recipe
+
+FLIPPED = 0.2
+"""Share of wrong labels in the second half of the accuracy table."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The images, the settings, and where results lie."""
+
+    images: Images
+    settings: Settings
+    folder: Path
+    seeds: int
+    shares: tuple[float, ...]
+    smoke: bool
+
+    def tasks(self) -> Iterator[tuple[Path, Callable[[], dict[str, Any]]]]:
+        """Yield all results as a file and what makes it, in an order that needs no later ones."""
+        for seed in range(self.seeds):
+            for name in TRAININGS:
+                yield self._training(name, TRAINED_AT, seed, 0.0)
+            for cache in BY_CODE:
+                yield self._training("shade x3", cache, seed, 0.0)
+            for name in REPLAYS:
+                for cache in self.shares:
+                    yield self._replay(name, REPLAYS[name], cache, seed)
+            for cache in BY_CODE:
+                yield from self._by_code(cache, seed)
+            if self.smoke:
+                continue
+            for name, training in TRAININGS.items():
+                if training.flipped:
+                    yield self._training(name, TRAINED_AT, seed, FLIPPED)
+            if seed == 0:
+                for name, training in TRAININGS.items():
+                    if training.sizes_of is None:
+                        yield self._training(name, LIVE_AT, seed, 0.0)
+
+    def path(self, kind: str, name: str, cache: float, seed: int, flipped: float = 0.0) -> Path:
+        """Return the file of one result."""
+        label = f"{name.replace(' ', '-').replace(',', '')}-{cache:g}-{seed}"
+        return self.folder / kind / f"{label}{'-flipped' if flipped else ''}.json"
+
+    def _training(
+        self, name: str, cache: float, seed: int, flipped: float
+    ) -> tuple[Path, Callable[[], dict[str, Any]]]:
+        path = self.path("train", name, cache, seed, flipped)
+
+        def run() -> dict[str, Any]:
+            training = TRAININGS[name]
+            recipe = self._fitted(training.recipe(cache))
+            if training.sizes_of is not None:
+                other = self.path("train", training.sizes_of, TRAINED_AT, seed, flipped)
+                epochs = json.loads(other.read_text())["epochs"]
+                recipe = pruned_at_random(recipe, [int(e["accesses"]) for e in epochs])
+            found, record = train(self.images, recipe, cache, seed, flipped, self.settings)
+            if not flipped:
+                record.save(path.with_suffix(".npz"))
+            return found | {"training": name, "cache": cache, "seed": seed, "flipped": flipped}
+
+        return path, run
+
+    def _replay(
+        self, name: str, case: Replay, cache: float, seed: int, trained_at: float = TRAINED_AT
+    ) -> tuple[Path, Callable[[], dict[str, Any]]]:
+        record_path = self.path("train", case.of, trained_at, seed).with_suffix(".npz")
+
+        def run() -> dict[str, Any]:
+            record = Record.load(record_path)
+            top = top_k_hits(self.images, record, cache)
+            recipe = self._fitted(case.recipe(cache))
+            if case.hits_first:
+                record = record.highest_first(len(self.images))
+            epochs = replay(self.images, recipe, cache, record, self.settings, seed)
+            found = {"replay": name, "cache": cache, "seed": seed, "of": case.of}
+            return found | {"epochs": epochs, "top_k": top}
+
+        return self.path("replay", name, cache, seed), run
+
+    def _fitted(self, recipe: Recipe) -> Recipe:
+        return fitted(recipe, int(self.images.source.sizes.sum()))
+
+    def _by_code(
+        self, cache: float, seed: int
+    ) -> Iterator[tuple[Path, Callable[[], dict[str, Any]]]]:
+        case = Replay("shade x3", TRAININGS["shade x3"].recipe)
+        yield self._replay("shade x3", case, cache, seed, cache)
+        yield self._replay(
+            "shade x3 hits first", replace(case, hits_first=True), cache, seed, cache
+        )
+
+
+def main() -> None:
+    """Parse the arguments, run what is missing, print the tables."""
+    args = _parser().parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
+        if args.smoke:
+            args.samples, args.test_samples, args.epochs, args.seeds = 300, 100, 3, 1
+            args.batch_size, args.output = 32, Path(own)
+        settings = Settings(args.epochs, args.batch_size, args.model)
+        name = f"{args.model}-{args.samples}x{args.epochs}"
+        bench = Bench(
+            load(args.data, args.samples, args.test_samples),
+            settings,
+            args.output / name,
+            args.seeds,
+            SHARES[1:5:3] if args.smoke else SHARES,
+            args.smoke,
+        )
+        if not args.report:
+            _run(bench, args.minutes)
+        show(bench.folder, len(bench.images), settings, args.smoke, args.json)
+
+
+def _run(bench: Bench, minutes: float) -> None:
+    """Make the results that are missing, until time is up."""
+    tasks = [(path, run) for path, run in bench.tasks() if not path.exists()]
+    end = time.monotonic() + 60 * minutes
+    for number, (path, run) in enumerate(tasks, 1):
+        if time.monotonic() > end:
+            print(f"time is up: {len(tasks) - number + 1} results are missing", file=sys.stderr)
+            return
+        began = time.monotonic()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = run()
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(found))
+        unfinished.rename(path)
+        spent = time.monotonic() - began
+        print(
+            f"{number}/{len(tasks)} {path.parent.name}/{path.stem}: {spent:.1f} s", file=sys.stderr
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
+    parser.add_argument("--samples", type=int, default=10_000, help="training images, at most")
+    parser.add_argument("--test-samples", type=int, default=5_000)
+    parser.add_argument("--epochs", type=int, default=11)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--model", choices=MODELS, default="small")
+    parser.add_argument("--threads", type=int, default=1, help="of torch: free processors")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
+    parser.add_argument("--output", type=Path, default=Path("importance-output"))
+    parser.add_argument("--report", action="store_true", help="only print what is there")
+    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
