@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
@@ -132,9 +133,10 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
     first = DirectoryDepot(tmp_path, "a", keep_free=0)
     with pytest.raises(BlockingIOError, match="another job"):
-        DirectoryDepot(tmp_path, "a")
-    first.close()
-    DirectoryDepot(tmp_path, "a").close()
+        DirectoryDepot(tmp_path, "a", patience=0.0)
+    DirectoryDepot(tmp_path, "b", patience=0.0).close()
+    threading.Timer(0.2, first.close).start()
+    DirectoryDepot(tmp_path, "a", patience=20.0).close()
 
 
 def test_a_full_disk_is_not_filled(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ MARKER = ".stoker-packages"
 
 _SUFFIX = ".pkg"
 _HARMLESS = {"lost+found"}
+_LEAVING = 3.0  # seconds that the process of a job that has ended may take to do so too
 _LEAST_FREE = 1 << 30
 _LEAST_FREE_SHARE = 0.05
 
@@ -47,17 +49,22 @@ class DirectoryDepot:
     directory that vanishes is made again. A ``private`` one goes with :meth:`close`, and so do
     private ones of dead processes when another is opened.
 
-    Raises :class:`BlockingIOError` if another process uses it.
+    Raises :class:`BlockingIOError` if another process uses it, still after ``patience`` seconds.
     """
 
     def __init__(
-        self, path: Path, group: str, private: bool = False, keep_free: int | None = None
+        self,
+        path: Path,
+        group: str,
+        private: bool = False,
+        keep_free: int | None = None,
+        patience: float = _LEAVING,
     ) -> None:
         self._path, self._group, self._private, self._keep_free = path, group, private, keep_free
         if private:
             _remove_abandoned(path)
         self._mark()
-        self._lock = _locked(self._lock_path)
+        self._lock = _await_locked(self._lock_path, patience)
         if self._lock is None:
             raise BlockingIOError(
                 errno.EBUSY, "another job keeps its packages there, give each its own", str(path)
@@ -136,6 +143,13 @@ class DirectoryDepot:
         if disk.f_bavail * disk.f_frsize - num_bytes < floor:
             why = f"less than the {format_bytes(floor)} that are to stay free would be left"
             raise OSError(errno.ENOSPC, why, str(self._path))
+
+
+def _await_locked(path: Path, patience: float) -> unforked.Descriptor | None:
+    deadline = time.monotonic() + patience
+    while (lock := _locked(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return lock
 
 
 def _locked(path: Path) -> unforked.Descriptor | None:

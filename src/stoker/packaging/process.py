@@ -30,7 +30,7 @@ log = logging.getLogger("stoker.packaging")
 
 _LISTEN = 0.1  # seconds for a message, before looking whether there is trouble
 _IDLE, _LONGEST_IDLE = 0.005, 0.05  # seconds between two looks at what was served
-_PATIENCE = 5.0  # seconds to wait at the end for what is under way
+_PATIENCE = 0.5  # seconds to wait at the end for what is under way: memory is held meanwhile
 _BACK_OFF, _LONGEST = 0.5, 60.0  # seconds after a failure, doubled up to the longest
 
 

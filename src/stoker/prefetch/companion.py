@@ -57,10 +57,8 @@ class Companion:
         heard: Callable[[dict[str, Any]], None] = lambda message: None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        name = hashlib.sha256(key.encode()).hexdigest()[:24]
-        folder = prepare_runtime_dir()
-        self._socket, self._lock = folder / f"{name}.{what}", folder / f"{name}.{what}-lock"
         self._what, self._module = what, module
+        self._name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.{what}"
         self._make_job, self._introduce = job, introduce
         self._heard, self._lost = heard, lost
         self.mutex = threading.Lock()
@@ -90,6 +88,8 @@ class Companion:
 
     def _watch(self) -> None:
         try:
+            folder = prepare_runtime_dir()
+            self._socket, self._lock = folder / self._name, folder / f"{self._name}-lock"
             while self._connect() and self._listen():
                 with self.mutex:
                     self._lost()

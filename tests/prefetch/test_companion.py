@@ -1,0 +1,42 @@
+"""A companion that cannot be had costs a warning, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.prefetch.companion import Companion
+
+
+def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    end = time.monotonic() + 20
+    while text not in caplog.text and time.monotonic() < end:
+        time.sleep(0.01)
+    return text in caplog.text
+
+
+def test_a_runtime_directory_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").symlink_to(tmp_path)
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    with caplog.at_level(logging.WARNING, "stoker"):
+        companion = Companion("help", "stoker.prefetch.process", "key", dict, lambda channel: None)
+        assert warned(caplog, "there is no help any more, workers read")
+    companion.tell({"order": "anything"})
+    companion.close()
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_a_process_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path))
+    with caplog.at_level(logging.WARNING, "stoker"):
+        companion = Companion("help", "stoker.no.such.module", "key", dict, lambda channel: None)
+        assert warned(caplog, "there is no help any more, workers read")
+    companion.close()
+    companion.close()
