@@ -167,6 +167,7 @@ def test_it_ends_with_its_rank_and_takes_its_packages_along(
     rank.packager.close()
     assert await_true(lambda: not processes(tmp_path))
     assert list((tmp_path / "tmp").iterdir()) == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".stoker"]
 
 
 SCRIPT = """

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.prefetch.channel import Channel
 from stoker.prefetch.companion import Companion
+from stoker.store.runtime_dir import prepare_runtime_dir
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -40,3 +42,20 @@ def test_a_process_that_cannot_start(
         assert warned(caplog, "there is no help any more, workers read")
     companion.close()
     companion.close()
+
+
+def test_a_long_path_to_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A socket's address holds 107 bytes only."""
+    folder = tmp_path / ("long" * 30)
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(folder))
+    prepare_runtime_dir()
+    listener = Channel.listen(folder / "socket")
+    channel = Channel.connect(folder / "socket")
+    channel.send({"order": "anything"})
+    accepted = Channel(listener.accept()[0])
+    assert accepted.receive() == ({"order": "anything"}, [])
+    accepted.close()
+    channel.close()
+    listener.close()

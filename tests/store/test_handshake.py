@@ -152,7 +152,7 @@ def test_strangers_are_turned_away(served, monkeypatch, side):
             handshake.inquire(served(say(proper())))
     else:
         path = served(lambda listener: handshake.answer(listener, SAID, []))
-        with socket.socket(socket.AF_UNIX) as client, handshake._Address(path) as address:
+        with socket.socket(socket.AF_UNIX) as client, handshake.SocketAddress(path) as address:
             client.connect(address)
             assert client.recv(10) == b"", "the answer would hand out the arena"
 
@@ -169,7 +169,7 @@ def test_who_goes_away_at_once_is_no_trouble(served, tmp_path):
     path = served(answer)
     for _ in range(20):
         client = socket.socket(socket.AF_UNIX)
-        with client, handshake._Address(path) as address:
+        with client, handshake.SocketAddress(path) as address:
             client.connect(address)
             with contextlib.suppress(BrokenPipeError):  # it may have answered and hung up already
                 client.send(os.urandom(100))

@@ -1,4 +1,4 @@
-"""The packaging process: ``python -m stoker.packaging.process JOB LISTENER LOCK``.
+"""The packaging process: ``python -m stoker.packaging.process JOB LISTENER LOCK PATH``.
 
 The arguments are those of :func:`stoker.prefetch.attend.run`. One thread packs, one loads, and
 one listens to the ranks, so that a storage that hangs does not make the process look dead.

@@ -1,7 +1,8 @@
 """What a companion process is made of: those who are connected to it, and how it starts and ends.
 
 Its arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
-lock that says there is such a process. It ends when no rank is connected any more.
+lock that says there is such a process; and the path of that socket. It ends when no rank is
+connected any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -145,16 +147,25 @@ def mapped(fd: int, dtype: type[np.generic]) -> NDArray[Any]:
     return np.frombuffer(mmap.mmap(fd, size), dtype, size // np.dtype(dtype).itemsize)
 
 
+def lock_of(path: Path) -> Path:
+    """Return the file locked by the process whose socket is at ``path``."""
+    return path.with_name(f"{path.name}-lock")
+
+
 def run(serve: Callable[[Any, socket.socket], None]) -> None:
     """Be the process: ``serve(job, listener)`` on the descriptors given as arguments."""
     if os.fork():  # whoever started us need not wait for our end
         os._exit(0)
-    job_fd, listener_fd, lock_fd = map(int, sys.argv[1:])
+    job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
+    path = Path(sys.argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
     os.set_inheritable(lock_fd, False)
     serve_clients_here()
     with os.fdopen(job_fd, "rb") as file:
         job = pickle.load(file)
     serve(job, socket.socket(fileno=listener_fd))
+    for file_of_ours in (path, lock_of(path)):  # in this order: who locks anew binds anew
+        with contextlib.suppress(OSError):
+            file_of_ours.unlink()
     logging.shutdown()
     os._exit(0)  # clients of storages run threads that do not end

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.store.handshake import SocketAddress
+
 ALIVE_EVERY = 0.5
 """Seconds between two signs of life from the prefetch process to each rank."""
 
@@ -39,7 +41,8 @@ class Channel:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(timeout)
-            connection.connect(str(path))
+            with SocketAddress(path) as address:
+                connection.connect(address)
             channel = cls(connection)
             if channel.user() != os.geteuid():
                 raise PermissionError(f"{path} is served by another user")
@@ -54,7 +57,8 @@ class Channel:
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            listener.bind(str(path))
+            with SocketAddress(path) as address:
+                listener.bind(address)
             listener.listen(256)
         except BaseException:
             listener.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.errors import StokerError
+from stoker.prefetch.attend import lock_of
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.job import dump
 from stoker.store import unforked
@@ -35,7 +36,8 @@ class Companion:
     """A connection to a process that all ranks of a node share, started by whoever comes first.
 
     ``module`` is run as that process, with descriptors of the pickled ``job()``, of the socket
-    and of the lock as arguments (:func:`~stoker.prefetch.attend.run` takes them). It is shared by
+    and of the lock, and with the socket's path as arguments
+    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by
     all who give the same ``key``, and called ``what`` in the log. ``introduce`` tells a process
     that is new to this rank all it must know; it is called with :attr:`mutex` held. ``heard``
     gets its signs of life and what else they say, in a thread of the companion's, and ``lost`` is
@@ -89,7 +91,7 @@ class Companion:
     def _watch(self) -> None:
         try:
             folder = prepare_runtime_dir()
-            self._socket, self._lock = folder / self._name, folder / f"{self._name}-lock"
+            self._socket, self._lock = folder / self._name, lock_of(folder / self._name)
             while self._connect() and self._listen():
                 with self.mutex:
                     self._lost()
@@ -172,8 +174,8 @@ class Companion:
         with unforked.no_fork:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if not try_lock(lock):
-                    return True  # another rank has started it just now
+                if not try_lock(lock) or not os.fstat(lock).st_nlink:
+                    return True  # another rank has started it just now, or the last one has ended
                 now = time.monotonic()
                 self._starts = [t for t in self._starts if now - t < _SOON] + [now]
                 if len(self._starts) > _MOST_STARTS:
@@ -197,7 +199,7 @@ class Companion:
             os.lseek(job_fd, 0, os.SEEK_SET)
             inherited = [job_fd, listener.fileno(), lock]
             subprocess.run(
-                [sys.executable, "-m", self._module, *map(str, inherited)],
+                [sys.executable, "-m", self._module, *map(str, inherited), str(self._socket)],
                 pass_fds=[*inherited, *fds],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

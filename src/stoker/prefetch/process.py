@@ -1,4 +1,4 @@
-"""The prefetch process: ``python -m stoker.prefetch.process JOB LISTENER LOCK``.
+"""The prefetch process: ``python -m stoker.prefetch.process JOB LISTENER LOCK PATH``.
 
 The arguments are those of :func:`stoker.prefetch.attend.run`.
 """

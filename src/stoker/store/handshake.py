@@ -59,7 +59,7 @@ def listen(path: Path) -> socket.socket:
         listener = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         listener.setblocking(False)
-        with _Address(path) as address:
+        with SocketAddress(path) as address:
             listener.bind(address)
         listener.listen(256)
     except BaseException:
@@ -99,7 +99,7 @@ def inquire(path: Path, timeout: float = 1.0) -> tuple[Announcement, list[Descri
     received: list[Descriptor] = []
     try:
         connection.settimeout(timeout)
-        with _Address(path) as address:
+        with SocketAddress(path) as address:
             connection.connect(address)
         pid, uid = _peer(connection)
         if uid != os.geteuid():
@@ -173,7 +173,7 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-class _Address:
+class SocketAddress:
     """A socket's path in a form that fits an address, however long the path is."""
 
     def __init__(self, path: Path) -> None:
