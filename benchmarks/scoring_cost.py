@@ -142,8 +142,8 @@ class Run:
             "ids": np.arange(self.samples, dtype=np.uint32),
             "vectors": centres[labels] + noise,
             "labels": labels,
-            "progress": np.array([0, self.samples, -1]),  # all changed: calibrate at once
-            "radius": np.array(0.0),
+            "radius": np.array(0.0),  # not calibrated yet
+            "measured_at": np.array(-1),
         }
         scorer.load_state_dict(known)
 

@@ -114,6 +114,20 @@ def test_the_mean_degree_hits_its_target_at_any_scale(scale: float) -> None:
     assert np.mean(degrees[10:]) == pytest.approx(20, rel=0.15)
 
 
+def test_the_threshold_follows_embeddings_that_grow() -> None:
+    """Early in training most embeddings are of a model with another scale."""
+    rng = np.random.default_rng(0)
+    scores, graph = Scores(1000), Graph(1000, neighbor_max=100, target_degree=20)
+    embeddings, degrees = rng.standard_normal((1000, 6)), []
+    for step in range(40):
+        batch = rng.permutation(1000)[:100]
+        shown_now = 1.1**step * embeddings[batch]
+        graph.update(scores, shown(batch, shown_now, np.zeros(100), step))
+        assert graph.neighbours is not None
+        degrees.append(graph.neighbours.degree.mean())
+    assert 10 < np.min(degrees[5:]) and np.max(degrees[5:]) < 40
+
+
 def test_few_samples_are_all_neighbours() -> None:
     """Fewer samples than the target degree: each has all others."""
     scores, graph = Scores(100), Graph(100)

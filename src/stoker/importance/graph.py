@@ -20,10 +20,8 @@ from stoker.scores import Scores
 EXACT_UP_TO = 100_000
 """Samples up to which neighbours are searched exactly unless an index is given."""
 
-_PROBES = 256
-"""Rows whose neighbours a calibration looks at."""
-_RECALIBRATE = 0.25
-"""Share of the rows that may change before the threshold is calibrated anew."""
+_MEMORY = 256
+"""Samples over which the calibration is averaged, about."""
 _LOW_RECALL = 0.9
 """Below it a warning says that scores from neighbours are not to be trusted."""
 
@@ -40,9 +38,9 @@ class Graph:
 
     The paper fits decay and threshold to the scale of a model's embeddings, which drifts while it
     learns. Only -ln(threshold) / decay, the radius of the edges, matters. With ``threshold`` None
-    it is **calibrated**: to the value at which the mean degree of a few random samples is
-    ``target_degree``, again whenever a quarter of the embeddings have changed. That keeps scores
-    of different epochs comparable; it is our choice, not the paper's.
+    it is **calibrated**: with every batch, to the value at which the mean degree of the last few
+    hundred samples is ``target_degree``. Scores of different times stay comparable, also while
+    most embeddings date from an earlier state of the model; it is our choice, not the paper's.
 
     The index is exact (faiss) up to :data:`EXACT_UP_TO` samples, and HNSW (usearch) beyond, whose
     recall is measured once an epoch; ``index`` replaces it. Under data parallelism each rank knows
@@ -65,7 +63,6 @@ class Graph:
         decay: float = 1.0,
         threshold: float | None = None,
         index: MakeIndex | None = None,
-        seed: int = 0,
     ) -> None:
         """Prepare for ids below ``num_samples``.
 
@@ -89,12 +86,10 @@ class Graph:
         self.chooses_index = index is None
         """Whether no index was asked for, so that one on an accelerator may take its place."""
         self._neighbor_max, self._target_degree = neighbor_max, target_degree
-        self._decay, self._is_fixed, self._seed = decay, threshold is not None, seed
+        self._decay, self._is_fixed = decay, threshold is not None
         self._table = VectorTable(num_samples)
         self._labels = np.zeros(num_samples, np.int64)
         self._radius = 0.0 if threshold is None else -np.log(threshold) / decay
-        self._calibrations = 0
-        self._changed = 0
         self._measured_at = -1
         if index is None:
             index = FlatIndex if num_samples <= EXACT_UP_TO else HnswIndex
@@ -128,9 +123,6 @@ class Graph:
             return
         self._labels[ids] = labels[chosen]
         self._index.changed(rows)
-        self._changed += len(rows)
-        if not self._is_fixed and self._changed > _RECALIBRATE * self._table.count:
-            self._calibrate()
         values = self._score(ids, rows, observation.step)
         scores.update(shown, values[back[::-1]], observation.step)
 
@@ -158,6 +150,8 @@ class Graph:
     ) -> NDArray[np.float64]:
         """Return the scores of these samples, and keep their neighbours."""
         found, distances, is_other = self._nearest(rows)
+        if not self._is_fixed:
+            self._calibrate(distances[is_other], len(rows))
         edges = is_other & (distances < self._radius)
         neighbours = self._table.ids[found]
         same = edges & (self._labels[neighbours] == self._labels[ids][:, None])
@@ -177,28 +171,24 @@ class Graph:
         is_other &= np.cumsum(is_other, axis=1) <= self._neighbor_max
         return found, distances.astype(np.float64), is_other
 
-    def _calibrate(self) -> None:
-        """Set the radius at which a few random samples have the target degree in the mean."""
-        rng = np.random.default_rng([self._seed, self._calibrations])
-        count = self._table.count
-        probes = rng.choice(count, min(count, _PROBES), replace=False)
-        _, distances, is_other = self._nearest(probes)
-        ascending = np.sort(distances[is_other])
-        wanted = min(max(round(self._target_degree * len(probes)), 1), len(ascending))
-        # Edges are shorter than the radius, so the longest one that is wanted lies within.
-        self._radius = float(np.nextafter(ascending[wanted - 1], np.inf)) if wanted else 0.0
-        self._calibrations += 1
-        self._changed = 0
+    def _calibrate(self, distances: NDArray[np.float64], num_samples: int) -> None:
+        """Move the radius towards the one at which these samples have the target degree."""
+        wanted = min(max(round(self._target_degree * num_samples), 1), len(distances))
+        if not wanted:
+            return
+        longest = np.partition(distances, wanted - 1)[wanted - 1]
+        radius = float(np.nextafter(longest, np.inf))  # edges are shorter than the radius
+        weight = min(num_samples / _MEMORY, 1.0) if self._radius else 1.0
+        self._radius += weight * (radius - self._radius)
 
     def state_dict(self) -> dict[str, NDArray[np.generic]]:
         """Return the embeddings and labels known so far, and the calibration."""
-        progress = [self._calibrations, self._changed, self._measured_at]
         return {
             "ids": self._table.ids.copy(),
             "vectors": self._table.vectors.copy(),
             "labels": self._labels[self._table.ids],
-            "progress": np.array(progress, np.int64),
             "radius": np.array(self._radius),
+            "measured_at": np.array(self._measured_at),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
@@ -212,8 +202,6 @@ class Graph:
         rows = self._table.put(ids, np.asarray(state["vectors"], np.float32))
         self._labels[ids] = np.asarray(state["labels"], np.int64)
         self._radius = float(np.asarray(state["radius"], np.float64))
-        calibrations, changed, measured_at = np.asarray(state["progress"], np.int64)
-        self._calibrations, self._changed = int(calibrations), int(changed)
-        self._measured_at = int(measured_at)
+        self._measured_at = int(np.asarray(state["measured_at"], np.int64))
         if len(rows):
             self._index.changed(rows)
