@@ -130,9 +130,17 @@ def _weed(weed: str, folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def slow_folder(
-    root: Path, open_ms: float, read_ms: float, mb_per_s: float, iops: float
+    root: Path,
+    open_ms: float,
+    read_ms: float,
+    mb_per_s: float,
+    iops: float,
+    counts: Path | None = None,
 ) -> Iterator[Path]:
-    """Yield a mountpoint where ``root`` is slow; raises Unavailable where FUSE does not work."""
+    """Yield a mountpoint where ``root`` is slow; raises Unavailable where FUSE does not work.
+
+    What is asked of it is counted in the file ``counts`` (:class:`slow_counts.Counts`).
+    """
     unmount = shutil.which("fusermount3") or shutil.which("fusermount")
     if unmount is None or not Path("/dev/fuse").exists():
         raise Unavailable("no FUSE here: /dev/fuse and fusermount3 (Debian: fuse3) are needed")
@@ -146,6 +154,7 @@ def slow_folder(
         for name, value in (("open-ms", open_ms), ("read-ms", read_ms), ("iops", iops)):
             command += [f"--{name}", str(value)]
         command += ["--mb-per-s", str(mb_per_s)]
+        command += [] if counts is None else ["--counts", str(counts)]
         _run_until_end(stack, command, folder, mountpoint.is_mount)
         stack.callback(subprocess.run, [unmount, "-u", "-z", str(mountpoint)], check=False)
         yield mountpoint

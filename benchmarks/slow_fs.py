@@ -6,6 +6,7 @@ Each open and each read waits its latency; all reads together get the bandwidth,
 reads together the operations per second (0: no limit). The bytes are those of the files. Names and
 attributes are served without delay and kept by the kernel, so that listing costs what it costs on
 a client with a warm attribute cache; data is not kept by the kernel from one open to the next.
+``--counts FILE`` counts opens, reads and bytes as they are asked for (see slow_counts.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import mfusepy
+from slow_counts import Counts
 
 _THREADS = 256  # requests that may be under way; FUSE's own limit is 10
 _ATTRIBUTES = (
@@ -48,9 +50,16 @@ class SlowFolder(mfusepy.Operations):
     use_ns = True
 
     def __init__(
-        self, root: Path, open_seconds: float, read_seconds: float, rate: float, iops: float
+        self,
+        root: Path,
+        open_seconds: float,
+        read_seconds: float,
+        rate: float,
+        iops: float,
+        counts: Counts | None,
     ) -> None:
         self._root = str(root)
+        self._counts = counts
         self._open_seconds, self._read_seconds = open_seconds, read_seconds
         self._bytes, self._operations = Bucket(rate), Bucket(iops)
 
@@ -68,12 +77,16 @@ class SlowFolder(mfusepy.Operations):
 
     def open(self, path: str, flags: int) -> int:
         """Open a file, late."""
+        if self._counts:
+            self._counts.add(opens=1)
         time.sleep(max(self._open_seconds, self._operations.take(1)))
         return os.open(self._root + path, flags)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Read from a file, late."""
         data = os.pread(fh, size, offset)
+        if self._counts:
+            self._counts.add(reads=1, bytes_=len(data))
         waits = self._bytes.take(len(data)), self._operations.take(1)
         time.sleep(max(self._read_seconds, *waits))
         return data
@@ -95,6 +108,7 @@ def main() -> None:
     arguments.add_argument("--read-ms", type=float, default=10)
     arguments.add_argument("--mb-per-s", type=float, default=100)
     arguments.add_argument("--iops", type=float, default=0)
+    arguments.add_argument("--counts", type=Path)
     args = arguments.parse_args()
     folder = SlowFolder(
         args.root.resolve(),
@@ -102,6 +116,7 @@ def main() -> None:
         args.read_ms / 1e3,
         args.mb_per_s * 1e6,
         args.iops,
+        Counts(args.counts) if args.counts else None,
     )
     mfusepy.FUSE(
         folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,17 @@ def test_a_source_that_cannot_be_read_is_not_the_tiers_fault(
     with pytest.raises(OSError, match="input/output") as caught:
         copy(source)
     assert not isinstance(caught.value, TierFault)
+
+
+def test_a_file_system_that_refuses_direct_reads(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.readv
+
+    def picky(fd: int, buffers: Any) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "invalid argument")
+        return real(fd, buffers)
+
+    monkeypatch.setattr(copier.os, "readv", picky)
+    assert copy(source).read_bytes() == source.read_bytes()

@@ -32,6 +32,7 @@ from stoker.tiering.launcher import run as run_on_tiers
 @click.option("--threads", type=int, help="Files copied at the same time. Default: 6.")
 @click.option("--revalidate", type=float, metavar="SECONDS", help="Default: 60.")
 @click.option("--small", metavar="SIZE", help="Up to which an open waits. Default: 8MiB.")
+@click.option("--ahead", metavar="SIZE", help="For which a read of a copy waits. Default: 128MiB.")
 @click.option("--fsync", is_flag=True, default=None, help="Have copies on disk before they count.")
 @click.option("--checksum", is_flag=True, default=None, help="Check copies of earlier runs whole.")
 @click.option(

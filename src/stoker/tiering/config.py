@@ -42,6 +42,8 @@ class Config:
     """Seconds within which a change of a source file is noticed."""
     small: int = 8 << 20
     """Bytes up to which a first open waits for the copy, so that the source is read once."""
+    ahead: int = 128 << 20
+    """Bytes beyond what is copied so far for which a read of a larger file waits."""
     fsync: bool = False
     """Have each copy on disk before it counts."""
     checksum: bool = False
@@ -179,6 +181,7 @@ _FIELDS: dict[str, Callable[[Any, Path, str], Any]] = {
     "threads": _threads,
     "revalidate": _seconds,
     "small": _size,
+    "ahead": _size,
     "fsync": _switch,
     "checksum": _switch,
     "order": _path,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
 import stat
 import zlib
@@ -122,12 +124,19 @@ def _transfer(
     reader: int, writer: int, size: int, progress: Callable[[int], object], want_crc: bool
 ) -> int:
     """Copy ``size`` bytes; return their CRC-32, or 0 where nobody wants it."""
-    buffer = memoryview(bytearray(min(_CHUNK, max(1, size))))
+    # Read ahead far, or, of large files, whole requests past the page cache: a few large operations
+    # instead of many, and memory is left to what the programs read.
+    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    if size > _CHUNK:
+        _set_direct(reader, True)
     done = crc = 0
+    buffer = memoryview(mmap.mmap(-1, min(_CHUNK, max(1, size))))  # aligned, as such reads must be
     while done < size:
-        count = os.readv(reader, [buffer[: size - done]])
+        count = _read(reader, buffer)
         if count == 0:
             raise SourceChanged(errno.ESTALE, "the source file shrank while it was copied")
+        if count > size - done:
+            raise SourceChanged(errno.ESTALE, "the source file grew while it was copied")
         _write_all(writer, buffer[:count])
         if want_crc:
             crc = zlib.crc32(buffer[:count], crc)
@@ -135,6 +144,23 @@ def _transfer(
         if done < size:
             progress(done)
     return crc
+
+
+def _read(reader: int, buffer: memoryview) -> int:
+    try:
+        return os.readv(reader, [buffer])
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    _set_direct(reader, False)  # the file system takes it only in theory
+    return os.readv(reader, [buffer])
+
+
+def _set_direct(reader: int, wanted: bool) -> None:
+    flags = fcntl.fcntl(reader, fcntl.F_GETFL)
+    with contextlib.suppress(OSError):
+        flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
+        fcntl.fcntl(reader, fcntl.F_SETFL, flags)
 
 
 def _write_all(writer: int, data: memoryview) -> None:

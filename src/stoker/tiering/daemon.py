@@ -38,8 +38,7 @@ log = logging.getLogger("stoker.tiering")
 
 _BEAT = 0.2  # seconds between two signs of life
 _SILENT = 3.0  # after which programs take the daemon for gone
-_WAIT = 3.0  # seconds that a program waits for a copy that makes no progress
-_AHEAD = 16 << 20  # bytes beyond what is copied for which a reader waits
+_WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
 _LINGER = 5.0  # seconds to wait for the first member
 _AFTERWARDS = 0.5  # and for another one after the last
 
@@ -75,7 +74,7 @@ class Daemon:
         settings = Settings(
             revalidate_ms=min(0xFFFFFFFE, int(config.revalidate * 1000)),
             small_bytes=config.small,
-            ahead_bytes=_AHEAD,
+            ahead_bytes=config.ahead,
             wait_ms=int(_WAIT * 1000),
             heartbeat_ms=int(_SILENT * 1000),
         )

@@ -1,0 +1,250 @@
+"""Unmodified programs under `stoker run`, on a FUSE file system that counts what it is asked for.
+
+Three epochs over data of which 56 % fits, as in MONARCH's evaluation: PyTorch and TensorFlow, files
+of 100-150 KB and shards of 100 MB (TFRecord for TensorFlow). Without Stoker each epoch reads all of
+D bytes; whatever is placed is read once. The least is therefore (f + 3 (1 - f)) D. Bytes and
+operations are exact; times depend on the machine, so the time is also given as a multiple of what
+the counted bytes cost at the storage's bandwidth plus what the program takes on a local copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from feed_servers import Unavailable, slow_folder
+from harness import Report, parser
+from slow_counts import Asked, Counts
+
+EPOCHS, SHARE = 3, 0.56
+MB_PER_S, OPEN_MS, READ_MS = 100, 1, 1
+PAPER = {"pytorch": 0.37, "tensorflow": 0.28}
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+_LINE = re.compile(r"epoch \d+: (\d+) samples, sum (\d+), ([0-9.]+) s")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and the data it reads."""
+
+    framework: str
+    layout: str
+    program: tuple[str, ...]
+    folder: Path
+    """Where the data really is."""
+
+    @property
+    def bytes(self) -> int:
+        """D."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def command(self, folder: Path) -> list[str]:
+        """Return the program's command line for the data at ``folder``."""
+        script = _EXAMPLES / f"tiering_{self.framework}.py"
+        given = [f"--epochs={EPOCHS}", "--workers=4", *self.program]
+        return [sys.executable, str(script), str(folder), *given]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What three epochs took."""
+
+    seconds: list[float]
+    asked: list[Asked]
+    """Of the storage, in each epoch."""
+    sums: set[tuple[str, str]]
+    """Samples and sum that each epoch printed."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read from the storage."""
+        return sum(asked.bytes for asked in self.asked)
+
+    @property
+    def operations(self) -> int:
+        """Opens and reads of the storage."""
+        return sum(asked.operations for asked in self.asked)
+
+
+def main() -> None:
+    """Run all cases and print the table."""
+    options = parser(__doc__)
+    options.add_argument("--mb", type=int, default=1_100, help="size of each data set in MB")
+    args = options.parse_args()
+    report = Report("Programs under stoker run", args.smoke)
+    report.remarks.append(
+        f"storage: {OPEN_MS} ms an open, {READ_MS} ms a read, {MB_PER_S} MB/s; "
+        f"{EPOCHS} epochs, f = {SHARE:.0%}; operations are opens and reads as FUSE asks for them"
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            for case in cases(Path(folder), args):
+                measure(report, case, args)
+                shutil.rmtree(case.folder)
+    except Unavailable as error:
+        report.remarks.append(str(error))
+    report.show(args.json)
+
+
+def cases(folder: Path, args: argparse.Namespace) -> Iterator[Case]:
+    """Write one data set after the other and yield what reads it."""
+    total = 12_000_000 if args.smoke else args.mb * 1_000_000
+    shard = 2_000_000 if args.smoke else 100_000_000
+    ordered = ("--in-order", "--record=1048576")
+    yield Case("pytorch", "files", (), write_files(folder / "pf", total))
+    if not args.smoke:
+        yield Case("pytorch", "shards", ordered, write_shards(folder / "ps", total, shard))
+    if importlib.util.find_spec("tensorflow") is None:
+        print("no TensorFlow here: pip install 'stoker[tiering-tests]'", file=sys.stderr)
+        return
+    if not args.smoke:
+        yield Case("tensorflow", "files", (), write_files(folder / "tf", total))
+    yield Case("tensorflow", "shards", (), write_tfrecords(folder / "ts", total, shard))
+
+
+def measure(report: Report, case: Case, args: argparse.Namespace) -> None:
+    """Run a case without and with Stoker, with room for a part and for everything."""
+    name = f"{case.framework}, {case.layout}"
+    counts = Counts(case.folder.parent / "counts")
+    local = run(case.command(case.folder), counts)
+    with slow_folder(
+        case.folder, OPEN_MS, READ_MS, MB_PER_S, 0, case.folder.parent / "counts"
+    ) as far:
+        plain = run(case.command(far), counts)
+        with tier(case, SHARE) as (prefix, _):
+            tiered = run(prefix(far) + case.command(far), counts)
+        assert local.sums == plain.sums == tiered.sums, "the programs saw other bytes"
+        if args.smoke:
+            return
+        with tier(case, 1.1) as (prefix, copies):
+            fitting = run(prefix(far) + case.command(far), counts)
+            copied = run(case.command(copies), counts)
+    assert local.sums == fitting.sums == copied.sums, "the programs saw other bytes"
+    least = (SHARE + EPOCHS * (1 - SHARE)) * case.bytes
+    costs = tiered.bytes / (MB_PER_S * 1e6) + sum(local.seconds)
+    for who, found in (("plain", plain), ("stoker run", tiered), ("all fits", fitting)):
+        report.row(
+            case=name,
+            who=who,
+            seconds=sum(found.seconds),
+            by_epoch=" ".join(f"{s:.1f}" for s in found.seconds),
+            bytes_to_D=found.bytes / case.bytes,
+            by_epoch_to_D=" ".join(f"{a.bytes / case.bytes:.3f}" for a in found.asked),
+            operations=found.operations,
+        )
+    report.target(f"{name}: source bytes to the least", tiered.bytes / least, 1.05)
+    for epoch in (1, 2):
+        later = tiered.asked[epoch].bytes / ((1 - SHARE) * case.bytes)
+        report.target(f"{name}: bytes of epoch {epoch + 1} to (1 - f) D", later, 1.05)
+    if case.layout == "shards":
+        fewer = 1 - tiered.operations / plain.operations
+        report.target(f"{name}: fewer source operations", fewer, 0.5, at_least=True)
+    report.target(f"{name}: time to bytes and compute", sum(tiered.seconds) / costs, 1.15)
+    saved = 1 - sum(tiered.seconds) / sum(plain.seconds)
+    report.remarks.append(
+        f"{name}: {saved:.0%} less time (MONARCH on its cluster: {PAPER[case.framework]:.0%})"
+    )
+    ratio = sum(fitting.seconds[1:]) / sum(copied.seconds[1:])
+    report.target(f"{name}: all fits, epochs 2 and 3 to the local copy", ratio, 1.05)
+
+
+@contextmanager
+def tier(case: Case, share: float):
+    """Yield what stands before a command, given the source, and where the copies come to lie."""
+    with tempfile.TemporaryDirectory(prefix="stoker-tier-", dir=case.folder.parent) as folder:
+        quota = int(share * case.bytes)
+
+        def prefix(source: Path) -> list[str]:
+            start = [sys.executable, "-c", "from stoker.cli import main; main()", "run", "--quiet"]
+            return [*start, f"--source={source}", f"--tier={folder}:{quota}", "--"]
+
+        yield prefix, Path(folder) / "copies"
+
+
+def run(command: list[str], counts: Counts) -> Run:
+    """Run a program and note at the end of each epoch what the storage was asked for."""
+    seconds, asked, sums = [], [], set()
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        before = counts.asked()
+        assert process.stdout
+        for line in process.stdout:
+            if match := _LINE.match(line):
+                time.sleep(0.2)  # what was read ahead for nobody counts too
+                now = counts.asked()
+                asked.append(now.since(before))
+                before = now
+                sums.add((match[1], match[2]))
+                seconds.append(float(match[3]))
+        if process.wait():
+            errors.seek(0)
+            raise RuntimeError(f"{command} failed: {errors.read()[-2000:]}")
+    return Run(seconds, asked, sums)
+
+
+def write_files(folder: Path, total: int) -> Path:
+    """Write files of 100 to 150 KB, ``total`` bytes in all."""
+    rng = np.random.default_rng(0)
+    written = 0
+    while written < total:
+        size = int(rng.integers(100_000, 150_001))
+        path = folder / f"{written // 100_000_000:03d}" / f"{written:012d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.bytes(size))
+        written += size
+    return aged(folder)
+
+
+def write_shards(folder: Path, total: int, shard: int) -> Path:
+    """Write shards of random bytes."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(total // shard):
+        (folder / f"{number:03d}.bin").write_bytes(rng.bytes(shard))
+    return aged(folder)
+
+
+def write_tfrecords(folder: Path, total: int, shard: int) -> Path:
+    """Write shards in TensorFlow's format, with samples of 100 to 150 KB."""
+    program = f"""
+import json, sys
+import numpy as np
+import tensorflow as tf
+rng = np.random.default_rng(0)
+for number in range({total // shard}):
+    with tf.io.TFRecordWriter(sys.argv[1] + "/%03d.tfrecord" % number) as out:
+        left = {shard}
+        while left > 0:
+            size = int(rng.integers(100_000, 150_001))
+            out.write(rng.bytes(size))
+            left -= size
+print(json.dumps("done"))
+"""
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=True, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == "done"
+    return aged(folder)
+
+
+def aged(folder: Path) -> Path:
+    """Let the files look older than the few seconds in which they are not copied."""
+    time.sleep(2.5)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
