@@ -239,6 +239,11 @@ uint32_t map_find(const struct named_file* file) {
   }
 }
 
+unsigned map_state(uint32_t number) {
+  const struct stoker_entry* entry = entry_at(number);
+  return entry ? LOAD(&entry->word) & 255 : 0;
+}
+
 bool map_read(uint32_t number, struct stoker_entry* entry) {
   const struct stoker_entry* shared_entry = entry_at(number);
   if (!shared_entry) return false;

@@ -40,6 +40,8 @@ bool map_is_source_device(uint64_t dev);
 struct named_file map_name(uint8_t source, const char* path, uint32_t length);
 // The number of the file's newest entry, or NO_ENTRY.
 uint32_t map_find(const struct named_file* file);
+// The entry's state alone; 0 when there is none.
+unsigned map_state(uint32_t number);
 // A consistent copy of the entry; false when there is none or it does not hold still.
 bool map_read(uint32_t number, struct stoker_entry* entry);
 // Whether the entry is still in the state it was in when it was read.

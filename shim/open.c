@@ -10,6 +10,7 @@
 #include "place.h"
 #include "real.h"
 #include "report.h"
+#include "watch.h"
 
 #define OTHER_THAN_READING \
   (O_ACCMODE | O_CREAT | O_TRUNC | O_EXCL | O_PATH | O_DIRECTORY | O_TMPFILE | O_DIRECT)
@@ -37,8 +38,8 @@ static __attribute__((noinline)) int open_joined(struct opening* opening) {
   char joined[PATH_MAX];
   struct named_file file;
   const int saved = errno;
-  const bool found =
-      path_join(opening->dirfd, opening->path, joined) && path_is_under_source(joined, &file);
+  if (path_join(opening->dirfd, opening->path, joined)) opening->absolute = joined;
+  const bool found = opening->absolute && path_is_under_source(joined, &file);
   errno = saved;
   return found ? open_named(opening, &file) : open_source(opening, NULL);
 }
@@ -62,17 +63,24 @@ static void mark_file(int dirfd, const char* path) {
   }
 }
 
+static int open_otherwise(int dirfd, const char* path, int flags, mode_t mode) {
+  if (path && is_for_writing(flags) && map_live()) mark_file(dirfd, path);
+  const int fd = real_openat()(dirfd, path, flags, mode);
+  watch_set(fd, 0);
+  return fd;
+}
+
 static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool stream) {
   map_attach();
-  if (!path || !map_live()) return real_openat()(dirfd, path, flags, mode);
-  if (flags & OTHER_THAN_READING) {
-    if (is_for_writing(flags)) mark_file(dirfd, path);
-    return real_openat()(dirfd, path, flags, mode);
+  if (!path || flags & OTHER_THAN_READING || !map_live()) {
+    return open_otherwise(dirfd, path, flags, mode);
   }
   struct opening opening = {.dirfd = dirfd, .path = path, .flags = flags, .stream = stream};
   struct named_file file;
   if (path_is_under_source(path, &file)) return open_named(&opening, &file);
-  return path_needs_joining(path) ? open_joined(&opening) : open_source(&opening, NULL);
+  if (path_needs_joining(path)) return open_joined(&opening);
+  if (path[0] == '/') opening.absolute = path;
+  return open_source(&opening, NULL);
 }
 
 int open_for_stream(const char* path, int flags) {

@@ -1,6 +1,7 @@
 #include "paths.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "real.h"
@@ -56,6 +57,31 @@ bool path_of_descriptor(int fd, char path[PATH_MAX]) {
   if (length <= 0 || length >= PATH_MAX || path[0] != '/') return false;
   path[length] = '\0';
   return true;
+}
+
+enum { REMEMBERED = 4096 };
+
+static _Atomic(uint32_t) outside[REMEMBERED];  // keys of directories
+
+// Never 0, and another one every 17 seconds.
+static uint32_t directory_key(const char* path) {
+  const char* end = strrchr(path, '/');
+  const uint32_t hash = map_name(0, path, (uint32_t)(end - path)).hash;
+  return (hash + (uint32_t)(now_ns() >> 34) * REMEMBERED * 8191u) | 1u;
+}
+
+static _Atomic(uint32_t)* room_of(uint32_t key) { return &outside[(key >> 1) % REMEMBERED]; }
+
+bool path_is_outside(const char* absolute) {
+  const uint32_t key = directory_key(absolute);
+  return atomic_load_explicit(room_of(key), memory_order_relaxed) == key;
+}
+
+void path_remember_outside(const char* absolute, const char* found) {
+  if (strcmp(strrchr(absolute, '/'), strrchr(found, '/')) != 0)
+    return;  // the name is a link itself
+  const uint32_t key = directory_key(absolute);
+  atomic_store_explicit(room_of(key), key, memory_order_relaxed);
 }
 
 // The directory that relative paths begin at, without a symbolic link in it.

@@ -17,5 +17,13 @@ bool path_needs_joining(const char* path);
 // kernel can tell: `..` after a named part, which may be a symbolic link; a `/` or `.` at the end.
 bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
 
+// Which directories hold no file of a source is remembered for some seconds, as far as there is
+// room, for the kernel takes microseconds to say where a link has led to. It is a guess: a link to
+// a source's file, in a directory of other files, may be taken for one of these, and read the
+// source.
+bool path_is_outside(const char* absolute);
+// `found` is where the kernel went for `absolute`.
+void path_remember_outside(const char* absolute, const char* found);
+
 // The path of an open file as the kernel knows it.
 bool path_of_descriptor(int fd, char path[PATH_MAX]);

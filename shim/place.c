@@ -109,12 +109,13 @@ static int open_placed(const struct named_file* file, uint32_t number,
 }
 
 static void watch_copy(int fd, const struct stoker_entry* entry, const struct opening* opening) {
-  if (!opening->stream) watch_set(fd, WATCH_COPY | (entry->tier + 1u));
+  watch_set(fd, opening->stream ? 0 : WATCH_COPY | (entry->tier + 1u));
 }
 
 static void watch_source(int fd, uint32_t number, const struct opening* opening) {
+  const uint32_t which = number < WATCH_ENTRY - 1 ? number + 1 : WATCH_ENTRY;
   count_open(SOURCE_ROW);
-  if (!opening->stream) watch_set(fd, number < WATCH_ENTRY - 1 ? number + 1 : WATCH_ENTRY);
+  watch_set(fd, opening->stream ? 0 : which);
 }
 
 // Empty files are left alone: programs lock them, and some file systems do not know a length.
@@ -136,7 +137,10 @@ int place_open(const struct named_file* file, struct opening* opening) {
     number = wait_for_entry(file, true, &entry);
     opening->waited = true;
   }
-  if (number == NO_ENTRY || !is_placed(&entry)) return -1;
+  if (number == NO_ENTRY || !is_placed(&entry)) {
+    opening->refused = number != NO_ENTRY && entry_state(&entry) == STOKER_REFUSED;
+    return -1;
+  }
   if (is_check_due(&entry) && !check_source(file, number, &entry, opening)) return -1;
   const int fd = open_placed(file, number, &entry, opening);
   if (fd >= 0) watch_copy(fd, &entry, opening);
@@ -186,13 +190,22 @@ static __attribute__((noinline)) void settle_unnamed(int fd, const struct stat* 
                                                      struct opening* opening) {
   char path[PATH_MAX];
   struct named_file file;
-  if (!path_of_descriptor(fd, path) || !path_is_under_source(path, &file)) return;
-  settle_named(fd, status, &file, opening);
+  if (!path_of_descriptor(fd, path)) return;
+  if (path_is_under_source(path, &file)) {
+    settle_named(fd, status, &file, opening);
+  } else if (opening->absolute) {
+    path_remember_outside(opening->absolute, path);
+  }
 }
 
 void place_settle(int fd, const struct named_file* file, struct opening* opening) {
   struct stat status;
+  if (file && opening->refused) {
+    watch_source(fd, map_find(file), opening);
+    return;
+  }
   watch_set(fd, 0);
+  if (!file && opening->absolute && path_is_outside(opening->absolute)) return;
   if (raw_fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return;
   if (file) {
     settle_named(fd, &status, file, opening);

@@ -9,11 +9,13 @@
 struct opening {
   int dirfd;
   const char* path;
-  int flags;     // of open
-  bool stream;   // for a FILE: its reads cannot be seen, so it is not watched
-  bool asked;    // the daemon knows of the file
-  bool waited;   // for the copy, long enough
-  bool refuted;  // the copy is not to be used, which the daemon knows
+  const char* absolute;  // without `.`, `..` and empty parts, but perhaps with links; or NULL
+  int flags;             // of open
+  bool stream;           // for a FILE: its reads cannot be seen, so it is not watched
+  bool asked;            // the daemon knows of the file
+  bool waited;           // for the copy, long enough
+  bool refused;          // there will be no copy
+  bool refuted;          // the copy is not to be used, which the daemon knows
 };
 
 // Before the source is opened: a descriptor of the copy, or -1 where the source is to be opened.

@@ -104,8 +104,9 @@ static ssize_t read_along(const struct reading* reading, uint64_t wanted,
 static bool serve(const struct reading* reading, ssize_t* result) {
   struct stoker_entry entry;
   const uint32_t number = (reading->watch & WATCH_ENTRY) - 1;
-  if (number == WATCH_ENTRY - 1 || !map_live() || !map_read(number, &entry)) return false;
-  if (entry_state(&entry) == STOKER_REFUSED || entry_state(&entry) == STOKER_DROPPED) return false;
+  const unsigned state = map_state(number);
+  if (state == 0 || state == STOKER_REFUSED || state == STOKER_DROPPED) return false;
+  if (!map_live() || !map_read(number, &entry)) return false;
   if (!is_source(reading->fd, &entry)) {
     watch_set(reading->fd, 0);
     return false;
