@@ -286,6 +286,19 @@ class Loader(DataLoader[Any]):
         self._observer.observe(Shown(losses, logits, labels, embeddings), meta)
 
     @property
+    def returns_meta(self) -> bool:
+        """Whether each batch carries its Meta."""
+        return self._return_meta
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked for by ``accelerator.prepare()``, which would make a plain DataLoader of it."""
+        raise ConfigError(
+            "accelerator.prepare() would read around the cache: use "
+            "stoker.pytorch.integrations.accelerate.prepare(loader, accelerator)"
+        )
+
+    @property
     def weights(self) -> torch.Tensor:
         """Loss weights ``float32[n]`` of the latest batch, all ones unless the recipe reweights.
 
