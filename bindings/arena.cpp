@@ -423,8 +423,8 @@ void bind_arena(nb::module_& m) {
       .def(
           "list",
           [](const PyArena& self, const std::string& region) {
-            return copy_of(unlocked(
-                self, [&](const Arena& arena) { return arena.list(arena.region(region)); }));
+            return copy_of(
+                unlocked(self, [&](Arena& arena) { return arena.list(arena.region(region)); }));
           },
           "region"_a)
       .def(

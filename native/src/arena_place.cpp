@@ -8,7 +8,8 @@
 namespace stoker {
 namespace {
 
-constexpr std::size_t kMoves = 64;  // under one lock, each of which may evict
+constexpr std::size_t kMoves = 64;     // under one lock, each of which may evict
+constexpr std::uint32_t kAFew = 8192;  // listed under the lock
 
 }  // namespace
 
@@ -23,12 +24,24 @@ void Arena::where(Ids ids, std::uint8_t* regions) const {
   }
 }
 
-std::vector<std::uint32_t> Arena::list(std::uint32_t region) const {
+std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
+  const auto ready = [this](std::uint32_t id) {
+    return state_of(entries_[id].word.load(std::memory_order_acquire)) == State::kReady;
+  };
   std::vector<std::uint32_t> ids;
+  ids.reserve(kAFew);
+  if (const Guard guard(*this); guard && header_->regions[region].size <= kAFew) {
+    Heap members = heap(region);
+    for (std::uint32_t pos = 0; pos < members.size(); ++pos) {
+      if (ready(members.at(pos).id)) ids.push_back(members.at(pos).id);
+    }
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  }
+  // So many that the lock would be held for long; and then a look at all ids costs little more.
   for (std::uint32_t id = 0; id < header_->num_ids; ++id) {
-    if (ranks_[id].region.load(std::memory_order_relaxed) != region + 1) continue;
-    const State state = state_of(entries_[id].word.load(std::memory_order_acquire));
-    if (state == State::kReady) ids.push_back(id);
+    const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+    if (tag == region + 1 && ready(id)) ids.push_back(id);
   }
   return ids;
 }

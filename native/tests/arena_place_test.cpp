@@ -142,6 +142,22 @@ void budgets_are_divided_anew() {
   kit::check_sound(arena);
 }
 
+// Small regions are listed under the lock, large ones by looking at all ids.
+void lists_are_complete() {
+  constexpr std::uint32_t kMany = 20'000;
+  Arena arena(geometry(kMany, 128 * kMany, 64), "");
+  arena.configure({region("high", kMany, Order::kKey, Admission::kAlways),
+                   region("low", kMany, Order::kInsertion, Admission::kAlways)});
+  for (const std::uint32_t count : {0u, 1u, 8'192u, 8'193u, kMany}) {
+    std::vector<std::uint32_t> ids;
+    for (std::uint32_t id = kMany - count; id < kMany; ++id) {
+      CHECK(kit::put(arena, id, 1, 0, kLow));
+      ids.push_back(id);
+    }
+    CHECK(arena.list(kLow) == ids && arena.list(kHigh).empty());
+  }
+}
+
 constexpr std::uint32_t kIds = 120;
 
 void churn(Arena& arena, unsigned seed, double seconds) {
@@ -217,6 +233,7 @@ int main() {
   keys_come_along();
   leases_hold();
   budgets_are_divided_anew();
+  lists_are_complete();
   killed_movers_leave_it_sound();
   budgets_move_while_all_are_at_work();
   return check::failures();

@@ -119,8 +119,9 @@ class Arena {
   static constexpr std::uint8_t kNowhere = 255;
   // Each sample's region, kNowhere if it is not there; takes no lock.
   void where(Ids ids, std::uint8_t* regions) const;
-  // The samples in a region, by id. Takes no lock: what comes and goes meanwhile may be in or not.
-  std::vector<std::uint32_t> list(std::uint32_t region) const;
+  // The samples in a region, by id. Of a large region, what comes and goes meanwhile may be in it
+  // or not.
+  std::vector<std::uint32_t> list(std::uint32_t region);
 
   // --- regions ---
   // Replaces all regions of an arena into which nothing was put. What its file held goes to the

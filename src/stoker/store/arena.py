@@ -322,7 +322,7 @@ class Arena:
     def list(self, region: str) -> NDArray[np.uint32]:
         """Return u32[m], the ids cached in ``region``, ascending.
 
-        Takes no lock: what enters or leaves meanwhile may be in it or not.
+        Of thousands, what enters or leaves meanwhile may be among them or not.
         """
         return self._core.list(region)
 

@@ -18,7 +18,7 @@ from stoker.store.packed import Packed, gather, pick
 from stoker.store.tier import Ids, Mask, Tier
 
 _POOL = 4096  # candidates that a process keeps at hand
-_REST = 20  # a search that found little is not repeated for so many times its duration,
+_REST = 5  # a search that found little is not repeated for so many times its duration,
 _LEAST_REST = 0.002  # or this, in seconds
 _PATIENCE = 0.05  # seconds that a process may take between a mark and what it says of it
 _LONGEST_CHAIN = 1000
