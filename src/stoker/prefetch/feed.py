@@ -42,6 +42,19 @@ class Group(NamedTuple):
     keys: NDArray[np.float64] | None
     position: int
     """Of the last one, counted since the feed began."""
+    segment: Segment
+    places: NDArray[np.int64]
+    """``i64[n]``: where each of ``ids`` stands in the segment."""
+
+    def are_wanted(self) -> NDArray[np.bool_]:
+        """Return ``bool[n]``: which no worker has started on yet."""
+        wanted = self.segment.marks.served[self.places] == 0
+        return np.zeros_like(wanted) if self.segment.is_over else wanted
+
+    def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Group:
+        """Return the chosen ones of the group."""
+        keys = None if self.keys is None else self.keys[chosen]
+        return self._replace(ids=self.ids[chosen], keys=keys, places=self.places[chosen])
 
 
 class Feed:
@@ -153,4 +166,6 @@ class Feed:
             ids,
             None if segment.keys is None else segment.keys[wanted],
             self._base + self._head - 1,
+            segment,
+            wanted,
         )

@@ -19,8 +19,9 @@ from stoker.errors import SourceUnavailable, StokerError
 from stoker.prefetch.feed import Feed, Group
 from stoker.prefetch.pace import Pace
 from stoker.source.base import Source
+from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed, pick
+from stoker.store.packed import Packed
 from stoker.store.stacked import StackedTier
 
 log = logging.getLogger("stoker.prefetch")
@@ -32,7 +33,7 @@ _GROUP_BYTES = 256 << 10
 _GROUP_SAMPLES = 32
 _FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up
-_PUTS, _LOCKED = 4, 0.05  # attempts to insert what was read, and seconds between them
+_LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
 
 
 class Consumer(Protocol):
@@ -120,13 +121,16 @@ class Fetcher:
 
     def _start_reading(self, consumer: Consumer, group: Group) -> None:
         """Claim what of the group is not cached, and have it brought."""
-        missing, first = np.unique(group.ids, return_index=True)
-        absent = ~consumer.tier.arena.contains(missing)
-        if not absent.any():
+        group = group.part(np.unique(group.ids, return_index=True)[1])
+        group = group.part(~consumer.tier.arena.contains(group.ids))
+        if not group.ids.size:
             return
-        keys = None if group.keys is None else group.keys[first[absent]]
-        group = Group(missing[absent], keys, group.position)
         own = consumer.tier.claim(group.ids)
+        # A worker that started meanwhile may have read it already, and kept no copy.
+        late = own & ~group.are_wanted()
+        if late.any():
+            consumer.tier.abandon(group.ids[late])
+        group, own = group.part(~late), own[~late]
         with self._mutex:
             self._under_way += 1
         self._pool.submit(self._fetch, consumer, group, own)
@@ -150,10 +154,10 @@ class Fetcher:
 
     def _bring(self, consumer: Consumer, group: Group, own: NDArray[np.bool_]) -> int:
         """Read those of the group that are claimed, and bring others up; return the bytes."""
-        below = _part(group, ~own)
+        below = group.part(~own)
         risen = consumer.tier.rise(below.ids, below.keys, WINDOW) if below.ids.size else _NONE
         from_disk = int(self._source.sizes[below.ids[risen]].sum())
-        return from_disk + (self._read(consumer, _part(group, own)) if own.any() else 0)
+        return from_disk + (self._read(consumer, group.part(own)) if own.any() else 0)
 
     def _read(self, consumer: Consumer, group: Group) -> int:
         """Read and publish a group that is claimed; return the bytes."""
@@ -165,7 +169,7 @@ class Fetcher:
             if good.any():
                 lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
                 packed = Packed(data, np.concatenate([[0], np.cumsum(lengths)]))
-                kept = self._publish(consumer, _part(group, good), packed)
+                kept = self._publish(consumer, group.part(good), packed)
                 left = np.setdiff1d(group.ids, kept, assume_unique=True)
             throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
             if throttled:
@@ -178,19 +182,9 @@ class Fetcher:
     @staticmethod
     def _publish(consumer: Consumer, group: Group, samples: Packed) -> NDArray[np.uint32]:
         """Put samples into the cache; return those that got there."""
+        _await_lock(consumer.tier.arena, group.position)
         consumer.fresh[group.ids] = 1
         admitted = consumer.tier.put_many(group.ids, samples, group.keys, WINDOW)
-        for _ in range(_PUTS - 1):
-            if admitted.all():
-                break
-            # Their room is there, but the lock was not to be had: to read again would cost more.
-            time.sleep(_LOCKED)
-            again = np.flatnonzero(~admitted)
-            again = again[consumer.tier.claim(group.ids[again])]
-            keys = None if group.keys is None else group.keys[again]
-            admitted[again] = consumer.tier.put_many(
-                group.ids[again], pick(samples, again), keys, WINDOW
-            )
         consumer.fresh[group.ids[~admitted]] = 0
         return group.ids[admitted]
 
@@ -198,7 +192,12 @@ class Fetcher:
 _NONE = np.zeros(0, np.bool_)
 
 
-def _part(group: Group, mask: NDArray[np.bool_]) -> Group:
-    """Return those of the group that ``mask`` chooses."""
-    keys = None if group.keys is None else group.keys[mask]
-    return Group(group.ids[mask], keys, group.position)
+def _await_lock(arena: Arena, position: int) -> None:
+    """Wait until the arena's lock is to be had, for a while.
+
+    A put that does not get it loses what was read, and must not wait for long itself.
+    """
+    nothing = np.empty(0, np.uint32)
+    deadline = time.monotonic() + _LOCKED
+    while not arena.lease(nothing, position) and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -73,15 +73,15 @@ def test_stopped_for_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     ):
         seen = []
         begin = last = time.monotonic()
-        awake = threading.Timer(11.5, lambda: signal_all(stopped, signal.SIGCONT))
+        awake = threading.Timer(13.0, lambda: signal_all(stopped, signal.SIGCONT))
         awake.start()
         try:
             for batch in loader:
                 steps.append(time.monotonic() - last)
                 seen += served(batch)
                 time.sleep(0.4)
-                if not stopped and time.monotonic() - begin > 1.5:
-                    stopped.append(wait_for_prefetcher())
+                if not stopped and prefetchers() and time.monotonic() - begin > 3.0:
+                    stopped.append(wait_for_prefetcher())  # it has said that it is alive
                     os.kill(stopped[0], signal.SIGSTOP)
                 last = time.monotonic()
         finally:

@@ -1,0 +1,102 @@
+"""What the fetcher claims, reads and publishes, step by step."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from stoker.policy.base import Region
+from stoker.prefetch.feed import Feed, Segment
+from stoker.prefetch.fetcher import Fetcher
+from stoker.prefetch.marks import SERVED, STARTED, Marks
+from stoker.source.memory import MemorySource
+from stoker.store.arena import Arena
+from stoker.store.memory import MemoryTier
+from stoker.testing.slow_source import SlowSource
+
+NUM = 20
+SAMPLES = [bytes([i]) * 100 for i in range(NUM)]
+
+
+class OvertakenTier(MemoryTier):
+    """A tier where a worker gets to some samples between the look at the plan and the claim."""
+
+    marks: Marks
+    overtaken: tuple[int, ...] = ()
+
+    def claim(self, ids: np.ndarray) -> np.ndarray:
+        self.marks.served[list(self.overtaken)] = STARTED
+        return super().claim(ids)
+
+
+class Rank:
+    """What the fetcher knows of a rank that walks the samples in order."""
+
+    def __init__(self, arena: Arena, window_bytes: int) -> None:
+        self.marks = Marks(np.zeros(Marks.bytes(NUM), np.uint8))
+        self.marks.begin(0.0)
+        self.tier = OvertakenTier(arena)
+        self.tier.marks = self.marks
+        self.feed = Feed(np.full(NUM, 100), window_bytes)
+        self.feed.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
+        self.fresh = np.zeros(NUM, np.uint8)
+        self.ready: deque = deque()
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with Arena(NUM, 1_400, 100) as arena:
+        main = Region("main", 400 / 1_400, order="insertion", admission="while_room")
+        arena.configure([main, Region("window", 1_000 / 1_400, order="insertion")])
+        yield arena
+
+
+@pytest.fixture
+def source() -> SlowSource:
+    return SlowSource(MemorySource(SAMPLES), latency=0.001)
+
+
+def run(fetcher: Fetcher, rank: Rank) -> list[int]:
+    """Let the fetcher do what there is to do; return what is cached then."""
+    fetcher.step([rank])
+    deadline = time.monotonic() + 10
+    while fetcher._under_way and time.monotonic() < deadline:
+        time.sleep(0.001)
+        fetcher.step([rank])
+    assert not fetcher._under_way
+    return np.flatnonzero(rank.tier.arena.contains(np.arange(NUM, dtype=np.uint32))).tolist()
+
+
+def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> None:
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    assert run(fetcher, rank) == list(range(10))
+    assert rank.fresh.tolist() == [1] * 10 + [0] * 10
+    assert rank.marks.handed_out == 10
+    rank.marks.served[:10] = SERVED
+    # The cache keeps the first four, the window gives up the others.
+    assert run(fetcher, rank) == [0, 1, 2, 3, *range(10, 20)]
+    assert source.reads.tolist() == [1] * NUM
+    fetcher.close()
+
+
+def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource) -> None:
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    rank.tier.overtaken = (1, 5, 9)
+    # 1 was handed out before it was overtaken; the others take up no room of the window.
+    assert run(fetcher, rank) == [0, 2, 3, 4, 6, 7, 8, 10, 11]
+    assert source.reads[[1, 5, 9]].tolist() == [0, 0, 0]
+    left = np.array([1, 5, 9], np.uint32)
+    assert arena.claim(left).all()  # and nobody has a claim on it
+    fetcher.close()
+
+
+def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -> None:
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    other = Arena.attach(arena.handle)
+    assert other.claim(np.array([3, 4], np.uint32)).all()
+    assert run(fetcher, rank) == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert source.reads[[3, 4]].tolist() == [0, 0]
+    other.close()
+    fetcher.close()
