@@ -11,6 +11,7 @@ from stoker.policy.base import Region
 from stoker.prefetch.feed import Feed, Segment
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.marks import SERVED, STARTED, Marks
+from stoker.prefetch.pace import Pace
 from stoker.source.memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
@@ -70,7 +71,7 @@ def run(fetcher: Fetcher, rank: Rank) -> list[int]:
 
 
 def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
     assert run(fetcher, rank) == list(range(10))
     assert rank.fresh.tolist() == [1] * 10 + [0] * 10
     assert rank.marks.handed_out == 10
@@ -82,7 +83,7 @@ def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> No
 
 
 def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
     rank.tier.overtaken = (1, 5, 9)
     # 1 was handed out before it was overtaken; the others take up no room of the window.
     assert run(fetcher, rank) == [0, 2, 3, 4, 6, 7, 8, 10, 11]
@@ -93,7 +94,7 @@ def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource)
 
 
 def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
     other = Arena.attach(arena.handle)
     assert other.claim(np.array([3, 4], np.uint32)).all()
     assert run(fetcher, rank) == [0, 1, 2, 5, 6, 7, 8, 9]
