@@ -192,16 +192,23 @@ def test_scores_over_hnsw_are_near_the_exact_ones() -> None:
     assert np.corrcoef(tables)[0, 1] > 0.9
 
 
-def test_a_state_is_for_a_new_graph() -> None:
-    scores, graph = Scores(10), Graph(10)
-    graph.update(scores, shown([1, 2], np.eye(2), [0, 0]))
-    with pytest.raises(ConfigError, match="load the state into a new one"):
-        graph.load_state_dict(graph.state_dict())
-    with pytest.raises(ConfigError, match="id 2 is out of range"):
+@pytest.mark.parametrize("index", [FlatIndex, HnswIndex])
+def test_a_state_takes_the_place_of_what_was_known(index: type[FlatIndex]) -> None:
+    scores, graph = Scores(10), Graph(10, index=index)
+    graph.update(scores, shown([1, 2], np.eye(2), [0, 1]))
+    other = Graph(10, index=index)
+    other.update(scores, shown([3, 4, 5], np.eye(3), [0, 0, 0]))
+    other.load_state_dict(graph.state_dict())
+    tables = []
+    for one in (graph, other):
+        one.update(scores, shown([7], [[1.0, 1.0]], [0], step=1))
+        assert one.neighbours is not None and set(one.neighbours.neighbours) == {1, 2}
+        tables.append(scores.values[7])
+    assert tables[0] == tables[1] == pytest.approx(np.log(1 / 2 + 1 / 500 + 1))
+    other.load_state_dict(Graph(10).state_dict())
+    other.update(scores, shown([1], np.eye(3)[:1], [0]))
+    with pytest.raises(ConfigError, match="id 7 is out of range"):
         Graph(2).load_state_dict(graph.state_dict())
-    empty = Graph(10)
-    empty.load_state_dict(Graph(10).state_dict())
-    empty.update(scores, shown([1], np.eye(3)[:1], [0]))
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ class Graph:
         self._measured_at = -1
         if index is None:
             index = FlatIndex if num_samples <= EXACT_UP_TO else HnswIndex
+        self._make_index = index
         self._index: NearestIndex = index(self._table)
 
     @property
@@ -102,6 +103,7 @@ class Graph:
 
     def use_index(self, index: MakeIndex) -> None:
         """Search with another index from now on, say one on an accelerator."""
+        self._make_index = index
         self._index.close()
         self._index = index(self._table)
         if self._table.count:
@@ -192,16 +194,15 @@ class Graph:
         }
 
     def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Go on from what :meth:`state_dict` returned, in a scorer that has seen nothing yet.
+        """Go on from what :meth:`state_dict` returned; what was known here is forgotten.
 
-        Raises ConfigError if it has, or for ids out of range.
+        Raises ConfigError, and changes nothing, for ids out of range.
         """
-        if self._table.count:
-            raise ConfigError("this Graph has seen samples: load the state into a new one")
-        ids = np.asarray(state["ids"], np.uint32)
-        rows = self._table.put(ids, np.asarray(state["vectors"], np.float32))
+        ids, table = np.asarray(state["ids"], np.uint32), VectorTable(self._table.capacity)
+        table.put(ids, np.asarray(state["vectors"], np.float32))
+        self._table = table
         self._labels[ids] = np.asarray(state["labels"], np.int64)
         self._radius = float(np.asarray(state["radius"], np.float64))
         self._measured_at = int(np.asarray(state["measured_at"], np.int64))
-        if len(rows):
-            self._index.changed(rows)
+        self.neighbours = None
+        self.use_index(self._make_index)
