@@ -156,6 +156,23 @@ def test_a_new_epoch_serves_all_again_and_earlier_ones_not(low):
     assert served.ids[served.outcomes == SUBSTITUTED].tolist() == [3]
 
 
+def test_a_straggler_of_an_earlier_epoch_takes_nothing_from_the_next():
+    served, displaced = SharedArray.create(N, np.uint32), SharedArray.create(N, np.uint64)
+    shared = {"served": served, "displaced": displaced}
+    with low_store(**shared) as late, low_store(**shared) as early:
+        for store in (late, early):
+            fill(store, range(1, 60, 2))
+            store.begin_epoch(0)
+        early.begin_epoch(1)
+        ahead = np.concatenate([early.serve(np.arange(first, first + 5)).ids for first in (1, 20)])
+        marks = served.array.copy()
+        behind = late.serve(np.arange(1, 60))
+        check(behind, behind.ids)
+        np.testing.assert_array_equal(served.array[marks == 2], 2)
+        rest = early.serve(np.setdiff1d(np.arange(1, 60), np.r_[1:6, 20:25]))
+        assert len({*ahead.tolist(), *rest.ids.tolist()}) == len(ahead) + len(rest)
+
+
 def test_what_was_read_ahead_for_its_own_access_is_no_substitute(low):
     fresh = low.expect_prefetch().array
     fill(low, [1, 3])

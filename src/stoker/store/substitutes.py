@@ -146,7 +146,7 @@ class OnceEach:
         for _ in range(_LONGEST_CHAIN):
             entry = int(self._displaced[last])
             if entry >> 32 != stamp:
-                return None
+                return None if entry >> 32 < stamp else sample  # or the epoch is over elsewhere
             last, before = entry & 0xFFFFFFFF, last
             if last == before:
                 break
