@@ -62,7 +62,7 @@ class Rank:
         self, source: BaseSource, arena: Arena, served: SharedArray, settings: Packaging
     ) -> None:
         self.arena, self.served = arena, served
-        self.packager = Packager(source, arena, served, settings, low=L)
+        self.packager = Packager(source, arena, served, settings, low=L, seed=-1)
         self.stamp = 0
 
     def begin(self, low: np.ndarray = LOW, missed: tuple[int, ...] = ()) -> None:

@@ -89,7 +89,7 @@ class Packager:
                 settings.url is None,
                 owner,
                 settings.min_bytes,
-                seed,
+                seed % 2**64,
             ),
             self._introduce,
             self._hear,
