@@ -111,7 +111,7 @@ def apply(arena: Arena | ReferenceArena, step: tuple, position: int, second: str
 
 
 @pytest.mark.parametrize("regions", REGION_SETS.values(), ids=REGION_SETS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(operation, max_size=60))
 def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> None:
     second = next((r.name for r in reversed(regions[1:]) if r.holds_bytes), None)

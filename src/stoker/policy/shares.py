@@ -66,8 +66,8 @@ class FrequencySplit:
                 f"a cache of {capacity} bytes has no room for a package of {least_low}: give it "
                 "more, or make packages smaller with Packaging(min_bytes=...)"
             )
-        # Half a byte more, so that no rounding takes one away.
-        return replace(self, floor=min((least_low + 0.5) / capacity, self._divided))
+        # Some bytes more, for those that rounding takes from budgets.
+        return replace(self, floor=min((least_low + 8) / capacity, self._divided))
 
     def shares(
         self, scores: Scores, epoch: int, epochs: int | None, counts: Mapping[str, int]
