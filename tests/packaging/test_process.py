@@ -14,9 +14,10 @@ from stoker.errors import CapacityError
 from stoker.packaging import Packaging
 from stoker.packaging.flags import Flags
 from stoker.packaging.loader import Loaded
-from stoker.packaging.process import Hands, Loading, agreed, take_missed
+from stoker.packaging.process import Hands, Loading, Rank, agreed, take_missed
 from stoker.packaging.totals import FIELDS, Totals
 from stoker.packaging.workshop import Epoch
+from stoker.shared import SharedArray
 
 NONE = np.zeros(3, np.bool_)
 
@@ -123,6 +124,41 @@ def test_flags_are_the_same_for_all_ranks() -> None:
     flags.set(np.array([0], np.uint32))
     assert ours[0] == 0
     assert other[0] == 1
+
+
+def test_a_rank_that_has_left_is_written_to_no_more() -> None:
+    job = SimpleNamespace(source=range(3), low=1)
+    flags, totals = Flags(3), Totals()
+    channel = SimpleNamespace(close=lambda: None)
+    member = Rank(channel, job, flags, totals)  # type: ignore[arg-type]
+    packaged = SharedArray.create(3, np.uint8)
+    sums = SharedArray.create(len(FIELDS), np.float64)
+    member.obey({"order": "join"}, [packaged.fileno(), sums.fileno()])
+    flags.set(np.array([1], np.uint32))
+    totals.add(packages_built=1)
+    member.close()
+    flags.set(np.array([2], np.uint32))
+    totals.add(packages_built=1)
+    assert packaged.array.tolist() == [0, 1, 0]
+    assert sums.array[0] == 1
+
+
+def test_what_a_rank_says_of_an_epoch() -> None:
+    job = SimpleNamespace(source=range(3), low=1)
+    member = Rank(None, job, Flags(3), Totals())  # type: ignore[arg-type]
+    places = SharedArray.copy_of(np.array([0, 1, 1], np.uint8))
+    message = {"order": "epoch", "epoch": 4, "stamp": 5, "missed": 0}
+    nothing, some = SharedArray.create(0, np.uint32), SharedArray.copy_of(np.array([2], np.uint32))
+    member.obey(message, [places.fileno(), nothing.fileno()])
+    assert member.epoch is not None
+    assert (member.epoch.number, member.epoch.stamp) == (4, 5)
+    assert member.epoch.low.tolist() == [False, True, True]
+    member.obey({**message, "missed": 1}, [places.fileno(), some.fileno()])
+    assert member.missed.tolist() == [False, False, True]
+    with pytest.raises(ValueError, match="unknown"):
+        member.obey({"order": "sing"}, [])
+    with pytest.raises(KeyError):
+        member.obey({}, [])
 
 
 def test_settings_do_not_show_secrets_and_can_be_compared() -> None:

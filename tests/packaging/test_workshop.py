@@ -11,6 +11,7 @@ from packaging_bench import MIN_BYTES, NUM, SAMPLES, SIZES, Bench, CountingDepot
 
 from stoker.errors import SourceUnavailable
 from stoker.packaging.loader import Loaded
+from stoker.packaging.workshop import Epoch
 from stoker.source.memory import MemorySource
 from stoker.testing.faulty_source import FaultySource
 
@@ -209,6 +210,42 @@ def test_a_damaged_package_is_built_again(bench: Bench, damage: str) -> None:
     assert (bench.served.array == bench.stamp).all()
     lost = bench.count("packages_lost")
     assert lost == len(victims) - (damage == "foreign")
+
+
+def test_a_package_is_lost_while_another_is_built(bench: Bench) -> None:
+    bench.begin(ALL)
+    assert bench.workshop.build()
+    for victim in bench.path.glob("*.pkg"):
+        victim.unlink()
+    build = bench.workshop._builder.build
+
+    def meanwhile(ids: np.ndarray) -> object:
+        bench.workshop._builder.build = build  # type: ignore[method-assign]
+        assert bench.workshop.load() is Loaded.LOST
+        return build(ids)
+
+    bench.workshop._builder.build = meanwhile  # type: ignore[method-assign,assignment]
+    drain(bench)
+    assert (bench.served.array == bench.stamp).all()
+    assert bench.count("packages_built") == bench.count("package_reads") + 1
+
+
+@pytest.mark.parametrize("change", ["before", "after"])
+def test_an_epoch_begins_while_a_package_is_built(bench: Bench, change: str) -> None:
+    bench.begin(ALL)
+    build = bench.workshop._builder.build
+
+    def meanwhile(ids: np.ndarray) -> object:
+        bench.workshop._builder.build = build  # type: ignore[method-assign]
+        built = build(ids) if change == "after" else None
+        bench.stamp += 1
+        bench.low = every_third()
+        bench.workshop.begin(Epoch(bench.stamp - 1, bench.stamp, bench.low), NONE)
+        return built or build(ids)
+
+    bench.workshop._builder.build = meanwhile  # type: ignore[method-assign,assignment]
+    drain(bench)
+    assert np.array_equal(np.flatnonzero(bench.served.array == bench.stamp), np.arange(0, NUM, 3))
 
 
 def test_a_damaged_package_is_rebuilt_from_the_source_when_repacked(bench: Bench) -> None:

@@ -49,10 +49,10 @@ class Rank:
         """Take one order of the rank's."""
         order = message["order"]
         if order == "join":
-            packaged, sums = mapped(fds[0], np.uint8), mapped(fds[1], np.float64)
-            self._flags.join(packaged[: len(self.missed)])
-            self._totals.join(sums)
-            self._outlets = packaged, sums
+            packaged = mapped(fds[0], np.uint8)[: len(self.missed)]
+            self._outlets = packaged, mapped(fds[1], np.float64)
+            self._flags.join(self._outlets[0])
+            self._totals.join(self._outlets[1])
         elif order == "epoch":
             places = mapped(fds[0], np.uint8)[: len(self.missed)]
             missed = mapped(fds[1], np.uint32)[: int(message["missed"])]

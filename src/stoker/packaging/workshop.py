@@ -99,14 +99,18 @@ class Workshop:
             epoch = self._epoch
             if epoch is None or not self._to_build or len(self._to_load) >= _AHEAD:
                 return False
-            ids = self._to_build[0]
-        built = self._builder.build(ids)
-        with self._lock:
-            if self._to_build and self._to_build[0] is ids:  # no other epoch has begun
-                self._to_build.popleft()
-                if built is not None:
-                    self._to_load.append(built[0])
+            ids = self._to_build.popleft()
+        try:
+            built = self._builder.build(ids)
+        except BaseException:
+            with self._lock:
+                if self._is_current(epoch):
+                    self._to_build.appendleft(ids)
+            raise
         if built is not None:
+            with self._lock:
+                if self._is_current(epoch):
+                    self._to_load.append(built[0])
             self._remove_useless(epoch.low, built[1].tolist())
         return True
 
@@ -125,11 +129,15 @@ class Workshop:
         if loaded in (Loaded.NO_ROOM, Loaded.TOO_LARGE):
             return loaded
         with self._lock:
-            if self._to_load and self._to_load[0] == number:
+            if self._is_current(epoch):
                 self._to_load.popleft()
                 if loaded is Loaded.LOST and ids.size:
                     self._to_build.appendleft(ids)
         return loaded
+
+    def _is_current(self, epoch: Epoch) -> bool:
+        """Whether no other epoch has begun since; the lock is held."""
+        return self._epoch is epoch and self._to_begin is None
 
     def _repack(self, epoch: Epoch, missed: Mask) -> None:
         served = self._job.served.array
