@@ -28,7 +28,7 @@ log = logging.getLogger("stoker")
 
 _SILENCE = 3.0  # seconds without a sign of life after which the process counts as hung
 _PATIENCE = 10.0  # seconds for a process that is starting
-_MOST_STARTS = 5  # in a row, each soon after the one before
+_MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
 
 
@@ -157,6 +157,12 @@ class Companion:
                     self._channel = channel
                     self._introduce(channel)
                 return True
+            if self._dies_often():
+                log.warning("the %s process dies again and again: a pause", self._what)
+                if self._stopping(_SOON):
+                    return False
+                self._starts = []
+                deadline = time.monotonic() + _PATIENCE
             if not self._start():
                 return False
             if self._stopping(0.02):
@@ -176,14 +182,18 @@ class Companion:
             try:
                 if not try_lock(lock) or not os.fstat(lock).st_nlink:
                     return True  # another rank has started it just now, or the last one has ended
-                now = time.monotonic()
-                self._starts = [t for t in self._starts if now - t < _SOON] + [now]
-                if len(self._starts) > _MOST_STARTS:
-                    log.warning("the %s process dies again and again: left alone", self._what)
-                    return False
+                self._starts.append(time.monotonic())
                 return self._spawn(lock)
+            except subprocess.SubprocessError as error:
+                log.info("the %s process did not come up: %s", self._what, error)
+                return True  # killed, or late: it is tried again
             finally:
                 os.close(lock)
+
+    def _dies_often(self) -> bool:
+        now = time.monotonic()
+        self._starts = [at for at in self._starts if now - at < _SOON]
+        return len(self._starts) >= _MOST_STARTS
 
     def _spawn(self, lock: int) -> bool:
         """Start the process with copies of what it needs; False if the job cannot be passed on."""
