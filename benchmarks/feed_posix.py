@@ -54,6 +54,7 @@ def against_torch(report: Report, args: argparse.Namespace, place: Files) -> Non
             "Stoker": lambda: run_alone(through_stoker, place, run)["epoch_s"][0],
         },
         1 if args.smoke else min(args.rounds, 3),
+        warm_up=not args.smoke,
     )
     for name, seconds in results.items():
         speed = len(place.paths) / float(np.median(seconds))
@@ -65,7 +66,8 @@ def against_torch(report: Report, args: argparse.Namespace, place: Files) -> Non
 def without_need_to_stall(report: Report, args: argparse.Namespace, place: Files) -> None:
     """Computing slower than the storage can give the misses, nobody need wait."""
     x_storage = IOPS / 2
-    for share, x_compute in ((0.2, 800), (0.2, 1_500), (0.6, 3_000)):
+    cases = ((0.2, 800), (0.2, 1_500), (0.6, 3_000))
+    for share, x_compute in cases[-1:] if args.smoke else cases:
         needed = x_storage / x_compute  # the miss ratio without a stall, m* of the algorithms
         run = Run(3, 64, 4, x_compute, {"cache": f"{share:.0%}"})
         result = run_alone(through_stoker, place, run)
@@ -93,6 +95,7 @@ def against_threads(report: Report, args: argparse.Namespace, place: Files) -> N
             "Stoker": lambda: run_alone(through_stoker, place, run)["epoch_s"][0],
         },
         1 if args.smoke else min(args.rounds, 5),
+        warm_up=not args.smoke,
     )
     for name, seconds in results.items():
         speed = len(place.paths) / float(np.median(seconds))

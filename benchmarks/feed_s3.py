@@ -97,6 +97,7 @@ def small(report: Report, args: argparse.Namespace, folder: Path) -> None:
                 names[1]: lambda: rate(names[1], run_alone(through_stoker, place, run)),
             },
             1 if args.smoke else min(args.rounds, 5),
+            warm_up=not args.smoke,
         )
     for name, each in results.items():
         speed = 1 / float(np.median(each))

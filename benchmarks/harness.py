@@ -41,15 +41,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def interleave(
-    contestants: Mapping[str, Callable[[], float]], rounds: int
+    contestants: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: bool = True
 ) -> dict[str, list[float]]:
     """Run every contestant once a round, in alternating order; return its figures by name.
 
     A contestant returns its own figure (seconds per sample, say), so that its set-up is not timed.
-    One round before the first is thrown away.
+    One round before the first is thrown away, unless ``warm_up`` is false.
     """
     results: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+    for number in range(0 if warm_up else 1, rounds + 1):
         order = list(contestants) if number % 2 else list(reversed(contestants))
         for name in order:
             figure = contestants[name]()
