@@ -130,6 +130,25 @@ def test_a_low_recall_is_measured_and_mended() -> None:
     index.close()
 
 
+def test_the_old_graph_stays_if_none_can_be_built() -> None:
+    class Full:
+        def add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
+            raise MemoryError("no room")
+
+    table = VectorTable(400)
+    index = HnswIndex(table)
+    ids = np.arange(400, dtype=np.uint32)
+    index.changed(table.put(ids, random(400)))
+    index._make = lambda **options: Full()
+    index.changed(table.put(ids[:150], random(150)))
+    with pytest.warns(RuntimeWarning, match="could not be built anew .MemoryError"):
+        index.wait()
+    index.changed(table.put(ids[:50], random(50)))
+    index.wait()
+    assert index.rebuilds == 0
+    assert (index.search(random(400)[200:], 3).rows[:, 0] == np.arange(200, 400)).mean() > 0.95
+
+
 def test_a_build_under_way_ends_with_its_index() -> None:
     table = VectorTable(30_000)
     index = HnswIndex(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -131,16 +132,27 @@ class HnswIndex:
             self._build = _Build(self._empty_graph(), self._table)
 
     def _swap(self, build: _Build) -> None:
-        """Put the new graph in the place of the old one, with what came while it was built."""
-        build.join()
+        """Put the new graph in the place of the old one, with what came while it was built.
+
+        If it could not be built the old one stays, until as many rows have changed again.
+        """
         self._build = None
-        _add(build.graph, self._table, build.count, len(self._graph))
-        self._graph = build.graph
+        failure = build.join()
+        if failure is None:
+            _add(build.graph, self._table, build.count, len(self._graph))
+            self._graph = build.graph
+            self.rebuilds += 1
+        else:
+            warnings.warn(
+                f"an index of neighbours could not be built anew ({failure!r}): the old one is "
+                "searched, which misses more of them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._stale.fill(False)
         for rows in build.changed:
             self._stale[rows] = True
         self._num_stale = int(np.count_nonzero(self._stale))
-        self.rebuilds += 1
 
 
 class _Build:
@@ -152,7 +164,7 @@ class _Build:
         """Rows that the graph gets; it may see them half written, if they change meanwhile."""
         self.changed: list[NDArray[np.int64]] = []
         """Rows that changed since it began."""
-        self._failure: list[BaseException] = []
+        self._failure: list[Exception] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=_fill,
@@ -169,11 +181,10 @@ class _Build:
         """Whether the graph is complete, or the build has failed."""
         return not self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for the graph; raises what went wrong."""
+    def join(self) -> Exception | None:
+        """Wait for the graph; return what went wrong."""
         self._thread.join()
-        if self._failure:
-            raise self._failure[0]
+        return self._failure[0] if self._failure else None
 
     def stop(self) -> None:
         """End before the graph is complete."""
@@ -185,7 +196,7 @@ def _fill(
     table: VectorTable,
     count: int,
     stopping: threading.Event,
-    failure: list[BaseException],
+    failure: list[Exception],
 ) -> None:
     try:
         for start in range(0, count, _CHUNK):
