@@ -247,7 +247,7 @@ def filled(scores: Scores) -> NDArray[np.float64]:
     """Return f64[N]: the scores, with unseen samples where the median of the seen ones is.
 
     That is what the sample in the middle of a batch would score, so unseen samples get visited
-    without crowding out the important ones (SHADE, FAST'23, section 4.2). All 0 when none is seen.
+    without crowding out the important ones (SHADE, FAST'23). All 0 when none is seen.
     """
     values, seen = scores.values.copy(), scores.seen > 0
     if seen.any():

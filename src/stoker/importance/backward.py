@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 class SelectiveBackward:
     """Keeps a sample of a batch with probability percentile(loss)^beta.
 
-    Selective-Backprop (Jiang et al. 2019), section 3.2, Eq. 1: the percentile is the share of the
+    Selective-Backprop (Jiang et al. 2019): the percentile is the share of the
     last ``history`` losses that are at most the own one, those of the batch included. This is
     "computing-oriented importance sampling" (CIS), the baseline of iCache (HPCA'23): it saves
     computing and no I/O. The draws come from the caller's generator; the history is the only

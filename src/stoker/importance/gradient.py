@@ -13,7 +13,7 @@ from stoker.scores import Scores
 class GradientNorm:
     """s_i = || softmax(logits_i) - onehot(label_i) ||, the gradient of the loss by the logits.
 
-    Katharopoulos and Fleuret (ICML'18), section 3.2, Eq. 16-20: up to a constant an upper bound of
+    Katharopoulos and Fleuret (ICML'18), section 3: up to a constant an upper bound of
     the norm of the whole gradient, between 0 and sqrt(2) for cross entropy. The norms arrive
     computed, since logits are best reduced on the device where they are. One that is NaN or
     infinite leaves its sample's score as it was.

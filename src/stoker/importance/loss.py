@@ -13,7 +13,7 @@ from stoker.scores import Scores
 class LossHistory:
     """s_i = the loss at the last visit of sample i.
 
-    The importance value of iCache (HPCA'23, section 3) and of Selective-Backprop; costs one write
+    The importance value of iCache (HPCA'23) and of Selective-Backprop; costs one write
     a sample. A loss that is NaN or infinite leaves the sample's score as it was.
     """
 

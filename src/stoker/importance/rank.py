@@ -16,7 +16,7 @@ from stoker.scores import Scores
 class InBatchRank:
     """s_i = log(#{k in batch, k != i : loss_i > loss_k} + b0).
 
-    SHADE (FAST'23), section 4.1, Eq. 6. Ranks compare samples of different batches although the
+    SHADE (FAST'23), Eq. 6. Ranks compare samples of different batches although the
     model changes between them, and bound the say of outliers. Equal losses share a rank, so a
     batch of equal losses scores log(b0) throughout. A loss that is NaN or infinite takes no part
     and leaves its sample's score as it was. Raises :class:`~stoker.errors.ConfigError` for b0

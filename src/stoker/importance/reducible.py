@@ -17,7 +17,7 @@ from stoker.scores import Scores
 class ReducibleLoss:
     """s_i = loss_i - reference_i.
 
-    Mindermann et al. (ICML'22), section 3, Eq. 3 (RHO-LOSS): the reference is the loss of sample i
+    Mindermann et al. (ICML'22), Eq. 3 (RHO-LOSS): the reference is the loss of sample i
     under a model trained on held-out data, which stays high for wrong labels and ambiguous
     samples. Scores may be negative. A loss that is NaN or infinite leaves its sample's score as
     it was. Raises :class:`~stoker.errors.ConfigError` unless the reference is finite.
