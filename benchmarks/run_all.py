@@ -21,6 +21,7 @@ BENCHMARKS = (
     "scoring_cost",
     "index_memory",
     "feed",
+    "tiering",
 )
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")
 

@@ -15,7 +15,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     """Print one row for the source and one for each tier, and what was out of the ordinary."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("stoker run", overflow="fold")
-    for name in ("opens", "reads", "bytes", "files", "used", "quota", "copied", "copying"):
+    for name in ("opens", "reads", "bytes", "files", "used", "quota", "copy s"):
         table.add_column(name, justify="right", no_wrap=True)
     source = report["source"]
     table.add_row(source["path"], *_counted(source))
@@ -26,8 +26,7 @@ def show(report: dict[str, Any], console: Console) -> None:
             f"{tier['files']:,}",
             format_bytes(tier["used"]),
             format_bytes(tier["quota"]),
-            format_bytes(tier["copied_bytes"]),
-            f"{tier['copy_seconds']:.1f} s",
+            f"{tier['copy_seconds']:.1f}",
         )
     console.print(table)
     for line in _remarks(report):

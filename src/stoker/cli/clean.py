@@ -8,24 +8,27 @@ import click
 
 from stoker.store.cache_dir import CacheDir
 from stoker.store.registry import clean as clean_registry
+from stoker.tiering import run_folder, tier_dir
 from stoker.types import format_bytes
 
 
 @click.command()
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Empty this disk cache instead.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Empty this one instead.")
 def clean(cache_dir: Path | None) -> None:
     """Remove what caches of ended processes left in the runtime directory.
 
     Only sockets and lock files that Stoker made, each a few bytes: the memory of a cache goes
     with the last process that holds it. Caches in use are left alone. With --cache-dir, the
-    samples of a disk cache are removed, unless a process uses it, and files that are not
-    Stoker's are left alone.
+    samples of a disk cache, or the copies in a tier of stoker run, are removed, unless a process
+    uses it, and files that are not Stoker's are left alone.
     """
     if cache_dir is not None:
-        freed = CacheDir(cache_dir).clean()
-        click.echo(f"emptied the disk cache in {cache_dir}: {format_bytes(freed)} are free again")
+        is_tier = tier_dir.is_tier(cache_dir)
+        freed = tier_dir.clean(cache_dir) if is_tier else CacheDir(cache_dir).clean()
+        what = "tier" if is_tier else "disk cache"
+        click.echo(f"emptied the {what} in {cache_dir}: {format_bytes(freed)} are free again")
         return
-    removed = clean_registry()
+    removed = clean_registry() + run_folder.clean()
     if removed:
         click.echo(f"removed the files of {removed} {'cache' if removed == 1 else 'caches'}")
     else:

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 from stoker.errors import ConfigError
-from stoker.store.runtime_dir import prepare_runtime_dir
+from stoker.store.ofd import try_lock
+from stoker.store.runtime_dir import existing_runtime_dir, prepare_runtime_dir
 
+_PREFIX = "tiering-"
 _LONGEST_SOCKET = 107  # bytes in sockaddr_un, less the closing zero
 
 
@@ -36,7 +38,7 @@ class RunFolder:
         :class:`~stoker.errors.ConfigError` if its path is too long for sockets.
         """
         name = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]
-        folder = cls(prepare_runtime_dir() / f"tiering-{name}")
+        folder = cls(prepare_runtime_dir() / f"{_PREFIX}{name}")
         if len(os.fsencode(folder.members)) > _LONGEST_SOCKET:
             raise ConfigError(
                 f"{folder.path} is too long for sockets: set STOKER_RUNTIME_DIR to a shorter path"
@@ -48,3 +50,25 @@ class RunFolder:
         """Remove what a daemon leaves to programs; those that have it mapped keep it."""
         for path in (self.table, self.counters, self.requests):
             path.unlink(missing_ok=True)
+
+    def clean(self) -> bool:
+        """Remove what a dead daemon left; False if one lives, or there is nothing."""
+        left = [path for path in (self.table, self.members) if path.exists()]
+        if not left or not self.lock.exists():
+            return False
+        lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not try_lock(lock):
+                return False
+            self.clear()
+            self.members.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(lock)
+
+
+def clean() -> int:
+    """Remove what dead daemons left in the runtime directory; return of how many."""
+    folder = existing_runtime_dir()
+    found = sorted(folder.glob(f"{_PREFIX}*")) if folder else []
+    return sum(RunFolder(path).clean() for path in found)
