@@ -65,8 +65,12 @@ void Segment::plan(const Geometry& geometry, Header& h) {
       std::min<std::uint64_t>(geometry.capacity / geometry.mean_size + 1, geometry.num_ids);
   std::uint64_t blocks = 0;
   for (;; block *= 2) {
-    // Payload, half a block lost per sample, and 5 % kept free so that runs are found.
-    blocks = geometry.capacity / block + std::min<std::uint64_t>(samples * 5 / 8, kSpilled / 2) +
+    // Payload, what samples leave of their last blocks (half of one, or what all lose that have
+    // the mean size), and 5 % kept free so that runs are found.
+    const std::uint64_t whole = (geometry.mean_size + block - 1) / block * block;
+    const std::uint64_t lost = std::max(5 * block / 8, whole - geometry.mean_size);
+    blocks = geometry.capacity / block +
+             std::min<std::uint64_t>(samples * lost / block, kSpilled / 2) +
              geometry.capacity / 20 / block + 64;
     if (blocks < kSpilled) break;
   }

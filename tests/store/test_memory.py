@@ -134,6 +134,17 @@ def pack(ids, length):
     return Packed(data, np.arange(len(ids) + 1, dtype=np.int64) * length)
 
 
+@pytest.mark.parametrize("size", [500, 1_030, 2_100, 3_100, 33_000])
+def test_all_samples_fit_where_there_is_room_for_their_bytes(size):
+    num = 2_000
+    with Arena(num, num * size, size) as arena:
+        arena.configure([Region("main", 1.0, order="insertion", admission="while_room")])
+        for begin in range(0, num, 250):
+            ids = np.arange(begin, begin + 250, dtype=np.uint32)
+            samples = np.zeros(250 * size, np.uint8), np.arange(251) * size
+            assert arena.put_many(ids, samples).all()
+
+
 def put_one(tier):
     tier.put_many(as_ids([5]), pack_ids([5]))
     tier.close()
