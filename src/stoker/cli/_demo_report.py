@@ -21,17 +21,19 @@ _COLUMNS = (
     "stall\ns",
     "hits",
     "pre-\ndicted",
-    "substi-\ntuted",
-    "fetched",
+    "sub-\nsti-\ntuted",
+    "pack-\naged",
+    "fetch-\ned",
     "from\nsource",
     "times\nlimit",
 )
 _READING = (
     "Means over the epochs after the first, which fills the cache. stall: seconds that training "
     "waited for data. hits: share of accesses served from the cache without a read of the source; "
-    "predicted: what theory gives, where it has a closed form. times limit: time of an epoch over "
-    "the least possible one with this storage and this cache when each sample is visited once an "
-    "epoch."
+    "predicted: what theory gives, where it has a closed form; substituted: another sample was "
+    "served; packaged: came with many others in one read. times limit: time of an epoch over the "
+    "least possible one with this storage and this cache when each sample is visited once an "
+    "epoch, which some recipes do not. Warm-ups of recipes are shortened to one or two epochs."
 )
 
 
@@ -67,7 +69,7 @@ class Outcome:
 
 def show(outcome: Outcome, console: Console) -> None:
     """Print the table and how to read it."""
-    # Ten columns have to fit the 80 characters of a log.
+    # Eleven columns have to fit the 80 characters of a log.
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
@@ -92,7 +94,8 @@ def _cells(run: Run, limit: EpochLimit) -> list[str]:
         f"{run.mean('stall_seconds'):.2f}",
         f"{run.hit_ratio:.1%}",
         "" if run.predicted is None else f"{run.predicted:.1%}",
-        f"{run.mean('substituted'):.0f}",
+        f"{run.mean('substituted') / run.mean('accesses'):.1%}",
+        f"{run.mean('packaged') / run.mean('accesses'):.1%}",
         f"{run.mean('fetched'):.0f}",
         format_bytes(run.mean("bytes_from_source")),
         f"{run.seconds / limit.seconds:.2f}",

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,11 @@ from stoker import recipes
 from stoker.cli._demo_data import DemoData, Storage
 from stoker.pytorch import Loader
 from stoker.pytorch.stats import Stats
+from stoker.recipes import Recipe
 from stoker.types import parse_bytes
 
+_SHORT = {"icache": {"warm_up": 1}, "ilfu": {"warm_up": 1}, "impact": {"max_warm_up": 2}}
+_RATE = 4e-3  # highest learning rate
 _QUICK = 0.05  # of all steps: what else runs on the machine only ever makes a step slower
 
 
@@ -99,8 +102,8 @@ class Run:
         return cached / (cached + self.mean("bytes_from_source"))
 
 
-def build_network(num_classes: int) -> nn.Module:
-    """Return three convolutions and a linear layer: u8[B, 3, 32, 32] -> f32[B, num_classes]."""
+def build_features() -> nn.Module:
+    """Return three convolutions: f32[B, 3, 32, 32] -> f32[B, 1024]."""
     layers: list[nn.Module] = []
     for inside, outside in itertools.pairwise((3, 16, 32, 64)):
         layers += [
@@ -109,7 +112,7 @@ def build_network(num_classes: int) -> nn.Module:
             nn.ReLU(),
             nn.MaxPool2d(2),
         ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, num_classes))
+    return nn.Sequential(*layers, nn.Flatten())
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -120,24 +123,36 @@ def as_input(images: Tensor) -> Tensor:
 class Trainer:
     """A network and its optimiser, the same from the first step for every recipe."""
 
-    def __init__(self, num_classes: int, total_steps: int, seed: int) -> None:
+    def __init__(self, num_classes: int, seed: int) -> None:
         torch.manual_seed(seed)
-        self.network = build_network(num_classes)
-        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=4e-3)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimiser, max_lr=4e-3, total_steps=max(1, total_steps)
-        )
+        self.features = build_features()
+        self.classifier = nn.Linear(64 * 4 * 4, num_classes)
+        self.network = nn.Sequential(self.features, self.classifier)
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=_RATE)
 
-    def step(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Train on one batch; returns f32[B], the loss of each sample before the step."""
+    def step(self, images: Tensor, targets: Tensor, loader: Loader, done: float) -> None:
+        """Train on one batch of ``loader``, at the share ``done`` of the training."""
+        embeddings = self.features(as_input(images))
+        logits = self.classifier(embeddings)
+        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        loader.observe(losses, logits=logits, embeddings=embeddings, labels=targets)
+        # By the share done and not by steps: recipes differ in the length of their epochs.
+        for group in self.optimiser.param_groups:
+            group["lr"] = _RATE * min(1.0, 0.04 + done / 0.3, 1.001 - (done - 0.3) / 0.7)
+        self.optimiser.zero_grad(set_to_none=True)
+        (losses * loader.weights).mean().backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+
+    @torch.no_grad()
+    def rescore(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return f32[B], the losses of a batch without learning from it."""
+        images, targets = batch
+        self.network.eval()
         losses = nn.functional.cross_entropy(
             self.network(as_input(images)), targets, reduction="none"
         )
-        self.optimiser.zero_grad(set_to_none=True)
-        losses.mean().backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
-        self.schedule.step()
-        return losses.detach()
+        self.network.train()
+        return losses
 
     @torch.no_grad()
     def accuracy(self, data: DemoData) -> float:
@@ -167,38 +182,54 @@ def processors_left_by(workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def fitted(name: str, settings: Settings, data: DemoData) -> Recipe:
+    """Return a recipe for so short a training of so little data.
+
+    Warm-ups are one or two epochs, and packages, if it has any, suit the cache.
+    """
+    recipe = recipes.get(name, **_SHORT.get(name, {}))
+    if recipe.packaging is None:
+        return recipe
+    room = int(settings.share_of(data) * data.total_bytes)
+    least = min(recipe.packaging.min_bytes, max(1, room // 20))
+    return replace(recipe, packaging=replace(recipe.packaging, min_bytes=least))
+
+
 def train(
     data: DemoData,
     storage: Storage,
     recipe: str,
     settings: Settings,
-    advance: Callable[[], object],
+    advance: Callable[[float], object],
 ) -> Run:
-    """Train a new network with ``recipe``; calls ``advance`` after each step."""
-    dataset = data.dataset(storage)
+    """Train a new network with ``recipe``; tells ``advance`` the share done in each step."""
+    dataset, chosen = data.dataset(storage), fitted(recipe, settings, data)
+    trainer = Trainer(data.num_classes, settings.seed)
+    scores_anew = hasattr(chosen.scorer(len(data.paths)), "volatile")
     with Loader(
         dataset,
         batch_size=settings.batch_size,
         num_workers=settings.workers,
         persistent_workers=settings.workers > 0,
         cache=settings.cache,
-        recipe=recipe,
+        recipe=chosen,
         epochs=settings.epochs,
         seed=settings.seed,
+        rescore=trainer.rescore if scores_anew else None,
     ) as loader:
-        trainer = Trainer(data.num_classes, settings.epochs * len(loader), settings.seed)
         epochs, costs = [], []
-        for _ in range(settings.epochs):
-            before, started = loader.stats, time.perf_counter()
-            for images, targets in loader:
+        for epoch in range(settings.epochs):
+            before, started, steps = loader.stats, time.perf_counter(), len(loader)
+            for step, (images, targets) in enumerate(loader):
                 wall, processor = time.perf_counter(), time.process_time()
-                losses = trainer.step(images, targets)
+                done = (epoch + step / steps) / settings.epochs
+                trainer.step(images, targets, loader, done)
                 spent = time.perf_counter() - wall, time.process_time() - processor
                 costs.append([seconds / len(targets) for seconds in spent])
-                loader.observe(losses)
-                advance()
+                advance(1 / (steps * settings.epochs))
             seconds = time.perf_counter() - started
             epochs.append(Epoch(seconds, loader.stats.since(before)))
-    predicted = recipes.get(recipe).predicted_hit_ratio(settings.share_of(data))
-    step = StepCost(*np.quantile(costs, _QUICK, axis=0).tolist())
-    return Run(recipe, predicted, trainer.accuracy(data), epochs, step)
+            loader.end_epoch(accuracy=trainer.accuracy(data))
+    predicted = chosen.predicted_hit_ratio(settings.share_of(data))
+    step_cost = StepCost(*np.quantile(costs, _QUICK, axis=0).tolist())
+    return Run(recipe, predicted, trainer.accuracy(data), epochs, step_cost)

@@ -43,7 +43,9 @@ def replay(
     """
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     source = MemorySource((np.zeros(int(offsets[-1]), np.uint8), offsets))
-    sampler = recipe.sampler(len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False)
+    sampler = recipe.sampler(
+        len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
+    )
     arena = Arena(len(sizes), cache_bytes, mean_size=float(sizes.mean()), exact=True, seed=seed)
     arena.configure(recipe.policy.regions())
     accesses = hits = total_bytes = hit_bytes = 0

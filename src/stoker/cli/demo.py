@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from stoker.cli._choice import choose_recipes
 from stoker.cli._digits import write_digits
@@ -123,9 +122,8 @@ def _run(
     with console.status("reading the list of images"):
         data = DemoData.load(folder)
         settings.share_of(data)  # a cache that makes no sense is refused before any training
-    steps = settings.epochs * math.ceil(len(data.paths) / settings.batch_size)
     with processors_left_by(settings.workers), _progress(console) as progress:
-        bars = {name: progress.add_task(name, total=steps, start=False) for name in chosen}
+        bars = {name: progress.add_task(name, total=1.0, start=False) for name in chosen}
         runs = []
         for name, bar in bars.items():
             progress.start_task(bar)
@@ -141,10 +139,9 @@ def _run(
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:>8}"),
+        TextColumn("{task.description:>11}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("batches"),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
         console=console,
     )

@@ -8,12 +8,12 @@ from stoker.recipes.base import Recipe
 
 
 def quiver() -> Recipe:
-    """Return uniform epochs in which any cached sample may stand in for a missing one.
+    """Return uniform epochs whose order bends to what is cached.
 
-    A sample that is not cached is replaced by one that is and was not served yet in this epoch;
-    only when none is left is it read. The cache keeps what came first. So the beginning of an
-    epoch is served from the cache, whatever was asked for, and samples that stay outside are
-    visited less often: hits here are substitutions, and counted as such. Source: Kumar and
+    A sample that is not cached is replaced by one that is and was not served yet in this epoch,
+    and gets a turn later, when no such sample is left. So each sample is served once an epoch, as
+    without, and the cache is used up first: its hits are for the most part substitutions, and
+    both together are what a static cache hits. The cache keeps what came first. Source: Kumar and
     Sivathanu, "Quiver: An Informed Storage Cache for Deep Learning", FAST 2020, section 3.
     """
     return Recipe(
