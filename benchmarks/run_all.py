@@ -22,6 +22,7 @@ BENCHMARKS = (
     "index_memory",
     "feed",
     "tiering",
+    "tiering_calls",
 )
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")
 
