@@ -1,0 +1,96 @@
+"""The pages of papers: ablations are parameters, and each adds what its paper adds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stoker import recipes
+from stoker.errors import ConfigError
+from stoker.importance.background import Background
+from stoker.importance.hybrid import Hybrid
+from stoker.importance.loss import LossHistory
+from stoker.importance.realtime import Realtime
+from stoker.importance.reducible import ReducibleLoss
+from stoker.policy import LRU, HighLow, Homophily, Score, StaticSet
+from stoker.recipes import Recipe
+from stoker.sampler import Sampler, SelectiveSampler
+
+
+def sampler_of(recipe: Recipe, epochs: int | None = 16) -> Sampler:
+    job = {"seed": 1, "shuffle": True, "pad_to": 1, "drop_last": False}
+    return recipe.sampler(100, **job, epochs=epochs)  # type: ignore[arg-type]
+
+
+def test_icache_part_by_part():
+    iis, high, whole = (recipes.icache(parts=p) for p in ("iis", "iis+hc", "iis+hc+lc"))
+    assert iis.policy == LRU()
+    assert high.policy == Score(ties=False)
+    assert whole.policy == HighLow(0.7, 0.9)
+    assert iis.sampler == high.sampler == whole.sampler
+    assert [r.substitution is not None for r in (iis, high, whole)] == [False, False, True]
+    assert [r.packaging is not None for r in (iis, high, whole)] == [False, False, True]
+    assert whole == recipes.icache()
+    assert whole.packaging is not None and whole.packaging.min_bytes == 1 << 20
+
+
+def test_icache_by_default_is_that_of_its_paper():
+    sampler = sampler_of(recipes.icache())
+    assert isinstance(sampler, SelectiveSampler)
+    assert (sampler.beta, sampler.warm_up, sampler.full_every) == (0.33, 5, 3)
+    assert [sampler.length_at(epoch) for epoch in range(9)] == [100] * 5 + [75, 75, 100, 75]
+    assert sampler_of(recipes.ilfu()) == sampler
+
+
+def test_impact_by_evaluation():
+    hybrid, history, realtime = (
+        recipes.impact(evaluation=e) for e in ("hybrid", "history", "realtime")
+    )
+    assert isinstance(hybrid.scorer(100), Hybrid)
+    assert hybrid.policy == StaticSet(0.25, HighLow(0.7, 0.9))
+    assert isinstance(history.scorer(100), LossHistory)
+    assert isinstance(realtime.scorer(100), Realtime)
+    assert history.policy == realtime.policy == HighLow(0.7, 0.9)
+    # The hybrid scorer itself asks for full passes; the others begin as iCache does.
+    assert sampler_of(hybrid).length_at(0) == 75
+    assert sampler_of(history).length_at(4) == 100
+
+
+def test_impact_without_its_l_cache():
+    recipe = recipes.impact(parts="iis+hc")
+    assert recipe.substitution is None and recipe.packaging is None
+    assert recipe.policy == StaticSet(0.25, HighLow(1.0, 0.9))
+
+
+def test_impact_takes_a_reference_for_reducible_losses():
+    reference = ReducibleLoss(np.ones(100))
+    assert recipes.impact("history", of=reference).scorer(100) is reference
+    with pytest.raises(ConfigError, match="leave out of="):
+        recipes.impact("realtime", of=reference)
+
+
+def test_spidercache_part_by_part():
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    names = ("importance", "importance+homophily", "importance+homophily+elastic")
+    importance, homophily, elastic = (recipes.spidercache(parts=p) for p in names)
+    assert importance.policy == Score(ties=False) and importance.substitution is None
+    assert homophily.policy == Homophily(0.9) and homophily.shares is None
+    assert elastic.shares is not None and elastic == recipes.spidercache()
+    scorer = elastic.scorer(100)
+    assert isinstance(scorer, Background)
+    scorer.close()
+
+
+def test_infobatch_must_know_its_end():
+    assert sampler_of(recipes.infobatch(), epochs=8).length_at(7) == 100
+    with pytest.raises(ConfigError, match="epochs="):
+        sampler_of(recipes.infobatch(), epochs=None)
+
+
+@pytest.mark.parametrize("name", ["icache", "impact", "spidercache"])
+def test_unknown_parts_list_the_known_ones(name):
+    with pytest.raises(ConfigError, match=r"parts='all' is not known: use one of i"):
+        recipes.get(name, parts="all")
+    if name == "impact":
+        with pytest.raises(ConfigError, match="hybrid, history, realtime"):
+            recipes.get(name, evaluation="fresh")
