@@ -108,7 +108,7 @@ static void* map_file(const char* directory, const char* name, int flags, uint64
       (uint64_t)status.st_size >= *bytes) {
     *bytes = (uint64_t)status.st_size;
     const int protection = flags == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
-    address = mmap(NULL, *bytes, protection, MAP_SHARED, fd, 0);
+    address = raw_mmap(NULL, *bytes, protection, MAP_SHARED, fd, 0);
   }
   raw_close(fd);
   return address == MAP_FAILED ? NULL : address;

@@ -123,6 +123,13 @@ static bool is_placed(const struct stoker_entry* entry) {
   return entry_state(entry) == STOKER_PLACED && entry->source_size > 0;
 }
 
+// Whether an open of a file of this size waits for its whole copy. A stream's does for longer ones:
+// its reads, which cannot be seen, would fetch from the source what is being copied anyway.
+static bool waits_for_whole(uint64_t size, const struct opening* opening) {
+  const struct stoker_table* table = map_header();
+  return size <= table->small_bytes || (opening->stream && size <= table->ahead_bytes);
+}
+
 int place_open(const struct named_file* file, struct opening* opening) {
   struct stoker_entry entry;
   uint32_t number = map_find(file);
@@ -133,7 +140,7 @@ int place_open(const struct named_file* file, struct opening* opening) {
   opening->asked = true;
   if (entry.link && (opening->flags & O_NOFOLLOW)) return -1;
   if (entry_state(&entry) != STOKER_PLACED && entry_state(&entry) != STOKER_REFUSED &&
-      entry.source_size <= map_header()->small_bytes) {
+      waits_for_whole(entry.source_size, opening)) {
     number = wait_for_entry(file, true, &entry);
     opening->waited = true;
   }
@@ -166,8 +173,7 @@ static uint32_t settled_entry(const struct stat* status, const struct named_file
   }
   if (number == NO_ENTRY && (!opening->asked || status->st_size == 0)) return NO_ENTRY;
   if (opening->waited || status->st_size == 0) return map_read(number, entry) ? number : NO_ENTRY;
-  const bool small = (uint64_t)status->st_size <= map_header()->small_bytes;
-  return wait_for_entry(file, small, entry);
+  return wait_for_entry(file, waits_for_whole((uint64_t)status->st_size, opening), entry);
 }
 
 static void settle_named(int fd, const struct stat* status, const struct named_file* file,

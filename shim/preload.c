@@ -1,9 +1,9 @@
 // The library of `stoker run`: see SYMBOLS.md for what it intercepts, table.h for what it is told.
 //
-//   open.c, stream.c ─► place.c ─► paths.c   which file is meant
-//   stat.c ───────────────│──────► map.c     what the daemon's table says of it
-//   read.c ───────────────┘     ─► wait.c, report.c   waiting for the daemon, telling it
-//   watch.c                        which descriptor is which
+//   open.c, stream.c ──► place.c ────► paths.c   which file is meant
+//   read.c, mmap.c ────► copied.c ──┐  watch.c   which descriptor is which
+//   stat.c ─────────────────────────┴► map.c     what the daemon's table says
+//                                      wait.c, report.c   waiting for the daemon, telling it
 //
 // No function here allocates memory or takes a lock. A thread that finds the table not yet mapped
 // goes to the real file.

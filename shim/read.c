@@ -8,11 +8,11 @@
 #include <fcntl.h>
 #include <limits.h>
 
+#include "copied.h"
 #include "hook.h"
 #include "place.h"
 #include "real.h"
 #include "report.h"
-#include "wait.h"
 #include "watch.h"
 
 enum { ATTEMPTS = 3 };
@@ -26,14 +26,6 @@ struct reading {
   uint32_t watch;
 };
 
-// Whether the descriptor is still the entry's source, unchanged: its number may be another file's.
-static bool is_source(int fd, const struct stoker_entry* entry) {
-  struct stat status;
-  return raw_fstat(fd, &status) == 0 && status.st_dev == entry->source_dev &&
-         status.st_ino == entry->source_ino && (uint64_t)status.st_size == entry->source_size &&
-         time_ns(status.st_mtim) == entry->source_mtime_ns;
-}
-
 static uint64_t total_of(const struct reading* reading) {
   uint64_t total = 0;
   for (int i = 0; i < reading->count; ++i) {
@@ -42,26 +34,12 @@ static uint64_t total_of(const struct reading* reading) {
   return total;
 }
 
-// Whether the copy holds `end` bytes from the file's begin, after a wait where one is due.
-static bool is_copied(const struct reading* reading, uint64_t end, struct stoker_entry* entry) {
-  if (entry_state(entry) == STOKER_PLACED) return true;
-  if (entry_state(entry) == STOKER_COPYING && entry->copied >= end) return true;
-  if (reading->watch & WATCH_IMPATIENT) return false;
-  const uint32_t number = (reading->watch & WATCH_ENTRY) - 1;
-  if (wait_for_bytes(number, end, entry)) return true;
-  // Not for a jump far ahead of the copier, which costs no wait.
-  if (end - entry->copied <= map_header()->ahead_bytes) {
-    watch_set(reading->fd, reading->watch | WATCH_IMPATIENT);
-  }
-  return false;
-}
-
 // Reads exactly [offset, offset + length) from the copy, or nothing.
 static bool read_copy(const struct reading* reading, uint64_t offset, uint64_t length,
                       struct stoker_entry* entry) {
-  const uint32_t number = (reading->watch & WATCH_ENTRY) - 1;
+  const uint32_t number = watch_entry(reading->watch);
   for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
-    if (!is_copied(reading, offset + length, entry)) return false;
+    if (!copied_reaches(reading->fd, reading->watch, offset + length, entry)) return false;
     const int fd = place_open_copy(number, entry, O_RDONLY | O_CLOEXEC);
     if (fd >= 0) {
       const ssize_t done = raw_preadv(fd, reading->parts, reading->count, (off_t)offset);
@@ -103,14 +81,7 @@ static ssize_t read_along(const struct reading* reading, uint64_t wanted,
 // Serves a read of a watched source; false when it is to be left to the real function.
 static bool serve(const struct reading* reading, ssize_t* result) {
   struct stoker_entry entry;
-  const uint32_t number = (reading->watch & WATCH_ENTRY) - 1;
-  const unsigned state = map_state(number);
-  if (state == 0 || state == STOKER_REFUSED || state == STOKER_DROPPED) return false;
-  if (!map_live() || !map_read(number, &entry)) return false;
-  if (!is_source(reading->fd, &entry)) {
-    watch_set(reading->fd, 0);
-    return false;
-  }
+  if (!copied_entry(reading->fd, reading->watch, &entry)) return false;
   const uint64_t size = entry.source_size;
   const uint64_t total = total_of(reading);
   const uint64_t wanted = total < size ? total : size;
@@ -126,7 +97,7 @@ static bool serve(const struct reading* reading, ssize_t* result) {
 }
 
 static bool served(const struct reading* reading, ssize_t* result) {
-  if (reading->watch == 0 || reading->watch & WATCH_COPY) return false;
+  if (!watch_is_source(reading->watch)) return false;
   const int saved = errno;
   const bool done = serve(reading, result);
   if (!done || *result >= 0) errno = saved;

@@ -73,3 +73,7 @@ ssize_t raw_readlink(const char* path, char* target, size_t size) {
 }
 
 ssize_t raw_getcwd(char* path, size_t size) { return syscall(SYS_getcwd, path, size); }
+
+void* raw_mmap(void* at, size_t length, int protection, int flags, int fd, off_t offset) {
+  return (void*)syscall(SYS_mmap, at, length, protection, flags, fd, offset);
+}

@@ -14,6 +14,7 @@ struct statx;
   X(int, openat, (int, const char*, int, ...))                     \
   X(int, __open_2, (const char*, int))                             \
   X(int, __openat_2, (int, const char*, int))                      \
+  X(void*, mmap, (void*, size_t, int, int, int, off_t))            \
   X(int, dup, (int))                                               \
   X(int, dup2, (int, int))                                         \
   X(int, dup3, (int, int, int))                                    \
@@ -54,3 +55,4 @@ ssize_t raw_preadv(int fd, const struct iovec* parts, int count, off_t offset);
 ssize_t raw_preadv2(int fd, const struct iovec* parts, int count, off_t offset, int flags);
 ssize_t raw_readlink(const char* path, char* target, size_t size);
 ssize_t raw_getcwd(char* path, size_t size);
+void* raw_mmap(void* at, size_t length, int protection, int flags, int fd, off_t offset);

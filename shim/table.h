@@ -119,7 +119,8 @@ struct stoker_table {  // 4096 bytes, the beginning of the file
   uint32_t index_limit_log2;  // the largest k either index has room for, at most 30
   uint32_t revalidate_ms;     // a copy is used this long without a look at the source
   uint64_t small_bytes;       // the first open of a file up to this size waits for its copy
-  uint64_t ahead_bytes;       // a read this far beyond `copied`, or nearer, waits for it
+  uint64_t ahead_bytes;       // a read this far beyond `copied`, or nearer, waits for it; so does
+                              // fopen of a file of this size
   uint32_t wait_ms;           // the longest wait without progress
   uint32_t heartbeat_ms;      // a daemon silent for longer counts as gone
   uint32_t source_count;      // rows of `sources`

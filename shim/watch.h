@@ -12,6 +12,11 @@ enum { WATCHED_DESCRIPTORS = 65536 };  // higher ones are not watched
 #define WATCH_IMPATIENT 0x40000000u  // the source; a wait for its copy was given up
 #define WATCH_ENTRY 0x3fffffffu      // the source; these bits are the entry, or all set: none yet
 
+static inline bool watch_is_source(uint32_t watch) { return watch != 0 && !(watch & WATCH_COPY); }
+
+// The entry's number; one that no entry has where it is not known.
+static inline uint32_t watch_entry(uint32_t watch) { return (watch & WATCH_ENTRY) - 1; }
+
 extern _Atomic(uint32_t) watched[WATCHED_DESCRIPTORS];  // 0: not watched; else what it is, plus one
 
 static inline uint32_t watch_get(int fd) {

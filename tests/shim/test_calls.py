@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ STATS = ["fstat", "fstat64", "fstatat", "fstatat64", "statx"]
 STATS += ["__fxstat", "__fxstat64", "__fxstatat", "__fxstatat64"]
 AT_OFFSET = ["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk"]
 AT_OFFSET += ["preadv", "preadv64", "preadv2"]
+MAPS = ["mmap", "mmap64"]
 ALONG = ["read", "__read", "__read_chk", "readv", "preadv64v2"]
 
 CHANGED = b"one of the tier..\n"  # as long as what the source has
@@ -39,7 +41,7 @@ def test_the_documented_functions_are_the_intercepted_ones() -> None:
 
 
 def test_each_intercepted_function_is_called_by_a_test() -> None:
-    assert {*OPENS, *STATS, *AT_OFFSET, *ALONG} == symbols_of_library()
+    assert {*OPENS, *STATS, *AT_OFFSET, *MAPS, *ALONG} == symbols_of_library()
 
 
 def test_runs_with_glibc_2_17() -> None:
@@ -127,6 +129,30 @@ def test_reads_what_is_not_copied_from_the_source(
         assert position == (len(whole) if name in ALONG else 1000)
         counts = daemon.counted()
         assert (counts["tier_bytes"], counts["source_bytes"]) == (0, len(whole) - 1000)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_the_copy_once_it_is_complete(name: str, source: Path, compiled: Compile) -> None:
+    whole = (source / "large").read_bytes()
+    for copied, expected in ((len(whole), b"c" * 9000), (200_000, whole[5000:14000])):
+        with HandDaemon(source, ahead_bytes=0) as daemon:
+            content, _ = read_while_copying(
+                daemon, compiled("calls"), name, 5000, 9000, copied=copied
+            )
+            assert content == expected
+
+
+def test_a_stream_waits_for_a_large_file(source: Path, compiled: Compile) -> None:
+    for ahead, expected in ((1 << 30, b"c" * 251_000), (0, (source / "large").read_bytes())):
+        with HandDaemon(source, ahead_bytes=ahead) as daemon:
+            number = daemon.begin("large")
+            command = [compiled("calls"), "open", "fopen", source / "large"]
+            with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE) as reader:
+                while ahead and daemon.counted()["waits"] == 0:
+                    time.sleep(0.01)
+                if ahead:
+                    daemon.finish(number, b"c" * 251_000)
+                assert reader.communicate(timeout=60)[0] == expected
 
 
 def test_open_before_constructors(source: Path, compiled: Compile) -> None:
