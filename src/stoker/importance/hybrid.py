@@ -23,7 +23,7 @@ class Hybrid:
     forward pass before each plan; all others keep the score of their last visit.
 
     What is ranked is the score that ``of`` writes: the last loss by default, the reducible loss
-    as an option (the paper cites Mindermann et al. and leaves this open). State: 36 bytes a
+    as an option (the paper cites Mindermann et al. and leaves this open). State: 20 bytes a
     sample. Ranks that hold equal scores find equal sets. Not thread-safe.
     """
 
