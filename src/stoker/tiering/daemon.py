@@ -22,17 +22,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CapacityError, StokerError
+from stoker.errors import StokerError
 from stoker.prefetch.channel import Channel
 from stoker.tiering.config import Config
 from stoker.tiering.counters import create_counters
+from stoker.tiering.free_room import check_room
 from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind
 from stoker.tiering.order import read_order
 from stoker.tiering.placer import Placer
 from stoker.tiering.run_folder import RunFolder
 from stoker.tiering.table import Settings, Table, TierPlace
 from stoker.tiering.tier_dir import TierDir
-from stoker.types import format_bytes
 
 log = logging.getLogger("stoker.tiering")
 
@@ -52,7 +52,7 @@ class Daemon:
         try:
             for tier in config.tiers:
                 self.tiers.append(TierDir(tier.path, config.source))
-                _check_room(self.tiers[-1], tier.quota)
+                check_room(self.tiers[-1], tier.quota)
             folder.clear()
             create_counters(folder.counters)
             self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -150,17 +150,6 @@ class Daemon:
 def _is_inside(path: bytes) -> bool:
     parts = path.split(b"/")
     return b"\0" not in path and not any(part in (b"", b".", b"..") for part in parts)
-
-
-def _check_room(tier: TierDir, quota: int) -> None:
-    """Refuse a quota that the file system has no room for."""
-    found = os.statvfs(tier.path)
-    free = found.f_bavail * found.f_frsize
-    if quota - tier.used > free:
-        raise CapacityError(
-            f"tier {str(tier.path)!r}: {format_bytes(quota)} do not fit, {format_bytes(free)} are "
-            f"free there and {format_bytes(tier.used)} in use by copies: give it a smaller size"
-        )
 
 
 def _serve(daemon: Daemon, listener: socket.socket, members: dict[int, Channel]) -> None:
