@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from stoker.policy import LRU
-from stoker.store import handshake, registry
+from stoker.store import handshake, meeting
 from stoker.store.registry import clean, list_arenas, open_arena
 from stoker.store.runtime_dir import MARKER, runtime_dir
 from survival.job import play
@@ -284,7 +284,7 @@ def _cycles_in_threads(threads: int, rounds: int, pipe: Connection) -> None:
 
 
 def test_a_hundred_cycles_at_once_leak_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_PATIENCE", 60.0)  # the machine may be busy
+    monkeypatch.setattr(meeting, "_PATIENCE", 60.0)  # the machine may be busy
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(5)]
     children = [
