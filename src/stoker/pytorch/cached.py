@@ -12,6 +12,7 @@ from stoker.errors import SampleCorrupt, SourceError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
 from stoker.store.registry import SharedArena
+from stoker.store.shared_arrays import SharedArrays
 from stoker.store.store import Store
 from stoker.store.tier import Keys
 
@@ -43,7 +44,7 @@ class CachedDataset(BatchDataset):
         dataset: SourceDataset,
         store: Store,
         stage: Stage,
-        shared: Sequence[SharedArena] = (),
+        shared: Sequence[SharedArena | SharedArrays] = (),
     ) -> None:
         self.dataset = dataset
         self.store = store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import uuid
 import warnings
 from typing import Any
 
@@ -28,6 +29,7 @@ from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
 from stoker.store.preload import preload
 from stoker.store.registry import SharedArena, open_arena
+from stoker.store.shared_arrays import Layout, SharedArrays, open_arrays
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 from stoker.store.tier import Tier
@@ -153,19 +155,41 @@ class CacheSetup:
             opened.append(self._open_arena(ranks, window))
         try:
             disk = self._open_disk()
+            if disk is not None:
+                opened.append(disk)
+            claims = self._open_claims(ranks)
         except BaseException:
             for arena in opened:
                 arena.close()
             raise
-        if disk is not None:
-            opened.append(disk)
-        store = self._make_store(self._tier(opened))
-        cached = CachedDataset(self.population.base, store, self.stage, opened)
+        store = self._make_store(self._tier(opened), claims)
+        shared: list[SharedArena | SharedArrays] = [*opened]
+        if claims is not None:
+            shared.append(claims)
+        cached = CachedDataset(self.population.base, store, self.stage, shared)
         if self.recipe.preload:
             self._fill(cached)
         return cached
 
-    def _make_store(self, tier: Tier) -> Store:
+    def _open_claims(self, ranks: Ranks) -> SharedArrays | None:
+        """Return what ranks of this machine write together: who was served in this epoch."""
+        substitution = self.recipe.substitution
+        if ranks.world_size == 1 or substitution is None or substitution.kind == "neighbour":
+            return None
+        job = from_rank_zero(uuid.uuid4().hex, ranks)
+        if job is None:
+            warnings.warn(
+                f"a sample may be served by several of the {ranks.world_size} ranks in one epoch, "
+                "as they cannot agree: initialize torch.distributed first",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return None
+        num_samples = len(self.population.base)
+        layout: Layout = {"served": (num_samples, "u4"), "displaced": (num_samples, "u8")}
+        return open_arrays(f"claims {job}", layout)
+
+    def _make_store(self, tier: Tier, claims: SharedArrays | None) -> Store:
         """Return the store, with what the recipe's places and substitution need."""
         recipe, num_samples = self.recipe, len(self.population.base)
         places = serves = packaged = None
@@ -183,6 +207,8 @@ class CacheSetup:
             substitution=recipe.substitution,
             serves=serves,
             packaged=packaged,
+            served=None if claims is None else claims["served"],
+            displaced=None if claims is None else claims["displaced"],
             follows_scores=getattr(self.policy, "follows_scores", False),
         )
 

@@ -1,0 +1,117 @@
+"""The recipes that follow scores, as they come, in training loops of a few small epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytorch.parts import number_of
+from pytorch.ranks import run_ranks
+from stoker import recipes
+from stoker.pytorch import Loader, SampleDataset
+from stoker.source import FileSource, MemorySource
+from stoker.types import Outcome
+
+NUM = 160
+
+
+def source_of(size: int = 64) -> MemorySource:
+    return MemorySource([f"{i:08}".encode().ljust(size, b".") for i in range(NUM)])
+
+
+def loader_of(recipe: Any, source: Any = None, **options: Any) -> Loader:
+    dataset = SampleDataset(source or source_of(), number_of, targets=np.arange(NUM) % 4)
+    defaults: dict[str, Any] = {"batch_size": 16, "cache": "40%", "epochs": 10}
+    return Loader(dataset, recipe=recipe, **{**defaults, **options})
+
+
+def signals(ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """Losses, logits, embeddings and labels that depend on the sample alone."""
+    values = ((ids * 37) % 101).float()
+    logits = torch.nn.functional.one_hot(labels, 4) * (1 + values[:, None] / 50)
+    angle = values[:, None] / 16
+    embeddings = torch.cat([torch.cos(angle), torch.sin(angle), labels[:, None].float()], dim=1)
+    return {"losses": values / 50, "logits": logits, "embeddings": embeddings, "labels": labels}
+
+
+def train(loader: Loader, epochs: int) -> np.ndarray[Any, Any]:
+    served = np.zeros((epochs, NUM), np.int64)
+    for epoch in range(epochs):
+        for ids, labels in loader:
+            assert (labels == ids % 4).all()
+            assert loader.last_ids.tolist() == ids.tolist()
+            loader.observe(**signals(ids, labels))
+            np.add.at(served[epoch], ids.numpy(), 1)
+        loader.end_epoch(accuracy=0.5 + epoch / 100)
+    return served
+
+
+SMALL = {"icache": {"package_bytes": 512}, "impact": {"package_bytes": 512}}
+NAMES = ["shade", "icache", "impact", "spidercache", "quiver", "base", "ilfu", "infobatch"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_trains(name: str, num_workers: int) -> None:
+    if name == "spidercache":
+        pytest.importorskip("faiss", reason="faiss is not installed")
+    recipe = recipes.get(name, **SMALL.get(name, {}))
+    rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
+    with loader_of(recipe, rescore=rescore, num_workers=num_workers) as loader:
+        expected = loader.total_steps()
+        served = train(loader, 10)
+        stats = loader.stats
+        scores = loader.scores
+        assert (scores.seen >= served.sum(axis=0)).all()
+    parts = stats.hits + stats.substituted + stats.fetched + stats.packaged
+    assert stats.accesses == parts == served.sum()
+    assert stats.scoring_seconds > 0 and 0 < stats.ess <= 1 and 0 < stats.coverage <= 1
+    assert bool(stats.rescored) == (name == "impact")
+    assert stats.hits + stats.substituted > 0
+    assert served[0].sum() == NUM, "a full pass until there is something to go by"
+    if name in ("icache", "impact", "quiver", "ilfu", "infobatch"):
+        assert served.max() <= 1, "substitute_never_served_twice_an_epoch"
+    assert len(loader.epoch_stats) == 10 and expected >= 10
+
+
+def test_low_samples_come_in_packages(tmp_path: Path) -> None:
+    """label_matches_bytes and l_cache through the loader, with the packaging process at work."""
+    for number in range(NUM):
+        (tmp_path / f"{number:04}").write_bytes(f"{number:08}".encode().ljust(256, b"."))
+    source = FileSource(sorted(tmp_path.iterdir()))
+    recipe = recipes.get("icache", package_bytes=2048, warm_up=1)
+    with loader_of(recipe, source, cache="50%", num_workers=2) as loader:
+        served = train(loader, 10)
+        stats = loader.stats
+    assert served.max() <= 1
+    assert stats.packages_built > 0
+    assert stats.packaged + stats.substituted > 0
+    assert stats.package_reads >= (stats.packaged > 0)
+
+
+def outcomes_of(rank: int, name: str) -> Any:
+    recipe = recipes.get(name, **SMALL.get(name, {}))
+    served = np.zeros((6, NUM), np.int64)
+    substituted = 0
+    # torch.distributed has been initialized, so the ranks find each other by themselves.
+    with loader_of(recipe) as loader:
+        for epoch in range(6):
+            for ids, labels in loader:
+                loader.observe(**signals(ids, labels))
+                np.add.at(served[epoch], ids.numpy(), 1)
+                substituted += int((loader.last_outcomes == Outcome.SUBSTITUTED).sum())
+    return served, substituted
+
+
+@pytest.mark.parametrize("name", ["quiver", "icache"])
+def test_ranks_claim_substitutes_together(name: str, tmp_path: Path) -> None:
+    """substitute_never_served_twice_an_epoch, over two ranks."""
+    found = run_ranks(2, tmp_path, outcomes_of, name)
+    served = found[0][0] + found[1][0]
+    assert served.max() <= 1
+    if name == "quiver":
+        assert sum(part[1] for part in found) > 0
