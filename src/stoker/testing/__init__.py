@@ -10,6 +10,9 @@ from typing import Any
 
 _WHERE = {
     "FaultySource": "stoker.testing.faulty_source",
+    "PolicyConformance": "stoker.testing.policy_conformance",
+    "SamplerConformance": "stoker.testing.sampler_conformance",
+    "ScorerConformance": "stoker.testing.scorer_conformance",
     "SlowSource": "stoker.testing.slow_source",
     "SourceConformance": "stoker.testing.source_conformance",
 }
