@@ -27,14 +27,17 @@ def show(folder: Path, samples: int, settings: Settings, smoke: bool, as_json: b
         f"{samples} images, {settings.epochs} epochs, {settings.model} network, "
         f"{len({found['seed'] for found in trained})} seeds"
     )
-    for report in (
+    reports = (
         _hits(replayed, about, smoke),
         _against(replayed, about, smoke),
         _live(trained, replayed, about, smoke),
         _accuracy(trained, about, smoke, 0.0),
         _accuracy(trained, about, smoke, 0.2),
-    ):
-        report.show(as_json)
+    )
+    if as_json:
+        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
+    else:
+        print("\n".join(report.to_text() for report in reports if report.rows))
     _plot(replayed, folder / "hits.png", about)
 
 
@@ -84,7 +87,9 @@ def _hits(replayed: list[Found], about: str, smoke: bool) -> Report:
         f"Served from a copy kept for this use, no read caused, in the last {LATE} epochs; "
         "the first epoch of a training hits nothing and is not among them.",
         "shade x3: the repetition of its public code, three times as much of as many samples as "
-        "the cache holds. hits first: the same, in the order in which that code emits them.",
+        "the cache holds, spread over the epoch. hits first: the same visits in the order of that "
+        "code, which emits what is cached before all else. So nothing enters and pushes out a "
+        "sample that is still to come, as it does when keys follow scores and repeats are spread.",
     ]
     return report
 
