@@ -9,7 +9,7 @@ import pytest
 
 from stoker import _core
 from stoker.errors import ConfigError, SegmentError
-from stoker.policy import HighLow, Homophily, MinIO, Substitution
+from stoker.policy import HighLow, Homophily, MinIO, Score, Substitution
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
@@ -137,6 +137,18 @@ def test_a_sample_that_stood_in_for_another_is_replaced_too(low):
     third = low.serve(second.ids)
     assert (third.ids.tolist(), third.outcomes.tolist()) == ([9], [FETCHED])
     check(third, [9])
+
+
+def test_a_sample_served_on_anothers_turn_does_not_take_its_key():
+    arena = Arena(N, BYTES, 24)
+    arena.configure(Score().regions())
+    with Store(CountingSource(N), MemoryTier(arena), substitution=ANY) as store:
+        store.serve([1], np.array([5.0]))
+        store.begin_epoch(0)
+        assert store.serve([9], np.array([7.0])).ids.tolist() == [1]
+        served = store.serve([1], np.array([8.0]))
+        assert (served.ids.tolist(), served.outcomes.tolist()) == ([9], [FETCHED])
+        assert np.isneginf(arena.keys([9])).all()
 
 
 def test_without_an_epoch_nothing_is_substituted(low):

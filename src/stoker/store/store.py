@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -52,15 +53,18 @@ class Store:
     costs speed, never the run. Safe in any thread; forked children and processes that receive
     the store by pickling share tier and counters. Also a context manager.
 
-    ``places`` (``u8[N]``): the region, by its index in the policy, where each sample belongs; new
-    ones go there. ``substitution``: what is served instead of reading a sample that is not cached.
-    Kind ``low_by_low`` needs ``places``. It and ``any``, which serve each sample once an epoch,
-    claim samples in ``served`` (``u32[N]``) and ``displaced`` (``u64[N]``), zeros at first, which
-    the ranks of a job on one node share (:func:`~stoker.store.shared_arrays.open_arrays`), else the
-    store has its own; they begin with :meth:`begin_epoch`. ``neighbour`` needs
-    ``serves`` (``u32[N]``, see :meth:`keep_key_sample`).
-    ``packaged`` (``u8[N]``): 1 at samples that came with a package. ``follows_scores``: a hit
-    changes no key. Whatever fails of all this costs a read of the sample asked for, no more.
+    - ``places`` (``u8[N]``): the region, by its index in the policy, where each sample belongs; new
+      ones go there.
+    - ``follows_scores``: keys are scores, so a hit changes none.
+    - ``packaged`` (``u8[N]``): 1 at samples that came with a package.
+    - ``substitution``: what is served instead of reading a sample that is not cached. Whatever
+      fails of it costs a read of the sample asked for, no more. Kinds ``low_by_low``, which needs
+      ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
+    - ``served`` (``u32[N]``) and ``displaced`` (``u64[N]``), zeros at first, are where these kinds
+      claim samples. The ranks of a job on one node share them
+      (:func:`~stoker.store.shared_arrays.open_arrays`), else the store has its own.
+    - ``serves`` (``u32[N]``): who serves for whom, needed by kind ``neighbour``; see
+      :meth:`keep_key_sample`.
 
     Raises :class:`~stoker.errors.ConfigError` for a source without samples, and for shared arrays
     of another length or type or that are missing.
@@ -79,6 +83,7 @@ class Store:
         serves: SharedArray | None = None,
         packaged: SharedArray | None = None,
         follows_scores: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = as_source(source)
         if len(self.source) == 0:
@@ -93,6 +98,7 @@ class Store:
         self.packaged = packaged
         self._wait_seconds = wait_seconds
         self._follows_scores = follows_scores
+        self._clock = clock
         self._fresh: SharedArray | None = None
         self._epoch = SharedArray.create(2, np.uint64, name="stoker-epoch")
         self.served, self._displaced = self._claims(served, displaced)
@@ -297,6 +303,7 @@ class Store:
             self.places if rules.kind == "low_by_low" else None,
             regions.index(rules.region),
             self._fresh,
+            self._clock,
         )
 
     def _serve_misses(
@@ -310,7 +317,9 @@ class Store:
         wanted = batch if choice is None else choice.ids
         missing = np.flatnonzero(~found if choice is None else choice.missing)
         ids, first, inverse = _distinct(wanted[missing])
-        own_keys = None if keys is None else keys[missing[first]]
+        asked = batch[missing[first]]
+        # The keys are those of the samples asked for: of others none is known.
+        own_keys = None if keys is None else np.where(ids == asked, keys[missing[first]], -np.inf)
         flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds)
         if ids.size:
             flight.run()
