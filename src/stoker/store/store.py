@@ -65,6 +65,8 @@ class Store:
       (:func:`~stoker.store.shared_arrays.open_arrays`), else the store has its own.
     - ``serves`` (``u32[N]``): who serves for whom, needed by kind ``neighbour``; see
       :meth:`keep_key_sample`.
+    - ``clock``: returns the seconds by which searches for substitutes are spaced; a simulator
+      gives its own.
 
     Raises :class:`~stoker.errors.ConfigError` for a source without samples, and for shared arrays
     of another length or type or that are missing.

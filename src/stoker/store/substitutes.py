@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,7 +59,8 @@ class OnceEach:
 
     ``stamp`` and ``seed`` are those of ``epoch`` (``u64[2]``); with stamp 0 nothing is
     substituted. With ``places`` (``u8[N]``) only samples whose place is ``place`` take part.
-    Samples that ``fresh`` (``u8[N]``) marks were read ahead for an access of their own.
+    Samples that ``fresh`` (``u8[N]``) marks were read ahead for an access of their own. ``clock``
+    returns seconds: how long to rest after a search that found little, and what draws its order.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class OnceEach:
         places: SharedArray | None = None,
         place: int = 0,
         fresh: SharedArray | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tier, self._region = tier, region
+        self._clock = clock
         self._served, self._displaced = served.array, displaced.array
         self._epoch = epoch.array
         self._places = None if places is None else places.array
@@ -188,7 +192,7 @@ class OnceEach:
             self._whose = stamp, os.getpid()
             self._pool = deque()
             self._search_from = 0.0
-        if not self._pool and time.monotonic() >= self._search_from:
+        if not self._pool and self._clock() >= self._search_from:
             self._search(stamp)
         pool = self._pool
         if not pool:
@@ -201,7 +205,7 @@ class OnceEach:
         return ids[(self._served[ids] < stamp) & self._takes_part(ids)]
 
     def _search(self, stamp: int) -> None:
-        begin = time.monotonic()
+        begin = self._clock()
         ids = self._tier.list(self._region)
         free = (self._served[ids] < stamp) & self._takes_part(ids)
         if self._fresh is not None:
@@ -211,7 +215,7 @@ class OnceEach:
         random.shuffle(ids)
         self._pool.extend(ids[:_POOL].tolist())
         if len(ids) < _POOL:
-            now = time.monotonic()
+            now = self._clock()
             self._search_from = now + max(_LEAST_REST, _REST * (now - begin))
 
 
