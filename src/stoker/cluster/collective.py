@@ -77,7 +77,7 @@ def joined(rank: int, world_size: int) -> Collective:
         return Alone()
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ConfigError(
-            f"world_size={world_size} ranks have to agree on scores and cannot: call "
+            f"world_size={world_size} ranks have to agree on epochs and scores and cannot: call "
             "torch.distributed.init_process_group() before the first iteration"
         )
     group = Group()

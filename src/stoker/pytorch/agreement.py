@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 class Agreement:
     """Brings the scores of all ranks together between two epochs.
 
-    ``needed``: whether anything is done with scores that ranks have to agree on; otherwise
+    ``needed``: whether ranks have to agree, on scores or on when an epoch begins; otherwise
     nobody talks to anybody. Used by the training process only, from one thread; with several
     ranks :meth:`reach` is a collective.
     """

@@ -48,7 +48,7 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
 
 
 def follows_scores(recipe: Recipe, is_sampled_by_scores: bool) -> bool:
-    """Whether anything of ``recipe`` depends on scores, so that ranks have to agree on them."""
+    """Whether anything of ``recipe`` depends on scores, and ranks have to agree on them."""
     policy = recipe.policy
     return (
         is_sampled_by_scores

@@ -179,7 +179,9 @@ class Loader(DataLoader[Any]):
             seed=self._seed,
             needed=follows,
         )
-        self._agreement = Agreement(self._observer, needed=follows)
+        # Ranks that substitute for each other also begin their epochs together.
+        shared = not own_order and self._recipe.substitution is not None
+        self._agreement = Agreement(self._observer, needed=follows or shared)
         self._records = Records(len(self._population.base))
         self._engine = Engine(
             setup,

@@ -178,13 +178,7 @@ class CacheSetup:
             return None
         job = from_rank_zero(uuid.uuid4().hex, ranks)
         if job is None:
-            warnings.warn(
-                f"a sample may be served by several of the {ranks.world_size} ranks in one epoch, "
-                "as they cannot agree: initialize torch.distributed first",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-            return None
+            return None  # ranks that cannot agree are refused when the epoch begins
         num_samples = len(self.population.base)
         layout: Layout = {"served": (num_samples, "u4"), "displaced": (num_samples, "u8")}
         return open_arrays(f"claims {job}", layout)
