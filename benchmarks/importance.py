@@ -95,7 +95,15 @@ class Bench:
                 other = self.path("train", training.sizes_of, TRAINED_AT, seed, flipped)
                 epochs = json.loads(other.read_text())["epochs"]
                 recipe = pruned_at_random(recipe, [int(e["accesses"]) for e in epochs])
-            found, record = train(self.images, recipe, cache, seed, flipped, self.settings)
+            found, record = train(
+                self.images,
+                recipe,
+                cache,
+                seed,
+                flipped,
+                self.settings,
+                is_checked=training.is_checked,
+            )
             if not flipped:
                 record.save(path.with_suffix(".npz"))
             return found | {"training": name, "cache": cache, "seed": seed, "flipped": flipped}

@@ -31,6 +31,8 @@ class Training:
     """Makes the recipe for a cache share."""
     flipped: bool = True
     """Whether it is trained on wrong labels as well."""
+    is_checked: bool = False
+    """Whether its scores are held against a full evaluation before each epoch."""
     sizes_of: str | None = None
     """The training whose number of visits by epoch random pruning takes over."""
 
@@ -50,9 +52,9 @@ TRAININGS = {
     "quiver": Training(_of("quiver"), flipped=False),
     "shade": Training(_of("shade")),
     "shade x3": Training(_shade_by_code),
-    "iis": Training(_of("icache", parts="iis", **_WARM_UP)),
+    "iis": Training(_of("icache", parts="iis", **_WARM_UP), is_checked=True),
     "icache": Training(_of("icache", **_WARM_UP), flipped=False),
-    "impact hc": Training(_of("impact", parts="iis+hc", max_warm_up=4)),
+    "impact hc": Training(_of("impact", parts="iis+hc", max_warm_up=4), is_checked=True),
     "impact": Training(_of("impact", max_warm_up=4), flipped=False),
     "spider importance": Training(_of("spidercache", parts="importance")),
     "spidercache": Training(_of("spidercache"), flipped=False),

@@ -11,6 +11,7 @@ import torch
 from importance_data import Images
 from importance_model import Trainer
 from importance_record import Record, Recorder, played
+from numpy.typing import NDArray
 
 import stoker
 from stoker.recipes import Recipe
@@ -18,6 +19,9 @@ from stoker.recipes import Recipe
 PACE = 0.02
 """Seconds between the batches of a replay with packages, which a process builds and loads beside
 it: about what a training step takes. Without them a replay goes as fast as it can."""
+
+TOP = (0.01, 0.2)
+"""Shares of the samples, the most important ones, whose scores are held against fresh losses."""
 
 COUNTS = ("accesses", "hits", "substituted", "packaged", "fetched", "rescored")
 
@@ -38,8 +42,13 @@ def train(
     seed: int,
     flipped: float,
     settings: Settings,
+    *,
+    is_checked: bool = False,
 ) -> tuple[dict[str, Any], Record]:
-    """Train with ``recipe`` over a cache of that share; return what came out, and the record."""
+    """Train with ``recipe`` over a cache of that share; return what came out, and the record.
+
+    ``is_checked``: hold the scores that each plan was made from against a full evaluation.
+    """
     labels = images.labels(flipped, seed)
     record = Record()
     recorders: list[Recorder] = []
@@ -59,12 +68,15 @@ def train(
         prefetch_bytes=0,
         rescore=trainer.rescore if hasattr(recipe.scorer(len(images)), "volatile") else None,
     ) as loader:
-        epochs = []
+        epochs, precisions = [], []
         for epoch in range(settings.epochs):
             began, before, ids = time.perf_counter(), loader.stats, []
             recorders[-1].is_training = False
             for step, (pictures, targets) in enumerate(loader):
                 recorders[-1].is_training = True
+                if is_checked and epoch and not step:
+                    fresh = evaluated(trainer, images, labels)
+                    precisions.append(precision(loader.scores.values, fresh))
                 ids.append(loader.last_ids)
                 losses, logits, embeddings = trainer.forward(pictures, targets)
                 loader.observe(losses, logits=logits, embeddings=embeddings, labels=targets)
@@ -82,8 +94,29 @@ def train(
         "accuracy": float(by_class.mean()),
         "worst_class": float(by_class.min()),
         "by_epoch": record.accuracies,
+        "precision": precisions,
         "epochs": epochs,
     }, record
+
+
+def evaluated(trainer: Trainer, images: Images, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return f64[N], the losses of all training images as the network stands."""
+    dataset = images.dataset(labels)
+    losses = []
+    for ids in np.array_split(np.arange(len(images)), -(-len(images) // 500)):
+        pictures, targets = zip(*dataset.__getitems__(ids.tolist()), strict=True)
+        losses.append(trainer.rescore((torch.stack(pictures), torch.tensor(targets))))
+    return torch.cat(losses).double().numpy()
+
+
+def precision(scores: NDArray[np.float64], fresh: NDArray[np.float64]) -> list[float]:
+    """Return for each share of :data:`TOP` which part of the top by scores is the top by losses."""
+    found = []
+    for share in TOP:
+        count = max(1, round(share * len(fresh)))
+        best = [np.argsort(-values, kind="stable")[:count] for values in (scores, fresh)]
+        found.append(len(np.intersect1d(*best)) / count)
+    return found
 
 
 def replay(
