@@ -38,8 +38,9 @@ static __attribute__((noinline)) int open_joined(struct opening* opening) {
   char joined[PATH_MAX];
   struct named_file file;
   const int saved = errno;
-  if (path_join(opening->dirfd, opening->path, joined)) opening->absolute = joined;
-  const bool found = opening->absolute && path_is_under_source(joined, &file);
+  const bool complete = path_join(opening->dirfd, opening->path, joined);
+  const bool found = complete && path_is_under_source(joined, &file);
+  if (complete && !opening->known_as) opening->known_as = joined;
   errno = saved;
   return found ? open_named(opening, &file) : open_source(opening, NULL);
 }
@@ -78,9 +79,10 @@ static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool str
   struct opening opening = {.dirfd = dirfd, .path = path, .flags = flags, .stream = stream};
   struct named_file file;
   if (path_is_under_source(path, &file)) return open_named(&opening, &file);
-  if (path_needs_joining(path)) return open_joined(&opening);
-  if (path[0] == '/') opening.absolute = path;
-  return open_source(&opening, NULL);
+  const bool joins = path_needs_joining(path);
+  if (path[0] == '/' ? !joins : dirfd == AT_FDCWD) opening.known_as = path;
+  const bool outside = opening.known_as && path_is_outside(path);
+  return joins && !outside ? open_joined(&opening) : open_source(&opening, NULL);
 }
 
 int open_for_stream(const char* path, int flags) {
@@ -130,3 +132,14 @@ int hook_openat_2(int dirfd, const char* path, int flags) {
                            : open_at(dirfd, path, flags, 0, false);
 }
 int hook_openat64_2(int, const char*, int) HOOK_ALIAS(__openat64_2, __openat_2);
+
+static int moved(int result) {
+  if (result == 0) path_working_directory_changed();
+  return result;
+}
+
+int hook_chdir(const char* path) HOOK(chdir);
+int hook_chdir(const char* path) { return moved(real_chdir()(path)); }
+
+int hook_fchdir(int fd) HOOK(fchdir);
+int hook_fchdir(int fd) { return moved(real_fchdir()(fd)); }

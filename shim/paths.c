@@ -62,31 +62,43 @@ bool path_of_descriptor(int fd, char path[PATH_MAX]) {
 enum { REMEMBERED = 4096 };
 
 static _Atomic(uint32_t) outside[REMEMBERED];  // keys of directories
+static _Atomic(uint32_t) moves;
+
+void path_working_directory_changed(void) { atomic_fetch_add(&moves, 1); }
+
+static const char* last_part(const char* path) {
+  const char* slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
 
 // Never 0, and another one every 17 seconds.
 static uint32_t directory_key(const char* path) {
-  const char* end = strrchr(path, '/');
-  const uint32_t hash = map_name(0, path, (uint32_t)(end - path)).hash;
-  return (hash + (uint32_t)(now_ns() >> 34) * REMEMBERED * 8191u) | 1u;
+  const uint32_t hash = map_name(0, path, (uint32_t)(last_part(path) - path)).hash;
+  const uint64_t from = path[0] == '/' ? 0 : atomic_load(&moves) + 1u;
+  const uint64_t mixed = (hash ^ from << 32 ^ now_ns() >> 34) * 0x9E3779B97F4A7C15ull;
+  return (uint32_t)(mixed >> 32) | 1u;
 }
 
 static _Atomic(uint32_t)* room_of(uint32_t key) { return &outside[(key >> 1) % REMEMBERED]; }
 
-bool path_is_outside(const char* absolute) {
-  const uint32_t key = directory_key(absolute);
+bool path_is_outside(const char* path) {
+  const uint32_t key = directory_key(path);
   return atomic_load_explicit(room_of(key), memory_order_relaxed) == key;
 }
 
-void path_remember_outside(const char* absolute, const char* found) {
-  if (strcmp(strrchr(absolute, '/'), strrchr(found, '/')) != 0)
-    return;  // the name is a link itself
-  const uint32_t key = directory_key(absolute);
+void path_remember_outside(const char* path, const char* found) {
+  if (strcmp(last_part(path), last_part(found)) != 0) return;  // the last part is a link
+  const uint32_t key = directory_key(path);
   atomic_store_explicit(room_of(key), key, memory_order_relaxed);
 }
 
 // The directory that relative paths begin at, without a symbolic link in it.
 static bool begin_of(int dirfd, char path[PATH_MAX]) {
-  if (dirfd != AT_FDCWD) return dirfd >= 0 && path_of_descriptor(dirfd, path);
+  if (dirfd != AT_FDCWD) {
+    struct stat status;
+    return dirfd >= 0 && raw_fstat(dirfd, &status) == 0 && map_is_source_device(status.st_dev) &&
+           path_of_descriptor(dirfd, path);
+  }
   const ssize_t size = raw_getcwd(path, PATH_MAX);
   return size > 0 && path[0] == '/';
 }

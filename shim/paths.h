@@ -21,9 +21,11 @@ bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
 // room, for the kernel takes microseconds to say where a link has led to. It is a guess: a link to
 // a source's file, in a directory of other files, may be taken for one of these, and read the
 // source.
-bool path_is_outside(const char* absolute);
-// `found` is where the kernel went for `absolute`.
-void path_remember_outside(const char* absolute, const char* found);
+// Paths are absolute, or relative to the working directory.
+bool path_is_outside(const char* path);
+// `found` is where the kernel went for `path`.
+void path_remember_outside(const char* path, const char* found);
+void path_working_directory_changed(void);
 
 // The path of an open file as the kernel knows it.
 bool path_of_descriptor(int fd, char path[PATH_MAX]);

@@ -9,7 +9,7 @@
 struct opening {
   int dirfd;
   const char* path;
-  const char* absolute;  // without `.`, `..` and empty parts, but perhaps with links; or NULL
+  const char* known_as;  // for path_is_outside; or NULL
   int flags;             // of open
   bool stream;           // for a FILE: its reads cannot be seen, so it is not watched
   bool asked;            // the daemon knows of the file

@@ -15,6 +15,8 @@ struct statx;
   X(int, __open_2, (const char*, int))                             \
   X(int, __openat_2, (int, const char*, int))                      \
   X(void*, mmap, (void*, size_t, int, int, int, off_t))            \
+  X(int, chdir, (const char*))                                     \
+  X(int, fchdir, (int))                                            \
   X(int, dup, (int))                                               \
   X(int, dup2, (int, int))                                         \
   X(int, dup3, (int, int, int))                                    \

@@ -15,7 +15,7 @@ from shim.hand import LIBRARY, HandDaemon
 
 OPENS = ["open", "open64", "openat", "openat64", "__open", "__open64", "__open_2", "__open64_2"]
 OPENS += ["__openat_2", "__openat64_2", "fopen", "fopen64", "freopen", "freopen64"]
-OPENS += ["close", "__close", "dup", "dup2", "__dup2", "dup3"]
+OPENS += ["close", "__close", "dup", "dup2", "__dup2", "dup3", "chdir", "fchdir"]
 STATS = ["fstat", "fstat64", "fstatat", "fstatat64", "statx"]
 STATS += ["__fxstat", "__fxstat64", "__fxstatat", "__fxstatat64"]
 AT_OFFSET = ["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk"]
@@ -57,7 +57,7 @@ def test_opens_the_copy(name: str, source: Path, compiled: Compile) -> None:
     with HandDaemon(source) as daemon:
         daemon.place("one", CHANGED)
         command = [compiled("calls"), "open", name, source / "one"]
-        assert daemon.run(command).stdout == CHANGED
+        assert daemon.run(command, cwd=Path(__file__).parent).stdout == CHANGED
         # Nothing is placed and nobody answers: the source.
         command[-1] = source / "sub" / "two"
         daemon.table.close()
