@@ -24,6 +24,7 @@ from stoker.pytorch.arguments import (
 )
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.engine import Engine
+from stoker.pytorch.export import export_scores
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Failure, Meta, attach
 from stoker.pytorch.observe import Observer
@@ -54,12 +55,13 @@ class Loader(DataLoader[Any]):
 
     Order: one plan per epoch for the whole job, a function of ``seed`` and the epoch; each rank
     gets every ``world_size``-th access, equally many (filled up from the start, or cut with
-    ``drop_last``). ``shuffle=False`` visits each sample once, in order, with a static cache
-    whatever the recipe, and fills nothing up, so that ranks may differ by one sample. A
-    ``sampler`` or ``batch_sampler`` supplies this rank's indices instead. ``generator`` seeds the
-    plan in place of ``seed``. Augmentation depends on (seed, epoch, place in the plan) and not on
-    the workers: Python's, NumPy's and torch's global generators are seeded before each sample,
-    and with ``num_workers=0`` given back afterwards.
+    ``drop_last``). Recipes that follow scores exchange them through torch.distributed when an epoch
+    begins, and raise ConfigError where ranks cannot, or make different plans. ``shuffle=False``
+    visits each sample once, in order, with a static cache whatever the recipe, and fills nothing
+    up, so that ranks may differ by one sample. A ``sampler`` or ``batch_sampler`` supplies this
+    rank's indices instead. ``generator`` seeds the plan in place of ``seed``. Augmentation depends
+    on (seed, epoch, place in the plan) and not on the workers: Python's, NumPy's and torch's global
+    generators are seeded before each sample, and with ``num_workers=0`` given back afterwards.
 
     Further arguments:
 
@@ -70,7 +72,7 @@ class Loader(DataLoader[Any]):
       ``"oracle"`` caches everything before the first batch, whatever ``cache`` says.
     - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
       transforms still come after it).
-    - ``epochs``: how many there will be, for :meth:`total_steps`.
+    - ``epochs``: how many there will be, for :meth:`total_steps` and recipes that change with time.
     - ``seed``: of order and augmentation, 0 to 2**64 - 1.
     - ``rank``, ``world_size``: of data parallelism; by default those of torch.distributed or
       torchrun at the first iteration.
@@ -214,6 +216,8 @@ class Loader(DataLoader[Any]):
     def __len__(self) -> int:
         """Batches of this rank in an epoch, the same on every rank.
 
+        Exact once the epoch has begun; before, it is by the scores that ranks agreed on last.
+
         After :meth:`load_state_dict`, those that are left of the restored epoch; once it is being
         iterated, the whole of it again, with the batches handed out before the state was saved
         (Lightning counts so), while ``len(iter(loader))`` stays what is left.
@@ -272,17 +276,21 @@ class Loader(DataLoader[Any]):
         labels: torch.Tensor | None = None,
         meta: Meta | None = None,
     ) -> None:
-        """Store the losses of a batch, ``[n]``, as the scores of the samples really served.
+        """Have the samples of a batch scored by its losses ``[n]``; those really served.
 
         ``meta`` says which batch (``return_meta=True``); without it there must be exactly one
         that was handed out and not observed. Without ``losses``, cross entropy is computed from
-        ``logits`` and ``labels``, as by :func:`per_sample_loss`. ``embeddings`` are for recipes
-        that compare them, of which this version has none. Losses on an accelerator are copied
-        while it goes on computing. A loss that is not finite leaves the old score, is counted in
-        ``stats.non_finite`` and warned of once.
+        ``logits`` and ``labels``, as by :func:`per_sample_loss`. Some recipes need these two for
+        gradient norms, or ``embeddings`` ``[n, d]`` and ``labels`` for neighbours; what a recipe
+        does not need is not looked at. Everything is computed where it lies, and copied from an
+        accelerator while that goes on computing. A sample whose loss, gradient or embedding is
+        not finite keeps its score, is counted in ``stats.non_finite`` and warned of once. A
+        recipe that gets nothing to score by for 100 batches says so once, and visits samples
+        uniformly.
 
-        Raises :class:`~stoker.errors.ConfigError` for a wrong length, when it is not clear which
-        batch is meant, and for a batch observed before.
+        Raises :class:`~stoker.errors.ConfigError` for a wrong length, embeddings of another
+        dimension than before, when it is not clear which batch is meant, and for a batch observed
+        before.
         """
         self._check_open()
         self._observer.observe(Shown(losses, logits, labels, embeddings), meta)
@@ -304,15 +312,23 @@ class Loader(DataLoader[Any]):
     def weights(self) -> torch.Tensor:
         """Loss weights ``float32[n]`` of the latest batch, all ones unless the recipe reweights.
 
-        Lies where the losses observed last lay. ConfigError when several batches are unobserved,
-        as it is then unclear which one is meant: use ``meta.weights``.
+        A recipe that learns from a part of each batch sets them in :meth:`observe`. Lies where the
+        losses observed last lay. ConfigError when several batches are unobserved, as it is then
+        unclear which one is meant: use ``meta.weights``.
         """
         return self._observer.weights()
 
     @property
     def scores(self) -> Scores:
-        """Latest loss of each sample (``values``), when (``last``) and how often (``seen``)."""
+        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
         return self._observer.scores
+
+    def export_scores(self, path: str | os.PathLike[str]) -> None:
+        """Write names and scores of all samples to an ``.npz`` file, for ``stoker run --order``.
+
+        Of several ranks one is enough, once an epoch has begun: they agree then. Raises OSError.
+        """
+        export_scores(self.scores, self._population.base.source, path)
 
     @property
     def last_ids(self) -> NDArray[np.uint32]:
