@@ -13,12 +13,14 @@
 #include <unistd.h>
 
 typedef int open_type(const char*, int, ...);
+typedef int openat_type(int, const char*, int, ...);
 typedef ssize_t read_type(int, void*, size_t);
 typedef ssize_t pread_type(int, void*, size_t, off_t);
 typedef int fstat_type(int, struct stat*);
 
 struct calls {
   open_type* open;
+  openat_type* openat;
   read_type* read;
   pread_type* pread;
   fstat_type* fstat;
@@ -46,6 +48,18 @@ static double time_open(const struct calls* by, const char* path, int fd) {
   for (int i = 0; i < calls; ++i) {
     const double begin = now();
     const int opened = by->open(path, O_RDONLY);
+    total += now() - begin;
+    if (opened < 0) exit(3);
+    close(opened);
+  }
+  return total / calls;
+}
+
+static double time_openat(const struct calls* by, const char* path, int folder) {
+  double total = 0;
+  for (int i = 0; i < calls; ++i) {
+    const double begin = now();
+    const int opened = by->openat(folder, path, O_RDONLY);
     total += now() - begin;
     if (opened < 0) exit(3);
     close(opened);
@@ -99,12 +113,12 @@ static void compare(const char* name, timed* time, const struct calls* real, con
                     const struct calls* hooked, const char* path, int rounds) {
   double* plain = malloc((size_t)rounds * sizeof(double));
   double* more = malloc((size_t)rounds * sizeof(double));
-  const int fd = hooked->open(path, O_RDONLY);
+  const int fd = hooked->open(time == time_openat ? "." : path, O_RDONLY);
   for (int round = -2; round < rounds; ++round) {
     double both[2];
     for (int turn = 0; turn < 2; ++turn) {
       const int hook = (turn + round) & 1;
-      if (time != time_open) lseek(fd, 0, SEEK_SET);
+      if (time == time_read) lseek(fd, 0, SEEK_SET);
       both[hook] = hook ? time(hooked, path, fd) : time(real, real_path, fd);
     }
     if (round < 0) continue;
@@ -124,11 +138,11 @@ int main(int argc, char** argv) {
   const char *outside = argv[3], *refused = argv[4], *placed = argv[5], *copy = argv[6];
   void* libc = checked(dlopen("libc.so.6", RTLD_LAZY), "libc.so.6");
   struct calls real;
-  void** slots[] = {(void**)&real.open, (void**)&real.read, (void**)&real.pread,
-                    (void**)&real.fstat};
-  const char* names[] = {"open", "read", "pread", "fstat"};
-  for (int i = 0; i < 4; ++i) *slots[i] = checked(dlsym(libc, names[i]), names[i]);
-  const struct calls hooked = {open, read, pread, fstat};
+  void** slots[] = {(void**)&real.open, (void**)&real.openat, (void**)&real.read,
+                    (void**)&real.pread, (void**)&real.fstat};
+  const char* names[] = {"open", "openat", "read", "pread", "fstat"};
+  for (int i = 0; i < 5; ++i) *slots[i] = checked(dlsym(libc, names[i]), names[i]);
+  const struct calls hooked = {open, openat, read, pread, fstat};
   if (hooked.open == real.open) {
     fprintf(stderr, "the library is not preloaded\n");
     return 1;
@@ -136,6 +150,7 @@ int main(int argc, char** argv) {
   const char* relative = strrchr(outside, '/') + 1;
   compare("open, outside", time_open, &real, outside, &hooked, outside, rounds);
   compare("open, outside, relative", time_open, &real, relative, &hooked, relative, rounds);
+  compare("openat, outside", time_openat, &real, relative, &hooked, relative, rounds);
   compare("open, refused", time_open, &real, refused, &hooked, refused, rounds);
   compare("open, placed, to open of the copy", time_open, &real, copy, &hooked, placed, rounds);
   compare("read, outside", time_read, &real, outside, &hooked, outside, rounds);

@@ -25,7 +25,7 @@ from stoker.tiering.table import Settings, Table, TierPlace
 
 LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
 SIZE = 1 << 17  # bytes of each file: as many as there are calls in a round, and more
-LIMITS = {"open": 1000.0, "read": 50.0, "pread": 50.0}  # nanoseconds
+LIMITS = {"open": 1000.0, "openat": 1000.0, "read": 50.0, "pread": 50.0}  # nanoseconds
 MONTH = 30 * 24 * 3600 * 1000  # milliseconds: neither daemon nor copies grow old meanwhile
 
 

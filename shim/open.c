@@ -40,7 +40,7 @@ static __attribute__((noinline)) int open_joined(struct opening* opening) {
   const int saved = errno;
   const bool complete = path_join(opening->dirfd, opening->path, joined);
   const bool found = complete && path_is_under_source(joined, &file);
-  if (complete && !opening->known_as) opening->known_as = joined;
+  if (complete && !opening->known_as.path) opening->known_as = (struct named_place){joined, 0};
   errno = saved;
   return found ? open_named(opening, &file) : open_source(opening, NULL);
 }
@@ -71,6 +71,18 @@ static int open_otherwise(int dirfd, const char* path, int flags, mode_t mode) {
   return fd;
 }
 
+// Whether the directory that the path is relative to can be a source's.
+static bool directory_of(struct opening* opening) {
+  struct stat status;
+  const int saved = errno;
+  const bool possible =
+      raw_fstat(opening->dirfd, &status) == 0 && map_is_source_device(status.st_dev);
+  errno = saved;
+  // An inode's number, set apart from the numbers of working directories.
+  if (possible) opening->known_as = (struct named_place){opening->path, ~status.st_ino};
+  return possible;
+}
+
 static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool stream) {
   map_attach();
   if (!path || flags & OTHER_THAN_READING || !map_live()) {
@@ -80,8 +92,14 @@ static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool str
   struct named_file file;
   if (path_is_under_source(path, &file)) return open_named(&opening, &file);
   const bool joins = path_needs_joining(path);
-  if (path[0] == '/' ? !joins : dirfd == AT_FDCWD) opening.known_as = path;
-  const bool outside = opening.known_as && path_is_outside(path);
+  if (path[0] == '/') {
+    if (!joins) opening.known_as = (struct named_place){path, 0};
+  } else if (dirfd == AT_FDCWD) {
+    opening.known_as = (struct named_place){path, path_working_directory()};
+  } else if (!directory_of(&opening)) {
+    return open_source(&opening, NULL);
+  }
+  const bool outside = opening.known_as.path && path_is_outside(opening.known_as);
   return joins && !outside ? open_joined(&opening) : open_source(&opening, NULL);
 }
 

@@ -64,6 +64,8 @@ enum { REMEMBERED = 4096 };
 static _Atomic(uint32_t) outside[REMEMBERED];  // keys of directories
 static _Atomic(uint32_t) moves;
 
+uint64_t path_working_directory(void) { return atomic_load(&moves) + 1u; }
+
 void path_working_directory_changed(void) { atomic_fetch_add(&moves, 1); }
 
 static const char* last_part(const char* path) {
@@ -72,33 +74,29 @@ static const char* last_part(const char* path) {
 }
 
 // Never 0, and another one every 17 seconds.
-static uint32_t directory_key(const char* path) {
-  const uint32_t hash = map_name(0, path, (uint32_t)(last_part(path) - path)).hash;
-  const uint64_t from = path[0] == '/' ? 0 : atomic_load(&moves) + 1u;
-  const uint64_t mixed = (hash ^ from << 32 ^ now_ns() >> 34) * 0x9E3779B97F4A7C15ull;
+static uint32_t directory_key(struct named_place place) {
+  const uint32_t length = (uint32_t)(last_part(place.path) - place.path);
+  const uint64_t name = map_name(0, place.path, length).hash;
+  const uint64_t mixed = (name ^ place.from << 32 ^ now_ns() >> 34) * 0x9E3779B97F4A7C15ull;
   return (uint32_t)(mixed >> 32) | 1u;
 }
 
 static _Atomic(uint32_t)* room_of(uint32_t key) { return &outside[(key >> 1) % REMEMBERED]; }
 
-bool path_is_outside(const char* path) {
-  const uint32_t key = directory_key(path);
+bool path_is_outside(struct named_place place) {
+  const uint32_t key = directory_key(place);
   return atomic_load_explicit(room_of(key), memory_order_relaxed) == key;
 }
 
-void path_remember_outside(const char* path, const char* found) {
-  if (strcmp(last_part(path), last_part(found)) != 0) return;  // the last part is a link
-  const uint32_t key = directory_key(path);
+void path_remember_outside(struct named_place place, const char* found) {
+  if (strcmp(last_part(place.path), last_part(found)) != 0) return;  // the last part is a link
+  const uint32_t key = directory_key(place);
   atomic_store_explicit(room_of(key), key, memory_order_relaxed);
 }
 
 // The directory that relative paths begin at, without a symbolic link in it.
 static bool begin_of(int dirfd, char path[PATH_MAX]) {
-  if (dirfd != AT_FDCWD) {
-    struct stat status;
-    return dirfd >= 0 && raw_fstat(dirfd, &status) == 0 && map_is_source_device(status.st_dev) &&
-           path_of_descriptor(dirfd, path);
-  }
+  if (dirfd != AT_FDCWD) return dirfd >= 0 && path_of_descriptor(dirfd, path);
   const ssize_t size = raw_getcwd(path, PATH_MAX);
   return size > 0 && path[0] == '/';
 }

@@ -21,10 +21,16 @@ bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
 // room, for the kernel takes microseconds to say where a link has led to. It is a guess: a link to
 // a source's file, in a directory of other files, may be taken for one of these, and read the
 // source.
-// Paths are absolute, or relative to the working directory.
-bool path_is_outside(const char* path);
-// `found` is where the kernel went for `path`.
-void path_remember_outside(const char* path, const char* found);
+struct named_place {
+  const char* path;
+  uint64_t from;  // 0: absolute; else what tells the directory that it is relative to
+};
+bool path_is_outside(struct named_place place);
+// `found` is where the kernel went.
+void path_remember_outside(struct named_place place, const char* found);
+
+// The working directory, as `from`: another number after each change of it.
+uint64_t path_working_directory(void);
 void path_working_directory_changed(void);
 
 // The path of an open file as the kernel knows it.

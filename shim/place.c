@@ -199,7 +199,7 @@ static __attribute__((noinline)) void settle_unnamed(int fd, const struct stat* 
   if (!path_of_descriptor(fd, path)) return;
   if (path_is_under_source(path, &file)) {
     settle_named(fd, status, &file, opening);
-  } else if (opening->known_as) {
+  } else if (opening->known_as.path) {
     path_remember_outside(opening->known_as, path);
   }
 }
@@ -211,7 +211,7 @@ void place_settle(int fd, const struct named_file* file, struct opening* opening
     return;
   }
   watch_set(fd, 0);
-  if (!file && opening->known_as && path_is_outside(opening->known_as)) return;
+  if (!file && opening->known_as.path && path_is_outside(opening->known_as)) return;
   if (raw_fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return;
   if (file) {
     settle_named(fd, &status, file, opening);

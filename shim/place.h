@@ -4,18 +4,18 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "map.h"
+#include "paths.h"
 
 struct opening {
   int dirfd;
   const char* path;
-  const char* known_as;  // for path_is_outside; or NULL
-  int flags;             // of open
-  bool stream;           // for a FILE: its reads cannot be seen, so it is not watched
-  bool asked;            // the daemon knows of the file
-  bool waited;           // for the copy, long enough
-  bool refused;          // there will be no copy
-  bool refuted;          // the copy is not to be used, which the daemon knows
+  struct named_place known_as;  // its `path` is NULL where its directory cannot be remembered
+  int flags;                    // of open
+  bool stream;                  // for a FILE: its reads cannot be seen, so it is not watched
+  bool asked;                   // the daemon knows of the file
+  bool waited;                  // for the copy, long enough
+  bool refused;                 // there will be no copy
+  bool refuted;                 // the copy is not to be used, which the daemon knows
 };
 
 // Before the source is opened: a descriptor of the copy, or -1 where the source is to be opened.
