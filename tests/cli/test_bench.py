@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker import recipes
+from stoker.cli._choice import choose_recipes
 from stoker.cli.root import root
+from stoker.errors import ConfigError
 
 
 def bench(*arguments: str) -> str:
@@ -20,7 +21,7 @@ def bench(*arguments: str) -> str:
 
 def test_hits_follow_the_closed_forms_and_stay_below_the_bound() -> None:
     found = json.loads(bench("hits", "--samples", "3000", "--cache", "20%,60%", "--json"))
-    assert len(found["rows"]) == 2 * (len(recipes.names()) - 1)
+    assert len(found["rows"]) == 2 * len(choose_recipes("all", is_trained=False))
     for row in found["rows"]:
         assert 0 < row["byte_hit_ratio"] <= row["bound"] + 0.005, row
         if row["closed_form"] is not None:
@@ -38,6 +39,15 @@ def test_hits_prints_a_table() -> None:
     output = bench("hits", "--samples", "500", "--cache", "50%", "--recipes", "lru,minio")
     assert "closed form" in output
     assert "minio" in output
+
+
+def test_hits_needs_recipes_that_learn_from_no_training() -> None:
+    assert choose_recipes("all", is_trained=False) == [
+        *("base", "belady", "coordl", "fifo", "lfu", "lru", "minio", "random", "s3fifo", "sieve")
+    ]
+    for name in ("shade", "quiver", "ilfu"):
+        with pytest.raises(ConfigError, match=f"'{name}' follows what training shows"):
+            choose_recipes(name, is_trained=False)
 
 
 def test_loader_compares_on_a_folder(few_digits: Path) -> None:

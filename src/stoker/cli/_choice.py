@@ -6,18 +6,33 @@ from stoker import recipes
 from stoker.errors import ConfigError
 
 
-def choose_recipes(names: str) -> list[str]:
+def choose_recipes(names: str, *, is_trained: bool = True) -> list[str]:
     """Return the recipes named in ``"lru,minio"``, or for ``"all"`` those that keep to the cache.
 
-    The oracle, which caches everything whatever the size, does not: it has to be named.
-    Raises ConfigError, which lists what is known, for an unknown name or none.
+    The oracle, which caches everything whatever the size, does not: it has to be named. Without
+    training, ``is_trained=False``, recipes that learn from it are left out. Raises ConfigError,
+    which lists what is known, for an unknown name, for none, or for one that has to be trained.
     """
     if names == "all":
-        return [name for name in recipes.names() if not recipes.get(name).preload]
+        kept = [name for name in recipes.names() if not recipes.get(name).preload]
+        return [name for name in kept if is_trained or not _learns(name)]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
         known = ", ".join(recipes.names())
         raise ConfigError(f"--recipes {names!r} names none: use all, or some of {known}")
     for name in chosen:
         recipes.get(name)
+        if not is_trained and _learns(name):
+            raise ConfigError(
+                f"recipe {name!r} follows what training shows, and there is none here: "
+                "use stoker demo"
+            )
     return chosen
+
+
+def _learns(name: str) -> bool:
+    """Whether what a recipe visits, keeps or serves depends on what training shows of samples."""
+    recipe = recipes.get(name)
+    sampler = recipe.sampler(1, seed=0, shuffle=True, pad_to=1, drop_last=False, epochs=1)
+    follows = bool(getattr(recipe.policy, "follows_scores", False))
+    return follows or recipe.substitution is not None or sampler.uses_scores

@@ -43,7 +43,7 @@ def hits(
     cases = [
         (name, share, parse_bytes(share, of=total, name="--cache"))
         for share in (part.strip() for part in cache.split(","))
-        for name in choose_recipes(names)
+        for name in choose_recipes(names, is_trained=False)
     ]
     rows = []
     bar = track(cases, "replaying", console=Console(stderr=True), transient=True)
