@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -96,6 +97,14 @@ static bool name_file(const char* directory, const char* name, char* path, size_
   return true;
 }
 
+// Most of the table is a hole, which still counts as address space: a program for which that is
+// limited keeps it.
+static bool is_affordable(uint64_t bytes) {
+  struct rlimit limit;
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+         bytes <= limit.rlim_cur / 8;
+}
+
 // Maps `directory`/`name` whole. NULL when it is shorter than `bytes` or cannot be mapped.
 static void* map_file(const char* directory, const char* name, int flags, uint64_t* bytes) {
   char path[1024];
@@ -105,7 +114,7 @@ static void* map_file(const char* directory, const char* name, int flags, uint64
   struct stat status;
   void* address = MAP_FAILED;
   if (raw_fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-      (uint64_t)status.st_size >= *bytes) {
+      (uint64_t)status.st_size >= *bytes && is_affordable((uint64_t)status.st_size)) {
     *bytes = (uint64_t)status.st_size;
     const int protection = flags == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
     address = raw_mmap(NULL, *bytes, protection, MAP_SHARED, fd, 0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import struct
@@ -251,6 +252,21 @@ def test_a_run_s_directory_with_a_long_name(source: Path) -> None:
         paths = [source / "one", source / "sub" / "two"]
         assert daemon.run(["cat", *paths], env=env).stdout == COPY + b"two of the source\n"
         assert daemon.counted()["requests_lost"] == 2
+
+
+def test_limited_address_space(source: Path) -> None:
+    """The table's mapping must not take what the program needs."""
+    code = "import sys; bytearray(1 << 30); print(open(sys.argv[1]).read(), end='')"
+    with HandDaemon(source) as daemon:
+        daemon.place("one", COPY)
+        for limit, expected in ((2 << 30, SOURCE), (resource.RLIM_INFINITY, COPY)):
+            out = daemon.run(
+                [sys.executable, "-S", "-c", code, source / "one"],
+                preexec_fn=lambda limit=limit: resource.setrlimit(
+                    resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY)
+                ),
+            ).stdout
+            assert out == expected
 
 
 def test_without_a_run_the_library_does_nothing(source: Path) -> None:
