@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> Non
 
 def test_all_is_every_recipe_that_keeps_to_the_cache() -> None:
     assert choose_recipes("all") == [name for name in recipes.names() if name != "oracle"]
+
+
+def test_all_goes_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert set(choose_recipes("all")) == set(recipes.names()) - {"oracle", "spidercache"}
 
 
 def test_the_table_and_the_plot(few_digits: Path, tmp_path: Path) -> None:

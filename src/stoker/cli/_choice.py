@@ -10,12 +10,13 @@ def choose_recipes(names: str, *, is_trained: bool = True) -> list[str]:
     """Return the recipes named in ``"lru,minio"``, or for ``"all"`` those that keep to the cache.
 
     The oracle, which caches everything whatever the size, does not: it has to be named. Without
-    training, ``is_trained=False``, recipes that learn from it are left out. Raises ConfigError,
+    training, ``is_trained=False``, recipes that learn from it are left out, and always those
+    whose libraries are not installed. Raises ConfigError,
     which lists what is known, for an unknown name, for none, or for one that has to be trained.
     """
     if names == "all":
         kept = [name for name in recipes.names() if not recipes.get(name).preload]
-        return [name for name in kept if is_trained or not _learns(name)]
+        return [n for n in kept if (is_trained or not _learns(n)) and _is_installed(n)]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
         known = ", ".join(recipes.names())
@@ -28,6 +29,15 @@ def choose_recipes(names: str, *, is_trained: bool = True) -> list[str]:
                 "use stoker demo"
             )
     return chosen
+
+
+def _is_installed(name: str) -> bool:
+    """Whether the libraries that a recipe scores with are there."""
+    try:
+        recipes.get(name).scorer(1)
+    except ConfigError:
+        return False
+    return True
 
 
 def _learns(name: str) -> bool:
