@@ -23,7 +23,7 @@ BENCHMARKS = (
     "index_memory",
     "feed",
     "tiering",
-    "tiering_calls",
+    "shim_cost",
 )
 HOURS = ("importance",)
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")

@@ -25,6 +25,7 @@ class Records(Dataset):
 
     def __init__(self, folder, record):
         self.record = record
+        self.opened = None, None  # path and file that this worker read last
         self.places = []
         for path in sorted(p for p in Path(folder).rglob("*") if p.is_file()):
             size = path.stat().st_size
@@ -35,9 +36,11 @@ class Records(Dataset):
 
     def __getitem__(self, index):
         path, at = self.places[index]
-        with open(path, "rb") as file:  # noqa: PTH123
-            file.seek(at)
-            data = file.read(self.record)
+        if self.opened[0] != path:
+            self.opened = path, open(path, "rb")  # noqa: PTH123, SIM115
+        file = self.opened[1]
+        file.seek(at)
+        data = file.read(self.record)
         pixels = torch.frombuffer(bytearray(data[:_SEEN].ljust(_SEEN, b"\0")), dtype=torch.uint8)
         return pixels, zlib.crc32(data)
 
