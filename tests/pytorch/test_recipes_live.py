@@ -54,14 +54,17 @@ SMALL = {"icache": {"package_bytes": 512}, "impact": {"package_bytes": 512}}
 NAMES = ["shade", "icache", "impact", "spidercache", "quiver", "base", "ilfu", "infobatch"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, 0) for name in NAMES] + [(name, 2) for name in ("icache", "impact", "spidercache")],
+)
 def test_every_recipe_trains(name: str, num_workers: int) -> None:
     if name == "spidercache":
         pytest.importorskip("faiss", reason="faiss is not installed")
     recipe = recipes.get(name, **SMALL.get(name, {}))
     rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
-    with loader_of(recipe, rescore=rescore, num_workers=num_workers) as loader:
+    workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    with loader_of(recipe, rescore=rescore, **workers) as loader:
         expected = loader.total_steps()
         served = train(loader, 10)
         stats = loader.stats
@@ -84,13 +87,36 @@ def test_low_samples_come_in_packages(tmp_path: Path) -> None:
         (tmp_path / f"{number:04}").write_bytes(f"{number:08}".encode().ljust(256, b"."))
     source = FileSource(sorted(tmp_path.iterdir()))
     recipe = recipes.get("icache", package_bytes=2048, warm_up=1)
-    with loader_of(recipe, source, cache="50%", num_workers=2) as loader:
+    with loader_of(recipe, source, cache="50%", num_workers=2, persistent_workers=True) as loader:
         served = train(loader, 10)
         stats = loader.stats
     assert served.max() <= 1
     assert stats.packages_built > 0
     assert stats.packaged + stats.substituted > 0
     assert stats.package_reads >= (stats.packaged > 0)
+
+
+def rescored(rank: int) -> Any:
+    calls: list[int] = []
+
+    def rescore(batch: Any) -> torch.Tensor:
+        calls.append(len(batch[0]))
+        return signals(*batch)["losses"]  # type: ignore[no-any-return]
+
+    recipe = recipes.get("impact", evaluation="realtime", parts="iis+hc", warm_up=1)
+    with loader_of(recipe, rescore=rescore) as loader:
+        train(loader, 3)
+        loader.set_epoch(3)
+        iter(loader)
+        scores = loader.scores
+        return calls, loader.stats.rescored, scores.values.tolist(), scores.seen.tolist()
+
+
+def test_ranks_divide_what_is_scored_anew(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, rescored)
+    assert first[0] == second[0] == [16] * 5 * 3, "equally many forward passes"
+    assert first[1] == second[1] == NUM // 2 * 3
+    assert first[2:] == second[2:], "ranks_agree"
 
 
 def outcomes_of(rank: int, name: str) -> Any:

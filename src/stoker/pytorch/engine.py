@@ -241,11 +241,11 @@ class Engine:
             self.ahead.close()
         if self._placing is not None:
             self._placing.close()
-        scorer_close = getattr(self._observer.scorer, "close", None)
-        if scorer_close is not None:
-            scorer_close()
-        if self.cached is not None:
-            self.cached.close()
+        try:
+            self._observer.close()
+        finally:
+            if self.cached is not None:
+                self.cached.close()
 
     # --- inside ---
 

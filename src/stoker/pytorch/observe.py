@@ -71,6 +71,7 @@ class Observer:
         self._scores = scores
         self._seed = seed
         self._needed = needed
+        self._closed = False
         self._dimension: int | None = None
         self._missing: list[Signal] = []
         self._hungry = 0  # batches handed out since something was scored
@@ -86,7 +87,7 @@ class Observer:
         """The scores with everything observed so far; waits for copies still under way."""
         self._drain(wait=True)
         drain = getattr(self.scorer, "drain", None)
-        if drain is not None:
+        if drain is not None and not self._closed:
             drain()
             self._take_scored()
         return self._scores
@@ -166,6 +167,18 @@ class Observer:
         taken = self.loss_sum, self.loss_count
         self.loss_sum, self.loss_count = 0.0, 0
         return taken
+
+    def close(self) -> None:
+        """Have everything scored, and end what the scorer runs; may be called again."""
+        if self._closed:
+            return
+        try:
+            _ = self.scores
+        finally:
+            self._closed = True
+            close = getattr(self.scorer, "close", None)
+            if close is not None:
+                close()
 
     # --- which batch ---
 
