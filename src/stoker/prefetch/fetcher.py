@@ -29,7 +29,7 @@ log = logging.getLogger("stoker.prefetch")
 WINDOW = "window"
 """Name of the arena's region for samples that wait for their access and are not to stay."""
 
-_GROUP_BYTES = 256 << 10
+_GROUP_BYTES = 512 << 10
 _GROUP_SAMPLES = 32
 _FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up

@@ -35,6 +35,7 @@ class Engine:
         limits = (pace.requests_per_second, pace.bytes_per_second)
         self._limit = RateLimit(place.root, *limits) if any(limits) else None
         self._lanes = ThreadPoolExecutor(pace.concurrency, "stoker-fetch")
+        self._slots = threading.Semaphore(pace.concurrency)
         self._spares = ThreadPoolExecutor(2 * pace.concurrency, "stoker-hedge")
         self._latencies = Latencies(pace.hedge) if pace.hedge is not None else None
         self._draw = random.Random()
@@ -124,17 +125,26 @@ class Engine:
         self._spares.shutdown(wait=False, cancel_futures=True)
 
     def _spread(self, work: Callable[[int], None], length: int) -> None:
-        """Do ``work(i)`` for every ``i`` below ``length``, on as many lanes as there are."""
+        """Do ``work(i)`` for every ``i`` below ``length``, on as many lanes as there are.
+
+        The caller's thread is one of them: to hand over costs more than a small read.
+        """
         turn = count()
 
         def lane() -> None:
             while (index := next(turn)) < length:
-                work(index)
+                with self._slots:
+                    work(index)
 
         with self._call():
-            lanes = [self._lanes.submit(lane) for _ in range(min(length, self._pace.concurrency))]
-            for done in lanes:
-                done.result()
+            others = min(length, self._pace.concurrency) - 1
+            lanes = [self._lanes.submit(lane) for _ in range(others)]
+            try:
+                lane()
+            finally:
+                for each in lanes:
+                    if not each.cancel():  # those that did not begin have nothing left to do
+                        each.result()
 
     @contextmanager
     def _call(self) -> Iterator[None]:
