@@ -48,10 +48,10 @@ def fetch(client: Client, tmp_path: Path) -> bytes:
 def test_a_helper_that_hangs_is_killed_and_replaced(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper_module, "_LONGEST_REQUEST", 1.0)
     assert fetch(client, tmp_path) == b"hello"
+    # Of this helper alone: a busy machine may need long to start the next one.
+    monkeypatch.setattr(client._link, "_patience", 2.0)
     hung = client._link._process
-    monkeypatch.setattr(helper_module, "_LONGEST_REQUEST", 60.0)
     os.kill(hung.pid, signal.SIGSTOP)
     begin = time.monotonic()
     assert fetch(client, tmp_path) == b"hello"
