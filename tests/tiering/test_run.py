@@ -144,6 +144,9 @@ def test_errors_at_the_start_run_nothing(source: Path, tmp_path: Path) -> None:
     assert done.status == 1 and "not Stoker's (it holds 'thesis.txt')" in done.err
     done = Setup(source, ((tmp_path / "tier", 1 << 60),)).run("touch", tmp_path / "ran")
     assert done.status == 1 and "do not fit" in done.err
+    it = setup(source, 1_000_000, options=(f"--report={tmp_path}/none/report.json",))
+    done = it.run("touch", tmp_path / "ran")
+    assert done.status == 1 and "cannot be written" in done.err
     assert not (tmp_path / "ran").exists() and (tmp_path / "other" / "thesis.txt").exists()
 
 

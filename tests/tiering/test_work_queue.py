@@ -1,4 +1,4 @@
-"""The queue of work: once at a time, urgent first, light ones never behind many heavy ones."""
+"""The queue of work: each thing once at a time, urgent first, nothing lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wait_until(queue: WorkQueue[int]) -> None:
     assert queue.is_idle()
 
 
-def test_urgent_then_light_then_heavy() -> None:
+def test_urgent_first_then_in_order() -> None:
     done: list[int] = []
     gate = threading.Event()
 
@@ -26,7 +26,7 @@ def test_urgent_then_light_then_heavy() -> None:
         gate.wait(60)
         done.append(item)
 
-    queue = WorkQueue(1, work, key=lambda item: item, heavy=lambda item: item >= 100)
+    queue = WorkQueue(1, work, key=lambda item: item)
     queue.put(0)
     while not queue._running:  # the first is at work, the others wait
         time.sleep(0.001)
@@ -36,7 +36,7 @@ def test_urgent_then_light_then_heavy() -> None:
     gate.set()
     wait_until(queue)
     queue.close()
-    assert done == [0, 4, 3, 101, 5, 102]
+    assert done == [0, 101, 4, 3, 5, 102]
 
 
 def test_never_two_of_a_key_at_once_and_none_is_lost() -> None:
@@ -79,26 +79,6 @@ def test_one_that_comes_while_it_is_at_work_follows() -> None:
     wait_until(queue)
     queue.close()
     assert done == [1, 3]
-
-
-def test_heavy_ones_leave_threads_to_light_ones() -> None:
-    gate = threading.Event()
-    light = threading.Event()
-
-    def work(item: int) -> None:
-        if item >= 100:
-            gate.wait(60)
-        else:
-            light.set()
-
-    queue = WorkQueue(3, work, key=lambda item: item, heavy=lambda item: item >= 100)
-    for item in range(100, 110):
-        queue.put(item)
-    queue.put(1)
-    assert light.wait(60)
-    gate.set()
-    wait_until(queue)
-    queue.close()
 
 
 def test_an_exception_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ class Config:
     spelling: Path
     """The source as it was named, absolute: programs may use this path too."""
     threads: int = 6
-    """Files copied at the same time."""
+    """Small files copied at the same time, and as many large ones beside them."""
     revalidate: float = 60.0
     """Seconds within which a change of a source file is noticed."""
     small: int = 8 << 20

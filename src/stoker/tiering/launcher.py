@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +40,19 @@ def run(
             if report_file is not None:
                 _write(report_file, membership.report())
 
-        write()
-        status = run_command(command, environment, write)
-        report = membership.report()
-    if report_file is not None:
-        _write(report_file, report)
-    done(report)
+        def write_if_possible() -> None:  # a full disk must not end the command
+            with contextlib.suppress(OSError):
+                write()
+
+        try:
+            write()
+        except OSError as error:
+            raise ConfigError(
+                f"--report {str(report_file)!r} cannot be written: {error}"
+            ) from error
+        status = run_command(command, environment, write_if_possible)
+        write_if_possible()
+        done(membership.report())
     return status
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import CapacityError
 from stoker.tiering.config import Config
@@ -30,7 +31,7 @@ log = logging.getLogger("stoker.tiering")
 _MOST_ATTEMPTS = 3
 _PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
 _YOUNG = 2.0  # seconds; a later change might not show in the modification time
-_CLERKS = 4  # threads that look at sources: their answers must not wait for copies
+_LOOKS = 16  # files of an order that are looked at at the same time
 # A tier that cannot take one file may well take others.
 _OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
 
@@ -101,13 +102,9 @@ class Placer:
         self._later: list[tuple[float, int]] = []
         self._until_tier_rested: list[int] = []
         self._stopping = False
-        self._looks: WorkQueue[bytes] = WorkQueue(_CLERKS, self._look, key=lambda path: path)
-        self._copies: WorkQueue[_Job] = WorkQueue(
-            config.threads,
-            self._copy,
-            key=lambda job: job.path,
-            heavy=lambda job: job.identity.size > config.small,
-        )
+        # Apart, so that small files, for which programs wait, do not wait for large ones.
+        self._looks = WorkQueue(config.threads, self._look, key=lambda path: path)
+        self._large = WorkQueue(config.threads, self._copy, key=lambda job: job.path)
 
     def opened(self, path: bytes) -> None:
         """Place a file that a program reads; ``path`` is relative to the source."""
@@ -128,7 +125,7 @@ class Placer:
 
         Waits for a look at each, several at a time. Returns how many have a place.
         """
-        with ThreadPoolExecutor(4 * _CLERKS) as pool:
+        with ThreadPoolExecutor(_LOOKS) as pool:
             statuses = list(pool.map(self._status, paths))
         placed = 0
         for path, status in zip(paths, statuses, strict=True):
@@ -161,13 +158,13 @@ class Placer:
 
     def is_idle(self) -> bool:
         """Whether no file is looked at or copied."""
-        return self._looks.is_idle() and self._copies.is_idle()
+        return self._looks.is_idle() and self._large.is_idle()
 
     def close(self) -> None:
         """Stop copying; unfinished copies are removed. The tiers stay open."""
         self._stopping = True
         self._looks.close()
-        self._copies.close()
+        self._large.close()
 
     # --- looking ---
 
@@ -232,7 +229,11 @@ class Placer:
             return
         tier = self._room_for(path, status.st_size)
         if tier is not None:
-            self._copies.put(_Job(path, add(State.WANTED), tier, identity))
+            job = _Job(path, add(State.WANTED), tier, identity)
+            if status.st_size <= self._config.small:
+                self._copy(job)  # at once: another thread would have to wake up first
+            else:
+                self._large.put(job)
             return
         self._refuse(number := add(State.REFUSED))
         if self.rooms.any_rests():
@@ -287,14 +288,14 @@ class Placer:
         except OSError as error:
             self._failed(job, error)
         else:
-            self._finish(job, final, time.monotonic() - began)
+            self._finish(job, time.monotonic() - began)
 
     def _progress(self, job: _Job, done: int) -> None:
         if self._stopping or self._table.state(job.number) is not State.COPYING:
             raise _Stopped
         self._table.set_copied(job.number, done)
 
-    def _finish(self, job: _Job, final: Path, seconds: float) -> None:
+    def _finish(self, job: _Job, seconds: float) -> None:
         with self._mutex:
             counts = self.counts.tiers[job.tier]
             counts.copied += 1
@@ -307,7 +308,7 @@ class Placer:
                 self._attempts.pop(job.path, None)
         self.rooms.worked(job.tier)
         if not wanted:  # dropped at the last moment
-            final.unlink(missing_ok=True)
+            self._remove_copy(self._table.entry(job.number))
             self.rooms.free(job.tier, job.identity.size)
 
     def _failed(self, job: _Job, error: OSError) -> None:
@@ -351,6 +352,10 @@ class Placer:
             self.counts.dropped += 1
             self.counts.tiers[entry["tier"]].files -= 1
         self.rooms.free(entry["tier"], entry["source_size"])
+        self._remove_copy(entry)
+
+    def _remove_copy(self, entry: dict[str, Any]) -> None:
+        """Remove the copy that an entry describes, not one that has taken its place."""
         copy = self._tiers[entry["tier"]].copy_of(entry["path"])
         with contextlib.suppress(OSError):
             if copy.lstat().st_ino == entry["copy_ino"]:

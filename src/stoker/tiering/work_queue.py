@@ -1,4 +1,4 @@
-"""Threads that work off a queue: each thing once at a time, the urgent first, few heavy ones."""
+"""Threads that work off a queue: each thing once at a time, the urgent first."""
 
 from __future__ import annotations
 
@@ -19,26 +19,18 @@ class WorkQueue(Generic[T]):
 
     Items with the same ``key`` are not worked on at the same time: one that is waiting stands for
     those put later, one that comes while another is at work follows it. Smaller ``urgency`` goes
-    first, light before heavy, then in order of arrival. Heavy items leave a third of the threads to
-    light ones, so that these never wait for long. An exception from ``work`` is logged.
+    first, then order of arrival decides. An exception from ``work`` is logged.
     """
 
     def __init__(
-        self,
-        threads: int,
-        work: Callable[[T], object],
-        *,
-        key: Callable[[T], Hashable],
-        heavy: Callable[[T], bool] = lambda item: False,
+        self, threads: int, work: Callable[[T], object], *, key: Callable[[T], Hashable]
     ) -> None:
-        self._work, self._key, self._heavy = work, key, heavy
-        self._most_heavy = max(1, threads - threads // 3)
-        self._heaps: tuple[list[tuple[int, int, T]], ...] = ([], [])
+        self._work, self._key = work, key
+        self._heap: list[tuple[int, int, T]] = []
         self._arrivals = itertools.count()
         self._waiting: set[Hashable] = set()
         self._running: set[Hashable] = set()
         self._again: dict[Hashable, tuple[int, T]] = {}
-        self._heavy_running = 0
         self._closed = False
         self._condition = threading.Condition()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
@@ -69,41 +61,25 @@ class WorkQueue(Generic[T]):
 
     def _push(self, key: Hashable, item: T, urgency: int) -> None:
         self._waiting.add(key)
-        heap = self._heaps[self._heavy(item)]
-        heapq.heappush(heap, (urgency, next(self._arrivals), item))
+        heapq.heappush(self._heap, (urgency, next(self._arrivals), item))
         self._condition.notify()
-
-    def _pop(self) -> tuple[T, bool] | None:
-        """Return what to do next, and whether it is heavy."""
-        light, heavy = self._heaps
-        may_be_heavy = heavy and self._heavy_running < self._most_heavy
-        if light and not (may_be_heavy and heavy[0][0] < light[0][0]):
-            return heapq.heappop(light)[2], False
-        if may_be_heavy:
-            return heapq.heappop(heavy)[2], True
-        return None
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                while (found := None if self._closed else self._pop()) is None:
-                    if self._closed:
-                        return
-                    self._condition.wait()
-                item, is_heavy = found
+                self._condition.wait_for(lambda: self._heap or self._closed)
+                if self._closed:
+                    return
+                item = heapq.heappop(self._heap)[2]
                 key = self._key(item)
                 self._waiting.discard(key)
                 self._running.add(key)
-                self._heavy_running += is_heavy
             try:
                 self._work(item)
             except Exception:
                 log.exception("an item of work failed: %r", item)
             with self._condition:
                 self._running.discard(key)
-                self._heavy_running -= is_heavy
-                if is_heavy:
-                    self._condition.notify()
                 if key in self._again:
                     urgency, item = self._again.pop(key)
                     self._push(key, item, urgency)
