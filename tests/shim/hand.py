@@ -111,6 +111,11 @@ class HandDaemon:
         self._done.set()
         self._thread.join()
 
+    def end(self) -> None:
+        """End in order: programs read the source from now on."""
+        self.pause()
+        self.table.close()
+
     def settle(self) -> None:
         """Wait until all that was sent has arrived."""
         deadline = time.monotonic() + 30

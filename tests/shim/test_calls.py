@@ -60,7 +60,7 @@ def test_opens_the_copy(name: str, source: Path, compiled: Compile) -> None:
         assert daemon.run(command, cwd=Path(__file__).parent).stdout == CHANGED
         # Nothing is placed and nobody answers: the source.
         command[-1] = source / "sub" / "two"
-        daemon.table.close()
+        daemon.end()
         assert daemon.run(command).stdout == b"two of the source\n"
 
 
@@ -78,7 +78,7 @@ def test_status_of_a_copy_is_the_source_s(name: str, source: Path, compiled: Com
         assert daemon.counted()["tier_opens"] == 1
         # A descriptor that is no copy keeps its own.
         command[-1] = source / "sub" / "two"
-        daemon.table.close()
+        daemon.end()
         assert int(daemon.run(command).stdout.split()[1]) == command[-1].stat().st_ino
 
 

@@ -74,7 +74,7 @@ DAMAGES: dict[str, Callable[[HandDaemon], object]] = {
         daemon, at("arena_limit"), struct.pack("=Q", 1 << 61)
     ),
     "a hundred sources": lambda daemon: overwrite(daemon, at("source_count"), b"\x64"),
-    "daemon ended": lambda daemon: daemon.table.close(),
+    "daemon ended": lambda daemon: daemon.end(),
     "daemon silent": lambda daemon: overwrite(daemon, at("heartbeat_ns"), struct.pack("=Q", 1)),
     "run's directory gone": lambda daemon: daemon.root.rename(daemon.root.with_suffix(".gone")),
 }
@@ -256,10 +256,10 @@ def test_a_run_s_directory_with_a_long_name(source: Path) -> None:
 
 def test_limited_address_space(source: Path) -> None:
     """The table's mapping must not take what the program needs."""
-    code = "import sys; bytearray(1 << 30); print(open(sys.argv[1]).read(), end='')"
+    code = "import sys; bytearray(1 << 27); print(open(sys.argv[1]).read(), end='')"
     with HandDaemon(source) as daemon:
         daemon.place("one", COPY)
-        for limit, expected in ((2 << 30, SOURCE), (resource.RLIM_INFINITY, COPY)):
+        for limit, expected in ((1 << 30, SOURCE), (resource.RLIM_INFINITY, COPY)):
             out = daemon.run(
                 [sys.executable, "-S", "-c", code, source / "one"],
                 preexec_fn=lambda limit=limit: resource.setrlimit(

@@ -51,7 +51,7 @@ def test_each_block_comes_once_to_those_who_share_an_offset(
                     daemon.advance(number, content[:end])
                 daemon.finish(number)
             elif when == "source":
-                daemon.table.close()
+                daemon.end()
             output = reader.communicate(timeout=120)[0].splitlines()
         assert reader.returncode == 0
         assert output[:-1] == [f"{block} 1" for block in range(blocks)]
@@ -107,7 +107,7 @@ def test_identity_survives_dup_fork_exec_and_the_daemon(source: Path) -> None:
         ) as program:
             assert program.stdin is not None and program.stdout is not None
             assert program.stdout.readline() == b"ready\n"
-            daemon.table.close()
+            daemon.end()
             program.communicate(b"\n", timeout=60)
         assert program.returncode == 0
 
