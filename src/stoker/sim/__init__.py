@@ -1,1 +1,12 @@
-"""Replay of the production policies and samplers without storage, and what no cache can exceed."""
+"""Replay of the production policies and samplers without storage, and what no cache can exceed.
+
+``replay`` runs a recipe over a ``ReplayedCache`` (the arena and store of training, over samples in
+miniature), told losses by ``losses``; ``SimResult`` has what was counted, ``limits`` what theory
+says.
+"""
+
+from stoker.sim import limits
+from stoker.sim.replay import replay
+from stoker.sim.result import EpochResult, SimResult
+
+__all__ = ["EpochResult", "SimResult", "limits", "replay"]

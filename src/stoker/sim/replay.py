@@ -1,0 +1,242 @@
+"""Replay of a recipe: the samplers, scorers and policies of training, without model or storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stoker import recipes
+from stoker.errors import ConfigError
+from stoker.importance.base import Observation, Scorer
+from stoker.plan import Plan
+from stoker.recipes import Recipe
+from stoker.sampler.base import Sampler
+from stoker.scores import Scores
+from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
+from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.result import EpochResult, SimResult, Tally
+from stoker.types import parse_bytes
+
+IMAGENET_MEAN = 110_000
+"""Bytes of a sample where no sizes are given: the mean of ImageNet's images."""
+
+
+def replay(
+    recipe: str | Recipe,
+    num_samples: int,
+    epochs: int,
+    cache: int | float | str,
+    sizes: ArrayLike | None = None,
+    losses: ArrayLike | Losses | None = None,
+    trace: Sequence[ArrayLike] | None = None,
+    seed: int = 0,
+    *,
+    batch_size: int = 256,
+    progress: Callable[[], None] | None = None,
+    **params: Any,
+) -> SimResult:
+    """Return what a training of ``epochs`` epochs would hit in a cache.
+
+    The recipe's own sampler, scorer, policy, regions, places, shares, substitution and packaging
+    run over a native arena, as in the Loader with one rank and without prefetch, but for the bytes:
+    samples are miniatures of the same relative sizes. Deterministic.
+
+    ``recipe``: a name with its ``params``, or a Recipe. ``cache``: a share of the data set's bytes
+    if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
+    :data:`IMAGENET_MEAN`. ``losses``: ``f64[N]``, ``f64[epochs, N]`` or a function of (ids, epoch);
+    by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
+    (``[A]`` integers) in place of the sampler's. ``progress`` is called after each epoch.
+
+    Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
+    more than losses, and for a cache that the recipe finds too small.
+    """
+    chosen = _recipe(recipe, params)
+    lengths = _sizes(sizes, num_samples)
+    if epochs < 1 or batch_size < 1:
+        raise ConfigError(f"epochs={epochs}, batch_size={batch_size} are refused: give 1 or more")
+    share = _share(cache, lengths)
+    job = _Job(chosen, lengths, share, _losses(losses, num_samples, seed), epochs, batch_size, seed)
+    accesses = None if trace is None else _Trace(trace, epochs, num_samples)
+    per_epoch = []
+    with job.cache:
+        for epoch in range(epochs):
+            per_epoch.append(job.run(epoch, accesses))
+            if progress is not None:
+                progress()
+    return SimResult(chosen.name, num_samples, share, tuple(per_epoch))
+
+
+class _Trace:
+    """Recorded accesses, epoch by epoch."""
+
+    def __init__(self, epochs: Sequence[ArrayLike], wanted: int, num_samples: int) -> None:
+        if len(epochs) < wanted:
+            raise ConfigError(f"the trace has {len(epochs)} epochs and {wanted} are asked for")
+        self._ids = [np.asarray(ids) for ids in epochs]
+        for ids in self._ids:
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                raise ConfigError(f"a trace of {ids.shape}, {ids.dtype} is refused: give [A] ids")
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_samples:
+                raise ConfigError(
+                    f"the trace has ids from {ids.min()} to {ids.max()}: there are {num_samples}"
+                )
+        self._starts = np.cumsum([0, *map(len, self._ids)]).tolist()
+
+    def plan(self, epoch: int) -> Plan:
+        """Return the accesses of ``epoch``; those of the next one follow if there is one."""
+        is_last = epoch + 1 == len(self._ids)
+        return self._plan(epoch, None if is_last else self._plan(epoch + 1, None))
+
+    def _plan(self, epoch: int, following: Plan | None) -> Plan:
+        ids = self._ids[epoch].astype(np.uint32)
+        return Plan(epoch, self._starts[epoch], ids, None, following)
+
+
+class _Job:
+    """One training: plans, serves and scores its epochs one after the other."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sizes: NDArray[np.int64],
+        share: float,
+        losses: Losses,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self._sizes, self._losses = sizes, losses
+        self._epochs, self._batch_size = epochs, batch_size
+        self._scorer: Scorer = recipe.scorer(len(sizes))
+        self._sampler: Sampler = recipe.sampler(
+            len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
+        )
+        self.cache = ReplayedCache(recipe, sizes, share, seed)
+        self._follows = getattr(self.cache.policy, "follows_scores", False)
+        self._is_scored = self._follows or self._sampler.uses_scores or recipe.needs_plan
+        if self._is_scored and (unknown := self._scorer.needs - {"losses"}):
+            self.cache.close()
+            raise ConfigError(
+                f"recipe {recipe.name!r} cannot be simulated: its scorer needs "
+                f"{', '.join(sorted(unknown))}, and a replay has losses only"
+            )
+        if getattr(self._scorer, "cache_samples", 0) is None:
+            held = round(share * int(sizes.sum()) / float(sizes.mean()))
+            self._scorer.cache_samples = held  # type: ignore[attr-defined]
+        self._scores = Scores(len(sizes))
+        self._step = 0
+
+    def run(self, epoch: int, trace: _Trace | None) -> EpochResult:
+        """Run one epoch; return what was counted."""
+        scores = self._settle(epoch)
+        plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
+        cache = self.cache
+        cache.begin_epoch(scores, plan, self._epochs)
+        reads, tally, losses = cache.package_reads, Tally(epoch, self._sizes), _Mean()
+        for start in range(0, len(plan), self._batch_size):
+            places = np.arange(start, min(start + self._batch_size, len(plan)))
+            ids = plan.ids[start : start + self._batch_size]
+            served = cache.serve(ids, cache.policy.keys(ids, self._scores, plan, places))
+            tally.add(served.ids, served.outcomes)
+            if self._is_scored:
+                losses.add(self._observe(served.ids, epoch))
+        if losses.count:
+            self._scores.record_epoch(epoch, accuracy=losses.accuracy, loss=losses.loss)
+        return tally.result(cache.package_reads - reads)
+
+    def _settle(self, epoch: int) -> Scores:
+        """Return the scores that the epoch is planned by: a snapshot, after what is scored anew."""
+        if not self._is_scored:
+            return self._scores
+        begin_epoch = getattr(self._scorer, "begin_epoch", None)
+        if begin_epoch is not None:
+            begin_epoch(self._scores, epoch)
+        volatile = getattr(self._scorer, "volatile", None)
+        if volatile is not None and len(volatile):
+            self._score(volatile, epoch, self._losses(volatile, epoch))
+        return self._scores.snapshot()
+
+    def _plan(self, scores: Scores, epoch: int) -> Plan:
+        """Return the plan of the epoch, which knows the next one where the policy looks ahead."""
+        uses_scores = self._sampler.uses_scores
+        plan = self._sampler.plan(scores if uses_scores else None, epoch)
+        if uses_scores or not getattr(self.cache.policy, "looks_ahead", False):
+            return plan
+        following = self._sampler.plan(None, epoch + 1)
+        return Plan(plan.epoch, plan.start, plan.ids, plan.weights, following)
+
+    def _observe(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
+        """Score a batch that was served as its step would; return its losses."""
+        losses = self._losses(ids, epoch)
+        self._score(ids, epoch, losses)
+        self._step += 1
+        if self._follows:
+            neighbours = getattr(self._scorer, "neighbours", None)
+            self.cache.follow(ids, neighbours, self._scores)
+        return losses
+
+    def _score(self, ids: NDArray[np.uint32], epoch: int, losses: NDArray[np.float64]) -> None:
+        self._scorer.update(self._scores, Observation(ids, self._step, epoch, losses=losses))
+
+
+class _Mean:
+    """Mean loss of an epoch, and the accuracy that goes with it."""
+
+    def __init__(self) -> None:
+        self.count, self._loss, self._right = 0, 0.0, 0.0
+
+    def add(self, losses: NDArray[np.float64]) -> None:
+        self.count += len(losses)
+        self._loss += float(losses.sum())
+        self._right += float(np.exp(-losses).sum())
+
+    @property
+    def loss(self) -> float:
+        return self._loss / self.count
+
+    @property
+    def accuracy(self) -> float:
+        """Mean probability of the right class, e^-loss for cross entropy."""
+        return self._right / self.count
+
+
+def _recipe(recipe: str | Recipe, params: dict[str, Any]) -> Recipe:
+    if isinstance(recipe, str):
+        return recipes.get(recipe, **params)
+    if params:
+        raise ConfigError(f"{', '.join(params)}: parameters go with a recipe's name, not a Recipe")
+    return recipe
+
+
+def _sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
+    if num_samples < 1:
+        raise ConfigError(f"num_samples={num_samples} is refused: give at least 1")
+    if sizes is None:
+        return np.full(num_samples, IMAGENET_MEAN, np.int64)
+    lengths = np.asarray(sizes)
+    if lengths.shape != (num_samples,) or lengths.dtype.kind not in "iu" or (lengths < 1).any():
+        raise ConfigError(
+            f"sizes of shape {lengths.shape}, {lengths.dtype} are refused: give bytes, 1 or more, "
+            f"as integers for each of {num_samples} samples"
+        )
+    return lengths.astype(np.int64)
+
+
+def _share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:
+    """Return the cache's share of the data set's bytes, at most 1."""
+    total = int(sizes.sum())
+    if isinstance(cache, float):
+        if not math.isfinite(cache) or not 0 <= cache <= 1:
+            raise ConfigError(f"cache={cache!r} is refused: a float is a share, from 0 to 1")
+        return cache
+    return min(1.0, parse_bytes(cache, of=total) / total)
+
+
+def _losses(losses: ArrayLike | Losses | None, num_samples: int, seed: int) -> Losses:
+    if losses is None:
+        return MadeUpLosses(num_samples, seed)
+    return losses if callable(losses) else GivenLosses(losses, num_samples)

@@ -1,0 +1,191 @@
+"""The cache of a replay: production arena, store and packaging, over samples in miniature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.importance.neighbours import Neighbours
+from stoker.plan import Plan
+from stoker.policy.base import Policy
+from stoker.policy.homophily import NO_SAMPLE
+from stoker.policy.shares import Shares
+from stoker.recipes import Recipe
+from stoker.scores import Scores
+from stoker.shared import SharedArray
+from stoker.sim.blank_source import BlankSource
+from stoker.sim.packages import Packages
+from stoker.sim.scale import Scale
+from stoker.store import MemoryTier, Store
+from stoker.store.arena import Arena
+from stoker.store.null import NullTier
+from stoker.store.preload import preload
+from stoker.store.served import Served
+from stoker.store.tier import Keys, Tier
+from stoker.types import Outcome
+
+
+class ReplayedCache:
+    """What the Loader builds around a recipe's policy, in one process and without storage.
+
+    ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
+    one :meth:`serve` batches, and :meth:`follow` their scores. Also a context manager. Used by one
+    thread. Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
+    """
+
+    def __init__(self, recipe: Recipe, sizes: NDArray[np.int64], share: float, seed: int) -> None:
+        fit = getattr(recipe.policy, "for_sizes", None)
+        self.policy: Policy = recipe.policy if fit is None else fit(sizes)
+        """The policy, told the sizes of the samples if it asks for them."""
+        self._regions = self.policy.regions()
+        self._names = [region.name for region in self._regions]
+        self._recipe, self._seed = recipe, seed
+        scale = Scale.of(sizes)
+        self.capacity = scale.units(1.0 if recipe.preload else share)
+        self._ids = np.arange(len(sizes), dtype=np.uint32)
+        self._time = 0.0
+        self._plan: Plan | None = None
+        self._counts: dict[str, int] = {}
+        source = BlankSource(scale.sizes)
+        self._arena = self._make_arena(source) if self.capacity else None
+        self._store = self._make_store(source)
+        self._shares = recipe.shares
+        self._packages = self._make_packages(source, scale)
+        if recipe.preload:
+            preload(source, self._store.tier, self._ids, threads=1)
+
+    # --- epochs ---
+
+    def begin_epoch(self, scores: Scores, plan: Plan, epochs: int) -> None:
+        """Arrange the cache for ``plan``, made from ``scores``; there are ``epochs`` in all."""
+        self._plan = plan
+        store = self._store
+        if self._shares is not None:
+            wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
+            store.tier.resize(wanted)
+        if store.places is not None:
+            places = self.policy.places(scores, plan, len(self._ids))  # type: ignore[attr-defined]
+            store.places.array[:] = places
+            counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
+            self._counts = dict(zip(self._names, counts, strict=True))
+        self._rekey(scores)
+        store.begin_epoch(plan.epoch, rank_seed=self._seed)
+        if self._packages is not None and store.places is not None:
+            self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
+
+    def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
+        """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
+        self._time += 1.0
+        served = self._store.serve(ids, keys)
+        if self._packages is not None:
+            missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
+            self._packages.note_missed(ids[missed])
+            self._packages.work()
+        return served
+
+    def follow(
+        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
+    ) -> None:
+        """Give samples ``u32[n]`` that were scored just now their new keys."""
+        keys = self.policy.keys(ids, scores, self._plan, None)
+        if keys is not None:
+            self._store.tier.set_keys(ids, keys)
+        if neighbours is not None and self._store.serves is not None:
+            found = neighbours
+            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+
+    @property
+    def package_reads(self) -> int:
+        """Packages read so far."""
+        return 0 if self._packages is None else self._packages.stats()["package_reads"]
+
+    def close(self) -> None:
+        """Let go of the cache's memory."""
+        self._store.close()
+
+    def __enter__(self) -> ReplayedCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside ---
+
+    def _make_arena(self, source: BlankSource) -> Arena:
+        mean = float(source.sizes.mean())
+        arena = Arena(len(source), self.capacity, mean, exact=True, seed=self._seed)
+        arena.configure(self._regions)
+        return arena
+
+    def _make_store(self, source: BlankSource) -> Store:
+        num_samples, recipe = len(source), self._recipe
+        tier: Tier = NullTier()
+        if self._arena is not None:
+            overflow = getattr(self.policy, "overflow", "")
+            tier = MemoryTier(self._arena, self._names[0], regions=self._names, overflow=overflow)
+        places = serves = packaged = None
+        if hasattr(self.policy, "places"):
+            places = SharedArray.create(num_samples, np.uint8, name="sim-places")
+        if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
+            serves = SharedArray.create(num_samples, np.uint32, name="sim-serves")
+            serves.array.fill(NO_SAMPLE)
+        if recipe.packaging is not None:
+            packaged = SharedArray.create(num_samples, np.uint8, name="sim-packaged")
+        return Store(
+            source,
+            tier,
+            places=places,
+            substitution=recipe.substitution,
+            serves=serves,
+            packaged=packaged,
+            follows_scores=getattr(self.policy, "follows_scores", False),
+            clock=lambda: self._time,
+        )
+
+    def _make_packages(self, source: BlankSource, scale: Scale) -> Packages | None:
+        packaging, substitution = self._recipe.packaging, self._recipe.substitution
+        store, arena = self._store, self._arena
+        if packaging is None or substitution is None or arena is None:
+            return None
+        assert store.served is not None
+        assert store.packaged is not None
+        settings = replace(packaging, min_bytes=max(1, round(packaging.min_bytes / scale.unit)))
+        self._shares = self._fitting(settings.least_region_bytes(source.sizes))
+        return Packages(
+            source,
+            arena,
+            store.served,
+            store.packaged,
+            settings,
+            low=self._names.index(substitution.region),
+            region=substitution.region,
+            seed=self._seed,
+        )
+
+    def _fitting(self, least_low: int) -> Shares | None:
+        """Return what divides the cache, with room for a package."""
+        fit = getattr(self._recipe.shares, "for_cache", None)
+        if fit is None:
+            return self._recipe.shares
+        fitted: Shares = fit(self.capacity, least_low)
+        return fitted
+
+    def _rekey(self, scores: Scores) -> None:
+        """Give all cached samples the keys and the regions that they have as an epoch begins."""
+        if self.policy.natural_keys or self._arena is None:
+            return
+        keys = self.policy.keys(self._ids, scores, self._plan, None)
+        if keys is None:
+            return
+        ids = self._ids[self._arena.contains(self._ids)]
+        if len(ids):
+            self._arena.set_keys(ids, keys[ids])
+        self._store.rearrange(self._regions, keys)

@@ -1,0 +1,124 @@
+"""What a replay counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.sampler.report import coverage, ess
+from stoker.types import Outcome
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch; ``accesses`` = ``hits`` + ``substituted`` + ``fetched`` + ``packaged``."""
+
+    epoch: int
+    accesses: int
+    hits: int
+    substituted: int
+    fetched: int
+    packaged: int
+    hit_bytes: int
+    """Bytes of the samples that hit."""
+    served_bytes: int
+    """Bytes of all samples served."""
+    package_reads: int
+    """Packages read for the cache."""
+    ess: float
+    """Effective sample size of how often each sample was served, / N."""
+    coverage: float
+    """Share of the samples that were served at all."""
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """A replay, epoch by epoch. Ratios are over all accesses of the epochs it has."""
+
+    recipe: str
+    num_samples: int
+    cache_share: float
+    """Cache bytes / bytes of the data set."""
+    per_epoch: tuple[EpochResult, ...]
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits / accesses; what a paper calls hits may be this plus :attr:`substituted_ratio`."""
+        return self._share(lambda epoch: epoch.hits)
+
+    @property
+    def byte_hit_ratio(self) -> float:
+        """Bytes that hit / bytes served."""
+        served = sum(epoch.served_bytes for epoch in self.per_epoch)
+        return sum(epoch.hit_bytes for epoch in self.per_epoch) / served if served else 0.0
+
+    @property
+    def substituted_ratio(self) -> float:
+        """Share of the accesses for which another sample was served."""
+        return self._share(lambda epoch: epoch.substituted)
+
+    @property
+    def packaged_ratio(self) -> float:
+        """Share of the accesses served by a sample that came with a package."""
+        return self._share(lambda epoch: epoch.packaged)
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size / N, mean over epochs."""
+        return _mean([epoch.ess for epoch in self.per_epoch])
+
+    @property
+    def coverage(self) -> float:
+        """Share of the samples visited in an epoch, mean over epochs."""
+        return _mean([epoch.coverage for epoch in self.per_epoch])
+
+    def after(self, epochs: int) -> SimResult:
+        """Return the same without the first ``epochs``: the first one fills the cache."""
+        rest = self.per_epoch[epochs:]
+        return SimResult(self.recipe, self.num_samples, self.cache_share, rest)
+
+    def _share(self, count: Callable[[EpochResult], int]) -> float:
+        accesses = sum(epoch.accesses for epoch in self.per_epoch)
+        return sum(map(count, self.per_epoch)) / accesses if accesses else 0.0
+
+
+class Tally:
+    """Counts the accesses of one epoch over samples of ``sizes`` (``i64[N]``, bytes)."""
+
+    def __init__(self, epoch: int, sizes: NDArray[np.int64]) -> None:
+        self._epoch, self._sizes = epoch, sizes
+        self._outcomes = np.zeros(len(Outcome), np.int64)
+        self._hit_bytes = self._served_bytes = 0
+        self._counts = np.zeros(len(sizes), np.int32)
+
+    def add(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8]) -> None:
+        """Count samples ``u32[n]`` that were served so."""
+        sizes = self._sizes[ids]
+        self._outcomes += np.bincount(outcomes, minlength=len(Outcome))
+        self._served_bytes += int(sizes.sum())
+        self._hit_bytes += int(sizes[outcomes == Outcome.HIT].sum())
+        np.add.at(self._counts, ids, 1)
+
+    def result(self, package_reads: int) -> EpochResult:
+        """Return what was counted."""
+        of = dict(zip(Outcome, self._outcomes.tolist(), strict=True))
+        return EpochResult(
+            self._epoch,
+            accesses=sum(of.values()),
+            hits=of[Outcome.HIT],
+            substituted=of[Outcome.SUBSTITUTED],
+            fetched=of[Outcome.FETCHED],
+            packaged=of[Outcome.PACKAGED],
+            hit_bytes=self._hit_bytes,
+            served_bytes=self._served_bytes,
+            package_reads=package_reads,
+            ess=ess(self._counts) / len(self._sizes),
+            coverage=coverage(self._counts),
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,189 @@
+"""The production policies in replay, against closed forms, plain models and their own promises."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stoker import recipes
+from stoker.errors import ConfigError
+from stoker.importance.loss import LossHistory
+from stoker.policy.lru import LRU
+from stoker.policy.score import Score
+from stoker.recipes import Recipe
+from stoker.recipes.part import Same, part
+from stoker.sampler import WeightedSampler
+from stoker.sim import limits, replay
+
+N, BATCH = 2000, 32
+SHARES = [0.05, 0.2, 0.4, 0.6, 0.8]
+ZIPF = 1 / np.arange(1, N + 1) ** 0.7
+SIZES = np.maximum(1, np.random.default_rng(0).lognormal(11, 0.8, N)).astype(np.int64)
+SIMULATED = sorted(set(recipes.names()) - {"spidercache"})
+
+
+def weighted(policy):
+    """Return i.i.d. draws in proportion to losses that never change."""
+    return Recipe("weighted", "", policy, sampler=part(WeightedSampler), scorer=Same(LossHistory()))
+
+
+def draws(epochs, seed=0):
+    """Return epochs of eight draws a sample, so that nearly all are drawn in the first."""
+    rng = np.random.default_rng(seed)
+    return [rng.choice(N, 8 * N, p=ZIPF / ZIPF.sum()) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("c", SHARES)
+class TestAgainstClosedForms:
+    @pytest.mark.parametrize("name", ["lru", "minio", "belady"])
+    def test_shuffled_epochs(self, name, c):
+        found = replay(name, N, 4, c, batch_size=BATCH).after(1)
+        limit = recipes.get(name).predicted_hit_ratio(c)
+        assert found.hit_ratio == pytest.approx(limit, abs=0.01)
+        assert found.hit_ratio <= limits.uniform(c) + 1e-9
+
+    def test_top_k_by_importance(self, c):
+        found = replay(weighted(Score()), N, 8, c, losses=ZIPF, batch_size=BATCH).after(5)
+        assert found.hit_ratio == pytest.approx(limits.top_k(ZIPF, c * N), abs=0.01)
+
+    def test_che(self, c):
+        found = replay("lru", N, 2, c, trace=draws(2), batch_size=BATCH).after(1)
+        limit = limits.lru_draws(ZIPF, c * N)
+        assert found.hit_ratio == pytest.approx(limit, abs=0.02)
+
+    def test_belady_with_the_plan(self, c):
+        found = replay("belady", N, 2, c, trace=draws(3), batch_size=BATCH // 2).after(1)
+        limit = limits.belady_draws(ZIPF, c * N)
+        assert found.hit_ratio == pytest.approx(limit, abs=0.02)
+
+    def test_shade_as_its_code_repeats(self, c):
+        repetition = 2.0
+        recipe = replace(
+            recipes.shade(repetition=repetition, important=c), scorer=Same(LossHistory())
+        )
+        losses = 1 + np.log(np.arange(1, N + 1))
+        found = replay(recipe, N, 8, c, losses=losses, batch_size=BATCH).after(5)
+        limit = limits.shade(losses, c * N, repetition)
+        assert found.hit_ratio == pytest.approx(limit, abs=0.015)
+
+
+def test_lru_hits_just_what_a_plain_lru_does():
+    trace = [ids[:1000] for ids in draws(2)]
+    found = replay("lru", N, 2, 0.1, trace=trace, batch_size=1)
+    cached, hits = OrderedDict(), 0
+    for i in np.concatenate(trace).tolist():
+        hits += i in cached
+        cached[i] = None
+        cached.move_to_end(i)
+        if len(cached) > 0.1 * N:
+            cached.popitem(last=False)
+    assert sum(epoch.hits for epoch in found.per_epoch) == hits
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+class TestEveryRecipe:
+    def test_counts_add_up_and_repeat(self, name):
+        found, again = (replay(name, 600, 7, 0.4, sizes=SIZES[:600]) for _ in range(2))
+        assert found == again
+        for epoch in found.per_epoch:
+            ended = epoch.hits + epoch.substituted + epoch.fetched + epoch.packaged
+            assert ended == epoch.accesses > 0
+            assert 0 < epoch.coverage <= 1
+            assert epoch.hit_bytes <= epoch.served_bytes
+        assert found.per_epoch[0].hits == 0 or name == "oracle"
+
+
+def test_another_seed_is_another_replay():
+    one, two = (replay("random", 500, 3, 0.3, seed=seed) for seed in (0, 1))
+    assert one != two
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("quiver", {}), ("icache", {"warm_up": 1}), ("impact", {"max_warm_up": 2})],
+)
+def test_substitution_serves_no_sample_twice(name, params):
+    found = replay(name, 1000, 6, 0.3, batch_size=BATCH, **params)
+    assert found.substituted_ratio > 0.05
+    for epoch in found.per_epoch:
+        # Each sample once at most: as many different ones as accesses.
+        assert epoch.coverage * 1000 == pytest.approx(epoch.accesses)
+
+
+def test_packages_are_read_and_serve():
+    late = replay("icache", 1500, 5, 0.3, warm_up=2).after(3)
+    assert late.packaged_ratio > 0
+    assert sum(epoch.package_reads for epoch in late.per_epoch) > 0
+    assert all(epoch.package_reads == 0 for epoch in replay("lru", 500, 2, 0.3).per_epoch)
+
+
+def test_unequal_sizes():
+    plain = replay("belady", N, 3, 0.2, sizes=SIZES, batch_size=BATCH).after(1)
+    assert plain.byte_hit_ratio == pytest.approx(0.2, abs=0.01)
+    small = replay("belady", N, 3, 0.2, sizes=SIZES, batch_size=BATCH, request_bytes=1e9).after(1)
+    best = limits.smallest_first(SIZES, 0.2 * SIZES.sum())
+    assert plain.hit_ratio + 0.1 < small.hit_ratio <= best + 0.01
+    assert small.byte_hit_ratio <= 0.21
+
+
+def test_a_cache_of_nothing_and_of_everything():
+    assert replay("lru", 500, 3, 0.0).hit_ratio == 0
+    assert replay("lru", 500, 3, 1.0).after(1).hit_ratio == 1
+    assert replay("oracle", 500, 1, 0.1).hit_ratio == 1
+
+
+def test_a_size_means_the_same_in_every_form():
+    total = int(SIZES.sum())
+    forms = (0.25, "25%", total // 4)
+    found = [replay("minio", N, 2, cache, sizes=SIZES).per_epoch for cache in forms]
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_was_drawn_is_reported():
+    found = replay(weighted(LRU()), N, 3, 0.2, losses=ZIPF)
+    assert found.per_epoch[0].ess == found.per_epoch[0].coverage == 1
+    expected = np.mean(1 - np.exp(-N * ZIPF / ZIPF.sum()))
+    assert found.after(1).coverage == pytest.approx(expected, abs=0.02)
+    assert found.after(1).ess < 0.6
+
+
+def test_losses_may_change_by_epoch_or_come_from_a_function():
+    table = np.stack([ZIPF, ZIPF[::-1], ZIPF])
+    given = replay(weighted(Score()), N, 3, 0.2, losses=table)
+    called = replay(weighted(Score()), N, 3, 0.2, losses=lambda ids, epoch: table[epoch, ids])
+    assert given == called != replay(weighted(Score()), N, 3, 0.2, losses=ZIPF)
+
+
+def test_progress_is_told():
+    told = []
+    replay("lru", 200, 3, 0.2, progress=lambda: told.append(1))
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"num_samples": 0}, "num_samples=0"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"cache": 1.5}, "share"),
+        ({"cache": float("nan")}, "share"),
+        ({"cache": "many"}, "not a size"),
+        ({"sizes": [1, 2]}, "sizes"),
+        ({"sizes": np.zeros(100, np.int64)}, "sizes"),
+        ({"losses": [1.0]}, "losses"),
+        ({"losses": np.full(100, -1.0)}, "losses"),
+        ({"trace": [[0]]}, "1 epochs"),
+        ({"trace": [[0], [100]]}, "100"),
+        ({"trace": [[0.5], [1]]}, "trace"),
+        ({"recipe": "spidercache"}, "embeddings"),
+        ({"recipe": "nothing"}, "nothing"),
+        ({"beta": 2}, "beta"),
+        ({"recipe": recipes.lru(), "beta": 2}, "beta"),
+        ({"recipe": "icache", "package_bytes": 1 << 28}, "package"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        replay(**{"recipe": "lru", "num_samples": 100, "epochs": 2, "cache": 0.5, **changes})
