@@ -81,7 +81,7 @@ class Replay:
 
 REPLAYS = {
     "lru": Replay("uniform", _of("lru"), {0.2: 0.02, 0.4: 0.09, 0.6: 0.23, 0.8: 0.48}),
-    "minio": Replay("uniform", _of("minio"), {c: c for c in SHARES}),
+    "minio": Replay("uniform", _of("minio")),
     "quiver": Replay("uniform", _of("quiver")),
     "shade": Replay("shade", _of("shade")),
     "shade, minio": Replay("shade", lambda cache: replace(recipes.shade(), policy=MinIO())),

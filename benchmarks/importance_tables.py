@@ -16,6 +16,8 @@ from importance_train import TOP, Settings
 Found = dict[str, Any]
 GOALS = {0.1: 0.33, 0.2: 0.65}
 """Least hits of SHADE as its public code repeats, by cache share."""
+ROWS = (0.1, 0.2, 0.5)
+"""Cache shares that the long table has for all recipes; others where a paper has a figure."""
 LATE = 6
 """Last epochs that steady hits are taken from: two of iCache's cycles of three."""
 
@@ -101,10 +103,12 @@ def _against(replayed: list[Found], about: str, smoke: bool) -> Report:
     groups = _by(replayed, "replay", "cache")
     lru = {key[1]: ones for key, ones in groups.items() if key[0] == "lru"}
     for (name, cache), ones in sorted(groups.items(), key=lambda item: item[0][1]):
-        papers = REPLAYS[name].paper if name in REPLAYS else BY_CODE
+        papers = (REPLAYS[name].paper if name in REPLAYS else BY_CODE) or {}
+        if cache not in (*ROWS, *papers):
+            continue
         served = _mean(_share(_late(one), "hits", "substituted", "packaged") for one in ones)
         real = _mean(_share(_late(one), "hits") for one in ones)
-        paper = (papers or {}).get(cache)
+        paper = papers.get(cache)
         report.row(
             recipe=name,
             cache=f"{cache:.0%}",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.recipes import Recipe
 
-PACE = 0.02
+PACE = 0.04
 """Seconds between the batches of a replay with packages, which a process builds and loads beside
 it: about what a training step takes. Without them a replay goes as fast as it can."""
 
