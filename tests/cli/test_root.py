@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from stoker.cli.root import root
 
-COMMANDS = ("bench", "clean", "demo", "doctor", "ls", "warm")
+COMMANDS = ("bench", "clean", "demo", "doctor", "ls", "simulate", "warm")
 
 
 def test_help_lists_every_command_in_a_line() -> None:

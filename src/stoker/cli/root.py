@@ -16,6 +16,7 @@ _COMMANDS = {
     "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now.",
     "run": "Run any program with fast local copies of the files it reads.",
+    "simulate": "Replay recipes without model or storage; hits beside the limits.",
     "warm": "Fill a disk cache before the training begins.",
 }
 

@@ -1,0 +1,169 @@
+"""``stoker simulate``: replays recipes without model or storage, beside what theory allows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from stoker import recipes
+from stoker.cli._choice import choose_recipes
+from stoker.errors import ConfigError
+from stoker.sim import SimResult, limits, replay
+from stoker.sim.replay import IMAGENET_MEAN
+
+
+@click.command()
+@click.option("--samples", type=click.IntRange(100), default=20_000, show_default=True)
+@click.option("--epochs", type=click.IntRange(2), default=10, show_default=True)
+@click.option(
+    "--cache",
+    default="0.1,0.2,0.4",
+    show_default=True,
+    help="Shares of the data set's bytes, with commas: 0.2 or 20%.",
+)
+@click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
+@click.option(
+    "--spread",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="How much sizes differ: sigma of a log-normal distribution; 0 makes them equal.",
+)
+@click.option("--batch", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+def simulate(
+    samples: int,
+    epochs: int,
+    cache: str,
+    names: str,
+    spread: float,
+    batch: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Replay recipes with their own samplers, scores and caches on made-up losses.
+
+    Hits are from the second half of the epochs on. The limit is the most that any cache could hit
+    in samples: its share of the data, in samples where sizes differ, and of accesses that repeat
+    within their epoch all. Recipes that need more than losses are left out of "all".
+    """
+    sizes = _draw_sizes(samples, spread, seed)
+    shares = [_share(part.strip()) for part in cache.split(",")]
+    chosen = choose_recipes(names)
+    if names == "all":
+        chosen = [name for name in chosen if _is_scored_by_losses(name)]
+    rows = []
+    with _bar(as_json) as bar:
+        for share in shares:
+            for name in chosen:
+                task = bar.add_task(f"{name} at {share:.0%}", total=epochs)
+                found = replay(
+                    name,
+                    samples,
+                    epochs,
+                    share,
+                    sizes=sizes,
+                    seed=seed,
+                    batch_size=batch,
+                    progress=lambda task=task: bar.advance(task),  # type: ignore[misc]
+                )
+                bar.remove_task(task)
+                rows.append(_row(found.after(epochs // 2), share, sizes))
+    if as_json:
+        about = {"samples": samples, "epochs": epochs, "spread": spread, "batch": batch}
+        click.echo(json.dumps({**about, "seed": seed, "rows": rows}, indent=1))
+    else:
+        _show(rows, f"{samples:,} samples, epochs {epochs // 2 + 1} to {epochs}")
+
+
+def _row(
+    found: SimResult, share: float, sizes: np.ndarray[Any, np.dtype[np.int64]]
+) -> dict[str, Any]:
+    """Return what is shown of one replay."""
+    accesses = sum(epoch.accesses for epoch in found.per_epoch)
+    distinct = sum(epoch.coverage for epoch in found.per_epoch) * found.num_samples
+    held = limits.smallest_first(sizes, share * float(sizes.sum()))
+    # Accesses of an epoch are fewer than its samples where some are left out.
+    crossing = min(1.0, held * found.num_samples * len(found.per_epoch) / accesses)
+    recipe = recipes.get(found.recipe)
+    limit = 1.0 if recipe.preload else float(limits.super_epochs(crossing, 1 - distinct / accesses))
+    reads = sum(epoch.fetched + epoch.package_reads for epoch in found.per_epoch)
+    return {
+        "recipe": found.recipe,
+        "cache": share,
+        "hit_ratio": found.hit_ratio,
+        "byte_hit_ratio": found.byte_hit_ratio,
+        "substituted_ratio": found.substituted_ratio,
+        "packaged_ratio": found.packaged_ratio,
+        "limit": limit,
+        "below_limit": limit - found.hit_ratio,
+        "closed_form": recipe.predicted_hit_ratio(share),
+        "ess": found.ess,
+        "coverage": found.coverage,
+        "reads_per_distinct_sample": reads / distinct,
+    }
+
+
+def _show(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=f"{title}, %", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    columns = {
+        "recipe": "recipe",
+        "hits": "hit_ratio",
+        "bytes": "byte_hit_ratio",
+        "subst.": "substituted_ratio",
+        "pack.": "packaged_ratio",
+        "limit": "limit",
+        "below": "below_limit",
+        "theory": "closed_form",
+        "ESS/N": "ess",
+    }
+    table.add_column("cache", justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        cells = [_cell(row[key]) for key in columns.values()]
+        is_last = after is None or after["cache"] != row["cache"]
+        table.add_row(f"{100 * row['cache']:g}", *cells, end_section=is_last)
+    Console().print(table)
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{100 * value:.1f}"
+
+
+def _bar(is_quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True, quiet=is_quiet and not Console(stderr=True).is_terminal)
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+def _share(text: str) -> float:
+    """Return the share that ``0.2`` or ``20%`` means; ConfigError for anything else."""
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--cache {text!r} is not a share: give 0.2 or 20%, at most all")
+    return share
+
+
+def _is_scored_by_losses(name: str) -> bool:
+    return recipes.get(name).scorer(1).needs <= {"losses"}
+
+
+def _draw_sizes(num_samples: int, spread: float, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return i64[num_samples], log-normal with ImageNet's mean; ``spread`` 0 makes them equal."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.lognormal(np.log(IMAGENET_MEAN) - spread**2 / 2, spread, num_samples)
+    return np.maximum(1, np.rint(sizes)).astype(np.int64)
