@@ -32,17 +32,18 @@ def train(source: WatchedSource, seed: int, recipe: str, ready: Any, answers: An
             epochs=EPOCHS,
             return_meta=True,
         ) as loader:
-            ready.wait(60)
+            ready.wait(240)
             for _ in range(EPOCHS):
                 assert walk(loader) == list(range(NUM))
             stats = loader.stats
-            ready.wait(60)  # both are done, and what was read ahead was counted
+            ready.wait(240)  # both are done, and what was read ahead was counted
             answers.put((stats.fetched, stats.accesses, len(prefetchers())))
     except BaseException:
         answers.put(traceback.format_exc())
         raise
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", ["minio", "lru"])
 def test_they_read_together(recipe: str) -> None:
     samples = MemorySource([sample(number) for number in range(NUM)])
@@ -56,7 +57,7 @@ def test_they_read_together(recipe: str) -> None:
     for job in jobs:
         job.start()
     try:
-        results = [answers.get(timeout=60) for _ in jobs]
+        results = [answers.get(timeout=240) for _ in jobs]
         for result in results:
             assert not isinstance(result, str), result
         for job in jobs:
