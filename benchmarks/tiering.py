@@ -150,7 +150,7 @@ def measure(report: Report, case: Case, args: argparse.Namespace) -> None:
         assert local.sums == plain.sums == tiered.sums, "the programs saw other bytes"
         compare(report, case, local, plain, tiered)
         if not args.smoke:
-            everything_fits(report, case, far, counts)
+            everything_fits(report, case, far, counts, local)
 
 
 def compare(report: Report, case: Case, local: Run, plain: Run, tiered: Run) -> None:
@@ -173,12 +173,13 @@ def compare(report: Report, case: Case, local: Run, plain: Run, tiered: Run) -> 
         )
 
 
-def everything_fits(report: Report, case: Case, far: Path, counts: Counts) -> None:
+def everything_fits(report: Report, case: Case, far: Path, counts: Counts, local: Run) -> None:
     """Epochs two and three read copies only: against a program that is given their folder."""
     with tier(case, 1.1) as (prefix, copies):
         fitting = run(prefix(far) + case.command(far), counts)
         copied = run(case.command(copies), counts)
-    assert fitting.sums == copied.sums, "the programs saw other bytes"
+    assert local.sums == fitting.sums, "the programs saw other bytes"
+    assert local.sums == copied.sums, f"not all is copied: {local.sums} {copied.sums}"
     row(report, case, "stoker run, all fits", fitting)
     ratio = sum(fitting.seconds[1:]) / sum(copied.seconds[1:])
     report.target(f"{case}: all fits, epochs 2 and 3 to the local copy", ratio, 1.05)

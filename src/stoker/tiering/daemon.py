@@ -1,8 +1,8 @@
 """The placement daemon: ``python -m stoker.tiering.daemon CONFIG FOLDER LISTENER LOCK``.
 
 ``CONFIG``, ``LISTENER`` and ``LOCK`` are descriptors: of the pickled configuration, of the socket
-where runs become members, and of the lock that says there is a daemon. It ends a moment after its
-last member has gone. Each member is told first where the table is, or why there is none, and gets
+where runs become members, and of the lock that says there is a daemon. It ends with its last
+member. Each member is told first where the table is, or why there is none, and gets
 a report whenever it asks.
 """
 
@@ -39,8 +39,7 @@ log = logging.getLogger("stoker.tiering")
 _BEAT = 0.2  # seconds between two signs of life
 _SILENT = 3.0  # after which programs take the daemon for gone
 _WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
-_LINGER = 5.0  # seconds to wait for the first member
-_AFTERWARDS = 0.5  # and for another one after the last
+_LINGER = 5.0  # seconds to wait for the first member; the last one is not outlived
 
 
 class Daemon:
@@ -156,8 +155,8 @@ def _serve(daemon: Daemon, listener: socket.socket, members: dict[int, Channel])
     """Answer members until there have been none for a while."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
-    last, patience = time.monotonic(), _LINGER
-    while members or time.monotonic() - last < patience:
+    began, patience = time.monotonic(), _LINGER
+    while members or time.monotonic() - began < patience:
         for fd, _ in poll.poll(_BEAT * 1000):
             if fd == listener.fileno():
                 if (channel := _admit(listener, {"config": _described(daemon.config)})) is not None:
@@ -167,7 +166,7 @@ def _serve(daemon: Daemon, listener: socket.socket, members: dict[int, Channel])
                 poll.unregister(fd)
                 members.pop(fd).close()
         if members:
-            last, patience = time.monotonic(), _AFTERWARDS
+            patience = 0.0
         daemon.placer.tick()
 
 
