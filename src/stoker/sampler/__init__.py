@@ -6,6 +6,7 @@ from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.report import counts, coverage, ess, repeat_share
 from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.superepoch import SuperEpochSampler
 from stoker.sampler.uniform import UniformSampler
 from stoker.sampler.weighted import WeightedSampler
 
@@ -16,6 +17,7 @@ __all__ = [
     "PadsSampler",
     "Sampler",
     "SelectiveSampler",
+    "SuperEpochSampler",
     "UniformSampler",
     "WeightedSampler",
     "counts",

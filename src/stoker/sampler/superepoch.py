@@ -1,0 +1,76 @@
+"""Each sample R times in R epochs, in one random order over all of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.plan import Plan
+from stoker.sampler.rng import generator
+from stoker.sampler.uniform import UniformSampler
+from stoker.scores import Scores
+from stoker.shared import SharedArray
+
+
+@dataclass(frozen=True)
+class SuperEpochSampler(UniformSampler):
+    """A uniform permutation of ``repeat`` copies of all samples, cut into as many epochs.
+
+    Each sample is visited exactly ``repeat`` times in a super-epoch, so gradients are unbiased and
+    need no weights, while a share of the accesses, (1 - 1/R)^R, repeats one of the same epoch: hits
+    that no cache can have when each sample is visited once an epoch. Epochs are as long as the
+    uniform sampler's. The last super-epoch is as short as what is left of the training, and ends
+    with each sample visited exactly once an epoch of it. With one epoch left, or ``repeat=1``, this
+    is the uniform sampler. Frozen and pure: safe in any thread or process.
+
+    Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
+    ``repeat`` or ``epochs`` below 1 and an ``annealed`` share out of range.
+    """
+
+    repeat: int = 2
+    """R: epochs in a super-epoch, and visits of each sample in it."""
+    epochs: int | None = None
+    """Epochs of the whole training; None when not known, and then there is no annealed end."""
+    annealed: float = 0.125
+    """Share of the training, at its end, with each sample once an epoch, 0 to 1. Rounded up to
+    whole epochs: without it the samples visited last are unlike those visited long ago."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeat < 1:
+            raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
+        if self.epochs is not None and self.epochs < 1:
+            raise ConfigError(f"epochs={self.epochs} is refused: give at least 1, or None")
+        if not 0 <= self.annealed <= 1:
+            raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
+
+        Raises :class:`~stoker.errors.ConfigError` for a negative epoch.
+        """
+        begin, epochs = self._super_epoch(epoch)
+        if epochs == 1:
+            return super().plan(scores, epoch)
+        order = np.tile(np.arange(self.num_samples, dtype=np.uint32), epochs)
+        generator(self.seed, begin, stream=2).shuffle(order)
+        own = order[(epoch - begin) * self.num_samples :][: self.num_samples]
+        ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
+        ids.array[:] = np.resize(own, self.longest)
+        return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
+
+    def _super_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
+        begin = epoch - epoch % self.repeat
+        if epoch < 0 or not self.shuffle:
+            return epoch, 1
+        if self.epochs is None:
+            return begin, self.repeat
+        # Rounded first: 0.1 x 30 is a little more than 3.
+        mixed = self.epochs - math.ceil(round(self.annealed * self.epochs, 9))
+        if epoch >= mixed:
+            return epoch, 1
+        return begin, min(self.repeat, mixed - begin)
