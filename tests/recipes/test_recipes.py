@@ -11,7 +11,9 @@ from stoker.recipes import Recipe
 
 
 def test_names_are_sorted_and_complete():
-    known = "base belady coordl fifo icache ilfu impact infobatch lfu lru minio oracle quiver"
+    known = (
+        "base belady coordl fifo foresight icache ilfu impact infobatch lfu lru minio oracle quiver"
+    )
     known += " random s3fifo shade sieve spidercache"
     assert recipes.names() == known.split()
 

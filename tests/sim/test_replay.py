@@ -187,3 +187,11 @@ def test_progress_is_told():
 def test_what_makes_no_sense_is_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
         replay(**{"recipe": "lru", "num_samples": 100, "epochs": 2, "cache": 0.5, **changes})
+
+
+@pytest.mark.parametrize(("repeat", "least"), [(2, 0.44), (4, 0.50)])
+def test_foresight_hits_beyond_the_cache_where_samples_repeat(repeat, least):
+    epochs = 3 * repeat
+    found = replay("foresight", N, epochs, 0.2, batch_size=BATCH, repeat=repeat, annealed=0.0)
+    q = float(limits.super_epoch_repeats(repeat))
+    assert least < found.after(repeat).hit_ratio <= limits.super_epochs(0.2, q) + 0.01

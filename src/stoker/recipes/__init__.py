@@ -18,6 +18,7 @@ from stoker.recipes.belady import belady
 from stoker.recipes.cis import base
 from stoker.recipes.coordl import coordl
 from stoker.recipes.fifo import fifo
+from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.ilfu import ilfu
 from stoker.recipes.impact import impact
@@ -39,6 +40,7 @@ __all__ = [
     "belady",
     "coordl",
     "fifo",
+    "foresight",
     "get",
     "icache",
     "ilfu",
@@ -64,6 +66,7 @@ _PAGES: dict[str, Callable[..., Recipe]] = {
         belady,
         coordl,
         fifo,
+        foresight,
         icache,
         ilfu,
         impact,
