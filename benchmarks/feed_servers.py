@@ -120,7 +120,8 @@ def _weed(weed: str, folder: Path) -> Iterator[int]:
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     command = [weed, "server", f"-dir={folder}", "-s3", "-filer", "-ip=127.0.0.1"]
     command += ["-ip.bind=127.0.0.1", "-volume.max=20", "-master.volumeSizeLimitMB=1024"]
-    command += ["-master.telemetry=false"]
+    # Its other services listen on fixed ports, where another run may listen already.
+    command += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     for name, port in ports.items():
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}"]
     with contextlib.ExitStack() as stack:
