@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,14 @@ def test_low_samples_come_in_packages(tmp_path: Path) -> None:
         (tmp_path / f"{number:04}").write_bytes(f"{number:08}".encode().ljust(256, b"."))
     source = FileSource(sorted(tmp_path.iterdir()))
     recipe = recipes.get("icache", package_bytes=2048, warm_up=1)
-    with loader_of(recipe, source, cache="50%", num_workers=2, persistent_workers=True) as loader:
-        served = train(loader, 10)
+    options = {"num_workers": 2, "persistent_workers": True, "epochs": None}
+    deadline = time.monotonic() + 120  # a busy machine starts the process late
+    with loader_of(recipe, source, cache="50%", **options) as loader:
+        while loader.stats.packaged == 0 and time.monotonic() < deadline:
+            assert train(loader, 3).max() <= 1
         stats = loader.stats
-    assert served.max() <= 1
-    assert stats.packages_built > 0
-    assert stats.packaged + stats.substituted > 0
-    assert stats.package_reads >= (stats.packaged > 0)
+    assert stats.packaged > 0
+    assert stats.packages_built >= 1 and stats.package_reads >= 1
 
 
 def rescored(rank: int) -> Any:
