@@ -17,6 +17,7 @@ from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.neighbours import Neighbours
+from stoker.pytorch.knn import search_on
 from stoker.pytorch.meta import Meta, Use
 from stoker.pytorch.signals import Copy, Shown, start_copy
 from stoker.scores import Scores
@@ -214,6 +215,7 @@ class Observer:
         dimension = embeddings.shape[1]
         if self._dimension is None:
             self._dimension = dimension
+            search_on(embeddings.device, self.scorer)
         if dimension != self._dimension:
             raise ConfigError(
                 f"observe() got embeddings of dimension {dimension}, and before of "

@@ -67,14 +67,19 @@ class Placing:
         self._plan = plan
         self.accesses_before = self.accesses
         shares = self._setup.shares
+        wanted = None
         if shares is not None:
             wanted = shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
-            if self._keeps_house:
-                self._tier.resize(wanted)
         missed = self._take_missed()
         self._place(scores, whole)
         if self._keeps_house:
-            self._rekey(scores)
+            # Keys first, so that a region which shrinks loses its least important samples, and
+            # moves last, so that one which grows has room for them.
+            keys = self._rekey(scores)
+            if wanted is not None:
+                self._tier.resize(wanted)
+            if keys is not None:
+                self._store.rearrange(self._regions, keys)
         earlier = whole.ids[:consumed] if consumed else _NONE
         self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
         if self._packager is not None and self._store.places is not None:
@@ -166,15 +171,15 @@ class Placing:
             counts = np.bincount(places.array[whole.ids], minlength=len(self._names)).tolist()
             self.accesses = dict(zip(self._names, counts, strict=False))
 
-    def _rekey(self, scores: Scores) -> None:
-        """Give all cached samples the keys and the regions that they have at the epoch's start."""
+    def _rekey(self, scores: Scores) -> NDArray[np.float64] | None:
+        """Give all cached samples the keys of the epoch's start; return f64[N], or None."""
         if self._policy.natural_keys:
-            return
+            return None
         keys = self._policy.keys(self._ids, scores, self._plan, None)
         if keys is None:
-            return
+            return None
         for arena in getattr(self._store.tier, "arenas", ()):
             ids = self._ids[arena.contains(self._ids)]
             if len(ids):
                 arena.set_keys(ids, keys[ids])
-        self._store.rearrange(self._regions, keys)
+        return keys
