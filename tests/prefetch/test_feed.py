@@ -65,6 +65,20 @@ def test_a_sample_larger_than_the_window_is_left_to_the_workers() -> None:
     assert take_all(feed) == [[1]]
 
 
+def test_it_says_when_the_window_is_full() -> None:
+    feed = Feed(SIZES, 60)
+    accesses = segment(0, 1, 2, 3)
+    feed.add(accesses)
+    take_all(feed)
+    feed.confirm()
+    assert (accesses.marks.handed_out, accesses.marks.is_full) == (3, True)
+    accesses.marks.served[:3] = SERVED
+    feed.advance()
+    take_all(feed)
+    feed.confirm()
+    assert (accesses.marks.handed_out, accesses.marks.is_full) == (4, False)
+
+
 def test_no_window_hands_out_nothing() -> None:
     feed = Feed(SIZES, 0)
     feed.add(segment(0, 1))

@@ -68,6 +68,18 @@ def test_it_waits_only_while_prefetch_gets_on(monkeypatch: pytest.MonkeyPatch) -
     assert marks.handed_out == 5
 
 
+def test_it_does_not_wait_for_a_window_that_is_too_small_for_its_batch() -> None:
+    own = Progress(20, Cold())
+    marks = Marks(own.begin(0).array)
+    marks.attend(60.0)
+    marks.hand_out(12, is_full=True)
+    own.finish(0, 0, 10)
+    begin = time.monotonic()
+    own.start(0, 10, 10)
+    assert time.monotonic() - begin < progress._PATIENCE
+    assert marks.served[10:].tolist() == [STARTED] * 10
+
+
 def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
     own = Progress(10, Cold())
     Marks(own.begin(0).array).attend(0.0)

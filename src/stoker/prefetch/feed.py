@@ -76,6 +76,7 @@ class Feed:
         # Handed out and not over: first, end, bytes. What workers see to takes up no room.
         self._groups: deque[tuple[int, int, int]] = deque()
         self._ready = 0  # bytes of those groups
+        self._is_full = False  # the window was what kept the last group back
 
     def add(self, segment: Segment) -> None:
         """Append an epoch."""
@@ -127,7 +128,7 @@ class Feed:
         offset = self._head
         for segment in self._segments:
             if not segment.is_over:
-                segment.marks.hand_out(min(offset, len(segment.ids)))
+                segment.marks.hand_out(min(offset, len(segment.ids)), self._is_full)
                 segment.marks.attend()
             offset = max(0, offset - len(segment.ids))
 
@@ -136,7 +137,9 @@ class Feed:
         offset = self._head
         for segment, ends in zip(self._segments, self._ends, strict=True):
             if offset < len(segment.ids):
-                return self._take_from(segment, ends, offset, most)
+                group = self._take_from(segment, ends, offset, most)
+                self._is_full = group is None
+                return group
             offset -= len(segment.ids)
         return None
 

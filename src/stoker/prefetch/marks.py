@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 STARTED, SERVED = 1, 2
 """What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
 
-_HEAD = 3  # i64
+_HEAD = 4  # i64
 _LIFE = 1.0  # seconds for which a sign of life counts
 
 
@@ -43,6 +43,11 @@ class Marks:
         return int(self._head[1])
 
     @property
+    def is_full(self) -> bool:
+        """Whether no more is handed out until something is served, or started, by a worker."""
+        return bool(self._head[3])
+
+    @property
     def is_attended(self) -> bool:
         """Whether the prefetch process was alive a moment ago, or is expected to start."""
         return int(self._head[2]) > time.monotonic_ns()
@@ -51,13 +56,14 @@ class Marks:
         """Take the memory into use anew; the prefetch process starts within ``expect`` seconds."""
         self._head[0] += 1  # first, so that nobody takes the marks below for an older epoch's
         self.served[:] = 0
-        self._head[1] = 0
+        self._head[[1, 3]] = 0
         self.attend(expect)
 
     def attend(self, seconds: float = _LIFE) -> None:
         """Say that the prefetch process lives, for so many seconds."""
         self._head[2] = time.monotonic_ns() + int(seconds * 1e9)
 
-    def hand_out(self, end: int) -> None:
+    def hand_out(self, end: int, is_full: bool = False) -> None:
         """Say that all accesses before ``end`` are claimed, or are not to be."""
         self._head[1] = end
+        self._head[3] = is_full

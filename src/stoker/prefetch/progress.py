@@ -48,7 +48,7 @@ class Progress:
         """Say that a worker sees to these accesses now; what is not claimed yet it reads."""
         marks = self._marks(epoch)
         if not getattr(self._source, "is_ready", True):
-            _await(marks, first + count)
+            _await(marks, first, first + count)
         marks.served[first : first + count] = STARTED
 
     def finish(self, epoch: int, first: int, count: int) -> None:
@@ -59,10 +59,12 @@ class Progress:
         return Marks(self._memory[epoch % 2].array)
 
 
-def _await(marks: Marks, end: int) -> None:
-    """Wait until the accesses before ``end`` are handed out, as long as that gets on."""
+def _await(marks: Marks, first: int, end: int) -> None:
+    """Wait until the accesses ``first`` to ``end`` are handed out, as long as that gets on."""
     reached, since = marks.handed_out, time.monotonic()
     while reached < end and marks.is_attended and time.monotonic() - since < _PATIENCE:
+        if marks.is_full and (marks.served[:first] == SERVED).all():
+            return  # the window does not hold all of these, and nobody else can move it
         time.sleep(_GLANCE)
         now = marks.handed_out
         if now > reached:
