@@ -41,7 +41,13 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder of class folders. Without it, 1,797 real handwritten digits are written first.",
 )
-@click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
+@click.option(
+    "--recipes",
+    "names",
+    default="belady,fifo,lfu,lru,minio,random,s3fifo,sieve",
+    show_default=True,
+    help="Names with commas, or all: with those that follow training, five minutes or so.",
+)
 @click.option("--cache", default="20%", show_default=True, help="Size, or share of the data.")
 @click.option(
     "--latency", callback=as_seconds, default="5ms", show_default=True, help="Median, of a read."
