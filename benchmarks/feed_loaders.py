@@ -91,6 +91,7 @@ def through_stoker(place: Objects | Files, run: Run) -> dict[str, Any]:
     ) as loader:
         result = train(run, lambda epoch: loader, clock)
         stats = loader.epoch_stats
+    source.close()  # its process would be waited for
     return result | {
         "stall_s": [each.stall_seconds for each in stats],
         "hits": [each.hit_ratio for each in stats],
@@ -154,6 +155,7 @@ class OneByOne(Dataset[bytes]):
         self._place = place
         source = place.open()
         self._names = [source.name(i) for i in range(len(source))]
+        source.close()
         self._read: Callable[[str], bytes] | None = None
 
     def __len__(self) -> int:
@@ -180,6 +182,7 @@ def bare_client(place: Objects, ways: int) -> dict[str, Any]:
     source = place.open()
     skip = len(place.bucket.url) + 1
     keys = [source.name(i)[skip:] for i in np.random.default_rng(0).permutation(len(source))]
+    source.close()
     store = place.bucket.store()
 
     async def lane(todo: Iterable[str]) -> int:

@@ -59,6 +59,7 @@ def through_litdata(place: Objects, run: Run) -> dict[str, Any]:
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     source = place.open()
     files = [FileMetadata(path=source.name(i), size=LARGE) for i in range(len(source))]
+    source.close()
 
     class Listed(BaseIndexer):
         """Gives what is listed already: litData's own listing needs s3fs."""
