@@ -101,16 +101,15 @@ class Membership:
         while time.monotonic() < deadline:
             try:
                 channel = Channel.connect(self.folder.members, timeout=_PATIENCE)
-                received = channel.receive()
             except OSError:
                 self._start()
                 time.sleep(0.02)
                 continue
-            if received is None:  # it was just ending
-                channel.close()
-                time.sleep(0.02)
-                continue
-            return self._joined(channel, received[0])
+            greeting = _greeting(channel)
+            if greeting is not None:
+                return self._joined(channel, greeting)
+            channel.close()
+            time.sleep(0.02)
         raise SegmentError(f"the placement daemon does not come up: {self.folder.log} may say why")
 
     def _joined(self, channel: Channel, greeting: dict[str, Any]) -> Channel:
@@ -158,6 +157,15 @@ class Membership:
         finally:
             listener.close()
             os.close(config)
+
+
+def _greeting(channel: Channel) -> dict[str, Any] | None:
+    """Return what the daemon says first; None if it was just ending."""
+    try:
+        received = channel.receive()
+    except OSError:
+        return None
+    return None if received is None else received[0]
 
 
 def _own_environment() -> dict[str, str]:
