@@ -45,7 +45,8 @@ def test_pytorch(tmp_path: Path, method: str, count: int) -> None:
     assert 0.45 < share <= 0.5
     read = report["source"]["bytes"] + report["source"]["copied_bytes"]
     assert read <= 1.05 * (share + count * (1 - share)) * total
-    assert report["bytes_avoided"] >= (count - 1) * placed["used"] and report["opens_avoided"] >= 60
+    assert report["bytes_avoided"] >= (count - 1) * placed["used"]
+    assert report["opens_avoided"] >= (count - 1) * placed["files"]
 
 
 def test_pytorch_reading_at_random_in_large_files(tmp_path: Path) -> None:
