@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -70,13 +69,14 @@ class Outcome:
 def show(outcome: Outcome, console: Console) -> None:
     """Print the table and how to read it."""
     # Eleven columns have to fit the 80 characters of a log.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
     for run in outcome.runs:
         table.add_row(*_cells(run, outcome.limit))
     console.print(f"\n[bold]{outcome.title}[/]")
     console.print(table)
+    console.print()
     console.print(_READING)
     limit = outcome.limit
     console.print(
