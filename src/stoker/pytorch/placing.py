@@ -73,13 +73,10 @@ class Placing:
         missed = self._take_missed()
         self._place(scores, whole)
         if self._keeps_house:
-            # Keys first, so that a region which shrinks loses its least important samples, and
-            # moves last, so that one which grows has room for them.
-            keys = self._rekey(scores)
-            if wanted is not None:
-                self._tier.resize(wanted)
-            if keys is not None:
-                self._store.rearrange(self._regions, keys)
+            keys = None
+            if not self._policy.natural_keys:
+                keys = self._policy.keys(self._ids, scores, plan, None)
+            self._store.rearrange(self._regions, keys, wanted)
         earlier = whole.ids[:consumed] if consumed else _NONE
         self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
         if self._packager is not None and self._store.places is not None:
@@ -170,16 +167,3 @@ class Placing:
             places.array[:] = self._policy.places(scores, whole, len(self._ids))  # type: ignore[attr-defined]
             counts = np.bincount(places.array[whole.ids], minlength=len(self._names)).tolist()
             self.accesses = dict(zip(self._names, counts, strict=False))
-
-    def _rekey(self, scores: Scores) -> NDArray[np.float64] | None:
-        """Give all cached samples the keys of the epoch's start; return f64[N], or None."""
-        if self._policy.natural_keys:
-            return None
-        keys = self._policy.keys(self._ids, scores, self._plan, None)
-        if keys is None:
-            return None
-        for arena in getattr(self._store.tier, "arenas", ()):
-            ids = self._ids[arena.contains(self._ids)]
-            if len(ids):
-                arena.set_keys(ids, keys[ids])
-        return keys

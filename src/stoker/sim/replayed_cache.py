@@ -63,15 +63,18 @@ class ReplayedCache:
         """Arrange the cache for ``plan``, made from ``scores``; there are ``epochs`` in all."""
         self._plan = plan
         store = self._store
+        wanted = None
         if self._shares is not None:
             wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
-            store.tier.resize(wanted)
         if store.places is not None:
             places = self.policy.places(scores, plan, len(self._ids))  # type: ignore[attr-defined]
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
             self._counts = dict(zip(self._names, counts, strict=True))
-        self._rekey(scores)
+        keys = None
+        if not self.policy.natural_keys:
+            keys = self.policy.keys(self._ids, scores, plan, None)
+        store.rearrange(self._regions, keys, wanted)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
@@ -177,15 +180,3 @@ class ReplayedCache:
             return self._recipe.shares
         fitted: Shares = fit(self.capacity, least_low)
         return fitted
-
-    def _rekey(self, scores: Scores) -> None:
-        """Give all cached samples the keys and the regions that they have as an epoch begins."""
-        if self.policy.natural_keys or self._arena is None:
-            return
-        keys = self.policy.keys(self._ids, scores, self._plan, None)
-        if keys is None:
-            return
-        ids = self._ids[self._arena.contains(self._ids)]
-        if len(ids):
-            self._arena.set_keys(ids, keys[ids])
-        self._store.rearrange(self._regions, keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -185,17 +185,31 @@ class Store:
                 return int(ids[index])
         return None
 
-    def rearrange(self, regions: Sequence[Region], keys: NDArray[np.float64]) -> None:
-        """Move cached samples to the regions of their places, after those have changed.
+    def rearrange(
+        self,
+        regions: Sequence[Region],
+        keys: NDArray[np.float64] | None,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
+        """Arrange the cache anew: give samples their keys, divide its bytes, move samples.
 
-        ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples. One
-        process of those that share the cache is enough.
+        ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples, None where
+        the cache orders them itself; ``shares`` say how regions divide their bytes, None: as
+        before. Samples move to the regions of their places. Keys come first, so that a region
+        that shrinks loses its least samples, and moves last, so that one that grows has room for
+        them. One process of those that share the cache is enough.
         """
-        if self.places is None:
-            return
+        arenas = getattr(self.tier, "arenas", ())
         try:
-            for arena in getattr(self.tier, "arenas", ()):
-                rearrange(arena, regions, self.places.array, keys)
+            if keys is not None:
+                for arena in arenas:
+                    ids = np.flatnonzero(arena.contains(np.arange(len(keys), dtype=np.uint32)))
+                    arena.set_keys(ids.astype(np.uint32), keys[ids])
+            if shares is not None:
+                self.tier.resize(shares)
+            if keys is not None and self.places is not None:
+                for arena in arenas:
+                    rearrange(arena, regions, self.places.array, keys)
         except (StokerError, OSError) as error:
             self._tier.complain(error)
 
