@@ -98,9 +98,15 @@ class Trainer:
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses f32[B] of augmented images, logits and embeddings."""
-        logits, embeddings = self.network(augmented(images, self._generator))
+        logits, embeddings = self._outputs(augmented(images, self._generator))
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         return losses, logits, embeddings
+
+    def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and embeddings in f32; between them bfloat16, which is .6 of the time."""
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, embeddings = self.network(images)
+        return logits.float(), embeddings.float()
 
     def step(self, loss: Tensor, done: float) -> None:
         """Take one step at the share ``done`` of the training, 0 to 1."""
@@ -118,7 +124,7 @@ class Trainer:
         """Return the losses f32[B] of a batch as it is, without learning from it."""
         images, labels = batch
         self.network.eval()
-        losses = nn.functional.cross_entropy(self.network(images)[0], labels, reduction="none")
+        losses = nn.functional.cross_entropy(self._outputs(images)[0], labels, reduction="none")
         self.network.train()
         return losses
 
@@ -126,7 +132,7 @@ class Trainer:
     def accuracies(self, images: Tensor, targets: Tensor, num_classes: int) -> NDArray[np.float64]:
         """Return f64[classes], the share of each class that is named rightly."""
         self.network.eval()
-        named = torch.cat([self.network(part)[0].argmax(1) for part in images.split(1000)])
+        named = torch.cat([self._outputs(part)[0].argmax(1) for part in images.split(1000)])
         self.network.train()
         right = np.bincount(targets[named == targets], minlength=num_classes)
         return right / np.maximum(1, np.bincount(targets, minlength=num_classes))
