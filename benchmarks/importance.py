@@ -13,13 +13,9 @@ The default (ResNet-20, 8,000 images, 12 epochs, 3 seeds) takes about two hours 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,20 +36,12 @@ from importance_model import MODELS
 from importance_record import Record, pruned_at_random
 from importance_tables import show
 from importance_train import Settings, replay, top_k_hits, train
+from tasks import Task, run_missing
 
 from stoker.recipes import Recipe
 
 FLIPPED = 0.2
 """Share of wrong labels in the second half of the accuracy table."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One result: its file, what must be there first, and what makes it."""
-
-    path: Path
-    needs: tuple[Path, ...]
-    run: Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -167,50 +155,8 @@ def main() -> None:
             args.smoke,
         )
         if not args.report:
-            _run(bench, args.minutes)
+            run_missing(bench.tasks(), args.minutes)
         show(bench.folder, len(bench.images), settings, args.smoke, args.json)
-
-
-def _run(bench: Bench, minutes: float) -> None:
-    """Make the results that are missing and that no other process makes, until time is up."""
-    end = time.monotonic() + 60 * minutes
-    while missing := [task for task in bench.tasks() if not task.path.exists()]:
-        made = 0
-        for number, task in enumerate(missing, 1):
-            if time.monotonic() > end:
-                print(
-                    f"time is up: {len(missing) - number + 1} results are missing", file=sys.stderr
-                )
-                return
-            with _locked(task.path.with_suffix(".lock")) as is_ours:
-                if is_ours and not task.path.exists() and all(p.exists() for p in task.needs):
-                    made += 1
-                    _make(task, f"{number}/{len(missing)}")
-        if not made:
-            time.sleep(5)  # what is missing is being made, or waits for what is
-
-
-def _make(task: Task, number: str) -> None:
-    """Make one result, whole or not at all."""
-    began = time.monotonic()
-    unfinished = task.path.with_suffix(".part")
-    unfinished.write_text(json.dumps(task.run()))
-    unfinished.rename(task.path)
-    spent = time.monotonic() - began
-    print(f"{number} {task.path.parent.name}/{task.path.stem}: {spent:.1f} s", file=sys.stderr)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of one result, or say that another process does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def _parser() -> argparse.ArgumentParser:

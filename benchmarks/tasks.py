@@ -1,0 +1,67 @@
+"""Results that are made once each: a long benchmark stops and goes on, also several times at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One result: its JSON file, what must be there first, and what makes it."""
+
+    path: Path
+    needs: tuple[Path, ...]
+    run: Callable[[], dict[str, Any]]
+
+
+def run_missing(tasks: Iterable[Task], minutes: float) -> None:
+    """Make the results that are missing and that no other process makes, until time is up.
+
+    ``tasks`` come in an order in which none needs a later one.
+    """
+    end = time.monotonic() + 60 * minutes
+    tasks = list(tasks)
+    while missing := [task for task in tasks if not task.path.exists()]:
+        made = 0
+        for number, task in enumerate(missing, 1):
+            if time.monotonic() > end:
+                left = len(missing) - number + 1
+                print(f"time is up: {left} results are missing", file=sys.stderr)
+                return
+            with _locked(task.path.with_suffix(".lock")) as is_ours:
+                if is_ours and not task.path.exists() and all(p.exists() for p in task.needs):
+                    made += 1
+                    _make(task, f"{number}/{len(missing)}")
+        if not made:
+            time.sleep(5)  # what is missing is being made, or waits for what is
+
+
+def _make(task: Task, number: str) -> None:
+    """Make one result, whole or not at all."""
+    began = time.monotonic()
+    unfinished = task.path.with_suffix(".part")
+    unfinished.write_text(json.dumps(task.run()))
+    unfinished.rename(task.path)
+    spent = time.monotonic() - began
+    print(f"{number} {task.path.parent.name}/{task.path.stem}: {spent:.1f} s", file=sys.stderr)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock of one result, or say that another process does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
