@@ -7,7 +7,7 @@ may be flipped: a share of them is replaced by another class, drawn once for a s
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ import stoker
 from stoker.cli._demo_data import to_tensor
 from stoker.cli._digits import write_digits
 from stoker.pytorch import decode_image
+from stoker.source.base import Source
+from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource
 from stoker.source.memory import MemorySource
 
@@ -26,7 +28,9 @@ from stoker.source.memory import MemorySource
 class Images:
     """A training set behind a Source, and held-out images as tensors."""
 
-    source: MemorySource
+    source: Source
+    names: tuple[str, ...]
+    """Paths of the training images when they were read."""
     targets: NDArray[np.int64]
     """i64[N], the true classes."""
     num_classes: int
@@ -45,6 +49,11 @@ class Images:
         labels = self.targets.copy()
         labels[wrong] += rng.integers(1, self.num_classes, len(wrong))
         return labels % self.num_classes
+
+    def seen_through(self, root: Path, mountpoint: Path) -> Images:
+        """Return the same with each training image left in its file, ``root`` mounted elsewhere."""
+        paths = [mountpoint / Path(name).relative_to(root.absolute()) for name in self.names]
+        return replace(self, source=FileSource(paths))
 
     def dataset(self, labels: NDArray[np.int64]) -> stoker.SampleDataset:
         """Return the training set; a sample is (image u8[3, 32, 32], label)."""
@@ -82,6 +91,7 @@ def _images(
     pictures = [to_tensor(decode_image(data)) for data in held.read(held_ids)]
     return Images(
         source=MemorySource(listing.read(ids)),
+        names=tuple(listing.name(i) for i in ids.tolist()),
         targets=np.asarray(listing.targets, np.int64)[ids],
         num_classes=len(listing.classes),
         test_images=torch.stack(pictures),

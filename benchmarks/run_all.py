@@ -2,8 +2,9 @@
 
 Options are passed on: ``--smoke`` and ``--json`` to all of them. ``--data DIR`` (a folder of class
 folders, CIFAR-10 for the published numbers) goes to those that read images. Ends with status 1 when
-one of them failed; a target that is not met is printed and is no failure. ``importance``, which
-takes hours and goes on where it was stopped, runs only with ``--smoke`` here: start it by itself.
+one of them failed; a target that is not met is printed and is no failure. ``importance`` and
+``importance_time``, which take hours and go on where they were stopped, run only with ``--smoke``
+here: start them by themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BENCHMARKS = (
     "tiering",
     "shim_cost",
 )
-HOURS = ("importance",)
+HOURS = ("importance", "importance_time")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")
 
 

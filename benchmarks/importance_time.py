@@ -1,0 +1,177 @@
+"""How long training takes with each recipe when storage is the limit: an epoch, and to an accuracy.
+
+A small network on CIFAR-10, read as JPEG files through FUSE from storage with a limit of requests a
+second. The cache is a fifth of the data, and all recipes read ahead alike. Training has one
+processor and the storage, the workers and everything else the other. Results lie in ``--output``,
+one JSON file each, and only missing ones are run: stop and start again as you like. Seed after
+seed, so that tables can be printed early (``--report``).
+
+The default (4,000 images, 8 epochs, 3 seeds) takes about 40 minutes. Times are only as good as the
+machine is quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from feed_servers import slow_folder
+from importance_cases import fitted
+from importance_data import Images, load
+from importance_model import Trainer
+from importance_time_cases import CACHE, SMOKE, TIMED, Timed
+from importance_time_tables import show
+from tasks import Task, run_missing
+
+import stoker
+from stoker.cli._digits import write_digits
+
+COUNTS = (
+    "accesses",
+    "hits",
+    "substituted",
+    "packaged",
+    "fetched",
+    "rescored",
+    "package_reads",
+    "rebuild_reads",
+    "stall_seconds",
+    "scoring_seconds",
+    "rescoring_seconds",
+)
+WORKERS = 2
+LATENCY_MS = 2  # of an open, and of a read
+MB_PER_S = 100
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The images behind slow storage, and how they are trained on."""
+
+    images: Images
+    folder: Path
+    epochs: int
+    batch_size: int
+    seeds: int
+    names: Sequence[str]
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield all results, seed after seed."""
+        for seed in range(self.seeds):
+            for name in self.names:
+                label = name.replace(" ", "-").replace(",", "")
+                yield Task(self.folder / f"{label}-{seed}.json", (), self._run(name, seed))
+
+    def _run(self, name: str, seed: int) -> Any:
+        def run() -> dict[str, Any]:
+            # Of its own, so that no cache of an earlier training is still there to be joined.
+            with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
+                os.environ["STOKER_RUNTIME_DIR"] = own
+                epochs = self._train(TIMED[name], seed)
+            return {"training": name, "seed": seed, "epochs": epochs}
+
+        return run
+
+    def _train(self, case: Timed, seed: int) -> list[dict[str, float]]:
+        """Train; return what each epoch took, counted and reached."""
+        images = self.images
+        recipe = fitted(case.recipe(), int(images.source.sizes.sum()))
+        trainer = Trainer("small", images.num_classes, seed)
+        with stoker.Loader(
+            images.dataset(images.targets),
+            batch_size=self.batch_size,
+            num_workers=WORKERS,
+            persistent_workers=True,
+            cache=f"{CACHE:.0%}",
+            recipe=recipe,
+            epochs=self.epochs,
+            seed=seed,
+            rescore=trainer.rescore if hasattr(recipe.scorer(len(images)), "volatile") else None,
+            **({} if case.prefetch else {"prefetch_bytes": 0}),
+        ) as loader:
+            found = []
+            for epoch in range(self.epochs):
+                before, began = loader.stats, time.perf_counter()
+                for step, (pictures, targets) in enumerate(loader):
+                    losses, logits, embeddings = trainer.forward(pictures, targets)
+                    loader.observe(losses, logits=logits, embeddings=embeddings, labels=targets)
+                    done = (epoch + step / len(loader)) / self.epochs
+                    trainer.step((losses * loader.weights).mean(), done)
+                seconds = time.perf_counter() - began
+                by_class = trainer.accuracies(
+                    images.test_images, images.test_targets, images.num_classes
+                )
+                loader.end_epoch(accuracy=by_class.mean())
+                spent = loader.stats.since(before)
+                counts = {name: float(getattr(spent, name)) for name in COUNTS}
+                found.append(counts | {"seconds": seconds, "accuracy": float(by_class.mean())})
+        return found
+
+
+def main() -> None:
+    """Parse the arguments, run what is missing, print the tables."""
+    args = _parser().parse_args()
+    torch.set_num_threads(1)  # the other processor is for the storage and the workers
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
+        if args.smoke:
+            args.samples, args.test_samples, args.epochs, args.seeds = 200, 100, 3, 1
+            args.batch_size, args.iops, args.output = 16, 2_000, Path(own)
+        folder = args.output / f"{args.samples}x{args.epochs}-{args.iops:g}" / "time"
+        if not args.report:
+            _measure(args, folder)
+        show(folder, args, as_json=args.json)
+
+
+def _measure(args: argparse.Namespace, folder: Path) -> None:
+    """Mount the slow storage and run what is missing; raises Unavailable without FUSE."""
+    with contextlib.ExitStack() as stack:
+        root = args.data or stack.enter_context(_digits())
+        train = root / "train"
+        far = stack.enter_context(slow_folder(train, LATENCY_MS, LATENCY_MS, MB_PER_S, args.iops))
+        images = load(root, args.samples, args.test_samples).seen_through(train, far)
+        stack.callback(images.source.close)
+        names = SMOKE if args.smoke else tuple(TIMED)
+        bench = Bench(images, folder, args.epochs, args.batch_size, args.seeds, names)
+        run_missing(bench.tasks(), args.minutes)
+
+
+@contextlib.contextmanager
+def _digits() -> Iterator[Path]:
+    """The digits, to train on and to test with: only for a look at whether it runs."""
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
+        folder = write_digits(Path(own) / "digits", copies=1)
+        for name in ("train", "test"):
+            (Path(own) / name).symlink_to(folder)
+        yield Path(own)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
+    parser.add_argument("--samples", type=int, default=4_000, help="training images, at most")
+    parser.add_argument("--test-samples", type=int, default=5_000)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--iops", type=float, default=2_000, help="opens and reads a second")
+    parser.add_argument("--margin", type=float, default=1.0, help="points below uniform epochs")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
+    parser.add_argument("--output", type=Path, default=Path("importance-output"))
+    parser.add_argument("--report", action="store_true", help="only print what is there")
+    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
