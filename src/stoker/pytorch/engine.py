@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,11 @@ from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, wi
 from stoker.pytorch.records import Records
 from stoker.pytorch.requests import RequestSampler
 from stoker.pytorch.rescoring import Rescore, rescoring_draws, score_anew
-from stoker.pytorch.state import LoaderState, Owner, state_of
+from stoker.pytorch.state import LoaderState, Owner, dataset_name, state_of
 from stoker.pytorch.stats import Stats
+from stoker.pytorch.tracing import Tracer, rank_path
 from stoker.scores import Scores
+from stoker.sim.trace_file import check_continues
 
 log = logging.getLogger("stoker")
 
@@ -62,6 +65,7 @@ class Engine:
         on_error: OnError,
         prefetch_bytes: int,
         rescore: Rescore | None,
+        trace: Path | None,
     ) -> None:
         self.walk: Walk | None = None
         """Where the training loop is in the epoch in progress."""
@@ -78,11 +82,16 @@ class Engine:
         self._on_error = on_error
         self._prefetch_bytes = prefetch_bytes
         self._rescore = rescore
+        self._trace = trace
+        if trace is not None:
+            check_continues(trace, self._identity())
         self._agreement = agreement
         self.cached: CachedDataset | None = None
         """The data set through the cache, from the first iteration on."""
         self.ahead: ReadAhead | None = None
         """Prefetch, where there is any."""
+        self.tracer: Tracer | None = None
+        """Who writes down what happens, where that was asked for."""
         self.inner: InnerLoader | None = None
         """The torch loader that runs the workers."""
         self._iterations = 0
@@ -96,6 +105,8 @@ class Engine:
         if self.cached is not None:
             return
         ranks = self._ranks.fix()
+        if self._trace is not None and self.tracer is None:
+            self.tracer = self._observer.tracer = self._make_tracer(self._trace)
         setup = self._setup
         batch_bytes = setup.mean_size * (outer.batch_size or 1)
         window = 0
@@ -131,6 +142,8 @@ class Engine:
             self.inner = self._make_inner(outer, self.cached)
         at = self._planner.begin()
         self._observer.begin_epoch()
+        if self.tracer is not None:
+            self.tracer.begin(at.epoch, at.consumed, self._run(outer))
         if outer.generator is not None:
             self.generator_began = outer.generator.get_state()
         now = self.stats()
@@ -147,6 +160,8 @@ class Engine:
     def receive(self, envelope: Envelope) -> Meta:
         """Note a batch that the training loop gets; return what it gets to know of it."""
         self._records.add_batch(envelope)
+        if self.tracer is not None:
+            self.tracer.batch(envelope.meta, self._records.last_stall)
         if envelope.missed is not None and self._placing is not None:
             self._placing.note_missed(envelope.missed)
         return self._observer.hand_out(envelope.meta)
@@ -157,6 +172,8 @@ class Engine:
         if self._records.is_open:
             _ = self._observer.scores  # waits for losses still being copied
             self._records.finish_epoch(self.stats())
+            if self.tracer is not None:
+                self.tracer.end()
             self._agreement.ended = Ended(self._records.epoch)
 
     def save(self, outer: DataLoader[Any], owner: Owner) -> LoaderState:
@@ -244,6 +261,8 @@ class Engine:
         try:
             self._observer.close()
         finally:
+            if self.tracer is not None:
+                self.tracer.close()
             if self.cached is not None:
                 self.cached.close()
 
@@ -255,6 +274,34 @@ class Engine:
             cached, outer.collate_fn, self._on_error, self._seed, progress, self._aside
         )
         return InnerLoader(outer, server, RequestSampler())
+
+    def _make_tracer(self, path: Path) -> Tracer:
+        own = rank_path(path, self._ranks.now().rank)
+        return Tracer(own, self._identity(), self._setup.stage.source.sizes)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a trace is of."""
+        population = self._setup.population
+        return {
+            "dataset": dataset_name(population),
+            "num_samples": len(population.base),
+            "visited": len(population),
+            "recipe": self._setup.recipe.name,
+            "seed": self._seed,
+        }
+
+    def _run(self, outer: DataLoader[Any]) -> dict[str, Any]:
+        """Return what a trace says of this run, apart from what it is of."""
+        rank, world_size = self._ranks.now()
+        return {
+            "rank": rank,
+            "world_size": world_size,
+            "batch_size": outer.batch_size or 1,
+            "num_workers": outer.num_workers,
+            "epochs": self._epochs,
+            "cache_bytes": self._setup.capacity,
+            "data_bytes": self._setup.data_bytes,
+        }
 
     def _next_token(self) -> int:
         """Return where the names of an epoch's batches begin; also that of one run again."""
@@ -273,6 +320,9 @@ class Engine:
         plan = planner.plan(at)
         whole = planner.whole(at.epoch) if self._placing.needs_whole else plan
         self._placing.begin_epoch(scores, plan, whole, at.consumed, self._epochs)
+        if self.tracer is not None:
+            volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
+            self.tracer.prepared(plan, scores.ready, volatile)
         if self.ahead is not None:
             is_last = self._epochs is not None and at.epoch + 1 >= self._epochs
             self.ahead.begin(at, not is_last and not planner.uses_scores)

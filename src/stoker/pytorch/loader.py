@@ -37,6 +37,7 @@ from stoker.pytorch.records import Records
 from stoker.pytorch.signals import Shown
 from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name
 from stoker.pytorch.stats import Stats
+from stoker.pytorch.tracing import trace_path
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.minio import minio
 from stoker.scores import Scores
@@ -88,6 +89,10 @@ class Loader(DataLoader[Any]):
       ``disk_cache``: its payload bytes, as ``cache``; by default all samples, or as it was made.
     - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients.
+    - ``trace``: a file in which each rank writes down what was visited, how it was served, and how
+      it was scored (``path``, ``path.1`` ...), for ``stoker simulate --trace``; about 8 bytes a
+      visit. A run that goes on from a saved state goes on with its trace. If the file cannot be
+      written, that is warned of once, and training goes on.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -123,6 +128,7 @@ class Loader(DataLoader[Any]):
         disk_cache: int | float | str | None = None,
         rescore: Any = None,
         prefetch_bytes: int | float | str = "256MiB",
+        trace: str | os.PathLike[str] | None = None,
         **torch_arguments: Any,
     ) -> None:
         check_on_error(on_error)
@@ -198,6 +204,7 @@ class Loader(DataLoader[Any]):
             on_error=on_error,
             prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
             rescore=rescore,
+            trace=trace_path(trace),
         )
         self._running: weakref.ref[LoaderIterator] | None = None
         self._closed = False
@@ -264,6 +271,8 @@ class Loader(DataLoader[Any]):
         told = "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
         if self._records.epochs:
             log.info("epoch %d%s: %s", self._records.epoch, told, self._records.epochs[-1])
+        if self._engine.tracer is not None:
+            self._engine.tracer.end(accuracy)
 
     # --- losses ---
 

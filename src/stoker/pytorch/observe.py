@@ -20,6 +20,7 @@ from stoker.importance.neighbours import Neighbours
 from stoker.pytorch.knn import search_on
 from stoker.pytorch.meta import Meta, Use
 from stoker.pytorch.signals import Copy, Shown, start_copy
+from stoker.pytorch.tracing import Tracer
 from stoker.scores import Scores
 
 OnScored = Callable[[NDArray[np.uint32], Neighbours | None, Scores], None]
@@ -67,6 +68,8 @@ class Observer:
         self.loss_count = 0
         """How many those were."""
         self.on_scored: OnScored = _ignore
+        self.tracer: Tracer | None = None
+        """Who writes down what is observed."""
         self.scorer = scorer
         self.backward = backward
         self._scores = scores
@@ -153,6 +156,9 @@ class Observer:
         if len(ids):
             observation = Observation(ids, self.step, meta.epoch, **signals)
             self.scorer.update(self._scores, observation)
+            if self.tracer is not None:
+                self.tracer.observed(ids, signals["losses"], epoch=meta.epoch)
+                self.tracer.scored(ids, self._scores.values[ids], None, True, meta.epoch)
 
     def weights(self) -> torch.Tensor:
         """Return the loss weights of the batch that is spoken of; see ``Loader.weights``."""
@@ -248,20 +254,28 @@ class Observer:
         if losses is not None:
             self.loss_sum += float(losses.sum())
             self.loss_count += len(losses)
+            if self.tracer is not None:
+                self.tracer.observed(ids, losses, meta.token)
         self._missing = sorted(self.scorer.needs - signals.keys())
         if self._missing or not len(ids):
             return
         self._hungry = 0
         self.scorer.update(self._scores, Observation(ids, step, meta.epoch, **signals))
         if not hasattr(self.scorer, "take_scored"):
-            self.on_scored(ids, getattr(self.scorer, "neighbours", None), self._scores)
+            self._tell(ids, getattr(self.scorer, "neighbours", None))
         self._take_scored()
 
     def _take_scored(self) -> None:
         """Tell what a scorer has done that works beside the training."""
         take = getattr(self.scorer, "take_scored", None)
         for ids, neighbours in [] if take is None else take():
-            self.on_scored(ids, neighbours, self._scores)
+            self._tell(ids, neighbours)
+
+    def _tell(self, ids: NDArray[np.uint32], neighbours: Neighbours | None) -> None:
+        """Tell who wants to know that these samples were scored."""
+        self.on_scored(ids, neighbours, self._scores)
+        if self.tracer is not None:
+            self.tracer.scored(ids, self._scores.values[ids], neighbours)
 
     def _finite(
         self, ids: NDArray[np.uint32], signals: dict[Signal, NDArray[Any]]

@@ -28,6 +28,8 @@ class Records:
         """Samples that had to be replaced, by id, with the last reason."""
         self.rescoring_seconds = 0.0
         """Time spent on scoring samples anew between epochs."""
+        self.last_stall = 0.0
+        """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
         self._stall_seconds = 0.0
         self._before = Stats()
@@ -86,6 +88,7 @@ class Records:
     def add_stall(self, seconds: float) -> None:
         """Count time that the training loop waited."""
         self._stall_seconds += seconds
+        self.last_stall = seconds
 
     def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:
         """Make the counts, which are ``now``, those of a saved state, and count on from there."""
