@@ -10,6 +10,7 @@
     │   ├── SampleCorrupt      the bytes are there and cannot be used
     │   └── SourceUnavailable  the storage gave up after retries
     ├── StateMismatch        a saved state belongs to another data set or plan
+    ├── RanksUnavailable     other ranks of the job do not answer
     └── SegmentError         a cache segment is not usable or breaks an invariant
 
 Each message names the value that was refused and says what to do about it.
@@ -61,6 +62,10 @@ class SourceUnavailable(SourceError):
 
 class StateMismatch(StokerError):
     """A saved state does not belong to this data set, plan or recipe."""
+
+
+class RanksUnavailable(StokerError):
+    """Another rank of the job does not answer: it died, or the network between them did."""
 
 
 class SegmentError(StokerError):

@@ -183,3 +183,15 @@ def test_a_distributed_sampler_of_ones_own(tmp_path: Path) -> None:
     first, second = run_ranks(2, tmp_path, own_sampler)
     assert first[0] != first[1]
     assert sorted(first[0] + second[0]) == list(range(20))
+
+
+def test_srun_says_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(SampleDataset(numbers(20), number_of), batch_size=1, cache=0)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert len(loader) == 20, "a batch script has these too and is one process"
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert len(loader) == 5
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(loader) == 10, "torchrun under srun knows better"

@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.sampler import Sampler, WeightedSampler
+from stoker.sampler.weighted import inclusion
+from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 from tests.sampler.parts import scores_of
 
@@ -15,6 +19,47 @@ class TestWeighted(SamplerConformance):
 class TestReweighted(SamplerConformance):
     def make_sampler(self, pad_to: int) -> Sampler:
         return WeightedSampler(self.num_samples, pad_to=pad_to, reweight=True, uniform_part=0.2)
+
+
+class TestDistinct(SamplerConformance):
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return WeightedSampler(self.num_samples, pad_to=pad_to, draws=41, replacement=False)
+
+
+def test_more_draws_than_samples():
+    sampler = WeightedSampler(103, pad_to=4, draws=250)
+    assert sampler.longest == 252
+    plan = sampler.plan(scores_of(np.arange(103)), 0)
+    assert len(plan) == sampler.length_at(0) == 252
+    plan = sampler.plan(None, 1)
+    assert (plan.start, len(plan)) == (252, sampler.length_at(1, Scores(103))) == (252, 104)
+
+
+@given(
+    p=st.lists(st.integers(0, 50), min_size=2, max_size=30).filter(any),
+    data=st.data(),
+)
+def test_inclusion_probabilities_sum_to_the_draws(p, data):
+    p = np.array(p) / sum(p)
+    size = data.draw(st.integers(1, len(p) - 1))
+    found = inclusion(p, size)
+    assert found.sum() == pytest.approx(size)
+    assert (found >= 0).all() and (found <= 1).all()
+    open_ones = (found < 1) & (p > 0)
+    ratios = found[open_ones] / p[open_ones]
+    np.testing.assert_allclose(ratios, ratios[:1].repeat(len(ratios)))
+    # What is certain has no smaller p than what is not.
+    if open_ones.any() and (found == 1).any():
+        assert p[found == 1].min() >= p[open_ones].max()
+
+
+def test_without_replacement_each_comes_once_and_as_often_as_it_should():
+    scores = scores_of([1, 2, 3, 4, 10, 0])
+    sampler = WeightedSampler(6, seed=2, draws=3, replacement=False)
+    plans = [sampler.plan(scores, e).ids for e in range(4000)]
+    assert all(len(np.unique(plan)) == 3 for plan in plans)
+    share = np.bincount(np.concatenate(plans), minlength=6) / len(plans)
+    np.testing.assert_allclose(share, [0.2, 0.4, 0.6, 0.8, 1, 0], atol=0.03)
 
 
 def test_draws_in_proportion_to_scores():
@@ -47,3 +92,8 @@ def test_refuses_weights_that_cannot_be_made():
         WeightedSampler(4, reweight=True)
     with pytest.raises(ConfigError, match=r"uniform_part=1\.5"):
         WeightedSampler(4, uniform_part=1.5)
+    with pytest.raises(ConfigError, match="draws=0"):
+        WeightedSampler(4, draws=0)
+    for draws in (None, 4, 5):
+        with pytest.raises(ConfigError, match="give fewer draws, or replacement=True"):
+            WeightedSampler(4, draws=draws, replacement=False)

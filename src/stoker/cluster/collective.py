@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, RanksUnavailable
 
 
 class Collective(Protocol):
@@ -19,7 +19,10 @@ class Collective(Protocol):
     world_size: int
 
     def gather(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the arrays ``[n]`` that the ranks gave, by rank; of one dtype, of any lengths."""
+        """Return the arrays ``[n]`` that the ranks gave, by rank; of one dtype, of any lengths.
+
+        Raises :class:`~stoker.errors.RanksUnavailable` when one of them does not answer.
+        """
         ...
 
 
@@ -48,8 +51,19 @@ class Group:
     def gather(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the arrays ``[n]`` that the ranks gave, by rank; of one dtype, of any lengths.
 
-        Two collectives: the lengths, then bytes, filled up to the longest.
+        Two collectives: the lengths, then bytes, filled up to the longest. Raises
+        :class:`~stoker.errors.RanksUnavailable` when a rank is gone, or does not answer within the
+        time-out that the process group was made with.
         """
+        try:
+            return self._gather(rows)
+        except RuntimeError as error:
+            raise RanksUnavailable(
+                f"rank {self.rank} of {self.world_size} cannot exchange with the others: "
+                f"{str(error).splitlines()[0]}. Start all ranks again, from their latest state"
+            ) from error
+
+    def _gather(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         device = _device()
         own = torch.tensor([len(rows)], dtype=torch.int64, device=device)
         lengths = [torch.empty_like(own) for _ in range(self.world_size)]

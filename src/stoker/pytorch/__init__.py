@@ -11,15 +11,18 @@ Besides ``cluster``, the only part of Stoker that imports torch. The arrow of on
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
 from stoker.pytorch.decode import decode_image
+from stoker.pytorch.distributed_sampler import DistributedImportanceSampler
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.losses import per_sample_loss
 from stoker.pytorch.meta import Failure, Meta
 from stoker.pytorch.open_cache import with_cache
 from stoker.pytorch.stats import Stats
+from stoker.pytorch.with_ids import WithIds
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 
 __all__ = [
     "CachedDataset",
+    "DistributedImportanceSampler",
     "Failure",
     "ImageFolder",
     "Loader",
@@ -27,6 +30,7 @@ __all__ = [
     "SampleDataset",
     "SourceDataset",
     "Stats",
+    "WithIds",
     "WrappedDataset",
     "decode_image",
     "per_sample_loss",

@@ -57,17 +57,24 @@ def checked_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
 
 
 def current_ranks() -> Ranks:
-    """Return what torch.distributed says, else what torchrun set, else a single process."""
+    """Return what torch.distributed says, else what torchrun or srun set, else a single process."""
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size())
-    try:
-        given = checked_ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    except KeyError:
-        return Ranks(0, 1)
-    except ValueError as error:
-        where = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
-        raise ConfigError(f"the environment says {where}, which is no rank: {error}") from error
-    return given or Ranks(0, 1)
+    for names in _TORCHRUN, _SLURM:
+        if not os.environ.keys() >= set(names):
+            continue
+        where = {name: os.environ[name] for name in names}
+        try:
+            given = checked_ranks(*(int(value) for value in where.values()))
+        except ValueError as error:
+            raise ConfigError(f"the environment says {where}, which is no rank: {error}") from error
+        return given or Ranks(0, 1)
+    return Ranks(0, 1)
+
+
+_TORCHRUN = ("RANK", "WORLD_SIZE")
+# Of the step that srun started: a batch script has SLURM_NTASKS too, and is one process.
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 
 
 def is_first_on_node(ranks: Ranks) -> bool:

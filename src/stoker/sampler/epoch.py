@@ -75,7 +75,7 @@ class EpochSampler:
 
     @property
     def longest(self) -> int:
-        """Accesses of a full pass, for all ranks together."""
+        """Accesses of the longest plan, for all ranks together: a full pass."""
         return self._full_pass().longest
 
     def length_at(self, epoch: int, scores: Scores | None = None) -> int:
@@ -85,7 +85,7 @@ class EpochSampler:
         """
         if self._draws_at(epoch) and (scores is None or has_evidence(scores)):
             return self._divisible(self.size(scores))
-        return self.longest
+        return self._full_pass().longest
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return the plan of ``epoch``, from 0, by a snapshot of the scores.
@@ -96,8 +96,8 @@ class EpochSampler:
         if scores is not None and len(scores) != self.num_samples:
             raise ConfigError(f"{len(scores)} scores for {self.num_samples} samples: give one each")
         if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
-            return self._full_pass().plan(None, epoch)
-        ids, weights = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
+            return Plan(epoch, epoch * self.longest, self._full_pass().plan(None, epoch).ids)
+        ids, weights, visits = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
         length = self._divisible(len(ids))
         return Plan(
             epoch,
