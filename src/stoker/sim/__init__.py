@@ -2,11 +2,13 @@
 
 ``replay`` runs a recipe over a ``ReplayedCache`` (the arena and store of training, over samples in
 miniature), told losses by ``losses``; ``SimResult`` has what was counted, ``limits`` what theory
-says.
+says. ``Trace`` is a recorded training, ``Conditions`` what its time is computed by.
 """
 
 from stoker.sim import limits
+from stoker.sim.clock import Conditions, EpochTime
 from stoker.sim.replay import replay
 from stoker.sim.result import EpochResult, SimResult
+from stoker.sim.trace import Trace
 
-__all__ = ["EpochResult", "SimResult", "limits", "replay"]
+__all__ = ["Conditions", "EpochResult", "EpochTime", "SimResult", "Trace", "limits", "replay"]

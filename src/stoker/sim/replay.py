@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,12 @@ from stoker.plan import Plan
 from stoker.recipes import Recipe
 from stoker.sampler.base import Sampler
 from stoker.scores import Scores
+from stoker.sim.clock import Clock, Conditions
 from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
+from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
+from stoker.sim.trace import Trace
 from stoker.types import parse_bytes
 
 IMAGENET_MEAN = 110_000
@@ -32,10 +36,11 @@ def replay(
     cache: int | float | str,
     sizes: ArrayLike | None = None,
     losses: ArrayLike | Losses | None = None,
-    trace: Sequence[ArrayLike] | None = None,
+    trace: Sequence[ArrayLike] | str | os.PathLike[str] | Trace | None = None,
     seed: int = 0,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    conditions: Conditions | None = None,
     progress: Callable[[], None] | None = None,
     **params: Any,
 ) -> SimResult:
@@ -49,18 +54,36 @@ def replay(
     if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
     :data:`IMAGENET_MEAN`. ``losses``: ``f64[N]``, ``f64[epochs, N]`` or a function of (ids, epoch);
     by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
-    (``[A]`` integers) in place of the sampler's. ``progress`` is called after each epoch.
+    (``[A]`` integers) in place of the sampler's; or what ``Loader(trace=PATH)`` wrote, whose
+    accesses, batches, sizes and losses are then those of the replay, and the scores and neighbours
+    where the recipe scores by more than losses. ``batch_size`` is 256 otherwise. ``conditions``:
+    what storage and processors are like, to have the time of each epoch computed. ``progress`` is
+    called after each epoch.
 
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
     """
     chosen = _recipe(recipe, params)
+    accesses: _Trace | Visits | None = None
+    recorded = as_trace(trace, num_samples)
+    if recorded is not None:
+        accesses, sizes = Visits(recorded), recorded.sizes if sizes is None else sizes
+        losses = RecordedLosses(recorded) if losses is None else losses
+        batch_size = recorded.batch_size if batch_size is None else batch_size
+        if chosen.scorer(num_samples).needs - {"losses"}:
+            chosen = scored_by(chosen, recorded)
+    elif trace is not None:
+        accesses = _Trace(trace, num_samples)  # type: ignore[arg-type]
+    if accesses is not None and len(accesses) < epochs:
+        raise ConfigError(f"the trace has {len(accesses)} epochs and {epochs} are asked for")
     lengths = _sizes(sizes, num_samples)
+    batch_size = 256 if batch_size is None else batch_size
     if epochs < 1 or batch_size < 1:
         raise ConfigError(f"epochs={epochs}, batch_size={batch_size} are refused: give 1 or more")
     share = _share(cache, lengths)
     job = _Job(chosen, lengths, share, _losses(losses, num_samples, seed), epochs, batch_size, seed)
-    accesses = None if trace is None else _Trace(trace, epochs, num_samples)
+    if conditions is not None:
+        job.keep_time(conditions)
     per_epoch = []
     with job.cache:
         for epoch in range(epochs):
@@ -73,9 +96,7 @@ def replay(
 class _Trace:
     """Recorded accesses, epoch by epoch."""
 
-    def __init__(self, epochs: Sequence[ArrayLike], wanted: int, num_samples: int) -> None:
-        if len(epochs) < wanted:
-            raise ConfigError(f"the trace has {len(epochs)} epochs and {wanted} are asked for")
+    def __init__(self, epochs: Sequence[ArrayLike], num_samples: int) -> None:
         self._ids = [np.asarray(ids) for ids in epochs]
         for ids in self._ids:
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -85,6 +106,9 @@ class _Trace:
                     f"the trace has ids from {ids.min()} to {ids.max()}: there are {num_samples}"
                 )
         self._starts = np.cumsum([0, *map(len, self._ids)]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def plan(self, epoch: int) -> Plan:
         """Return the accesses of ``epoch``; those of the next one follow if there is one."""
@@ -128,9 +152,16 @@ class _Job:
             held = round(share * int(sizes.sum()) / float(sizes.mean()))
             self._scorer.cache_samples = held  # type: ignore[attr-defined]
         self._scores = Scores(len(sizes))
-        self._step = 0
+        self._step, self._seed = 0, seed
+        self._clock: Clock | None = None
 
-    def run(self, epoch: int, trace: _Trace | None) -> EpochResult:
+    def keep_time(self, conditions: Conditions) -> None:
+        """Have the time of each epoch computed."""
+        self._clock = Clock(
+            conditions, self._sizes, knows_next=not self._sampler.uses_scores, seed=self._seed
+        )
+
+    def run(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
         """Run one epoch; return what was counted."""
         scores = self._settle(epoch)
         plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
@@ -142,11 +173,14 @@ class _Job:
             ids = plan.ids[start : start + self._batch_size]
             served = cache.serve(ids, cache.policy.keys(ids, self._scores, plan, places))
             tally.add(served.ids, served.outcomes)
+            if self._clock is not None:
+                self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
             if self._is_scored:
                 losses.add(self._observe(served.ids, epoch))
         if losses.count:
             self._scores.record_epoch(epoch, accuracy=losses.accuracy, loss=losses.loss)
-        return tally.result(cache.package_reads - reads)
+        time = None if self._clock is None else self._clock.end_epoch()
+        return tally.result(cache.package_reads - reads, time)
 
     def _settle(self, epoch: int) -> Scores:
         """Return the scores that the epoch is planned by: a snapshot, after what is scored anew."""

@@ -47,6 +47,7 @@ class ReplayedCache:
         self.capacity = scale.units(1.0 if recipe.preload else share)
         self._ids = np.arange(len(sizes), dtype=np.uint32)
         self._time = 0.0
+        self._reads_told = 0
         self._plan: Plan | None = None
         self._counts: dict[str, int] = {}
         source = BlankSource(scale.sizes)
@@ -104,6 +105,12 @@ class ReplayedCache:
     def package_reads(self) -> int:
         """Packages read so far."""
         return 0 if self._packages is None else self._packages.stats()["package_reads"]
+
+    def take_package_reads(self) -> tuple[int, float]:
+        """Return the packages read since the last call, and bytes of one of them."""
+        taken, self._reads_told = self.package_reads - self._reads_told, self.package_reads
+        packaging = self._recipe.packaging
+        return taken, 0.0 if packaging is None else float(packaging.min_bytes)
 
     def close(self) -> None:
         """Let go of the cache's memory."""

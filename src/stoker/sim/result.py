@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.sampler.report import coverage, ess
+from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
 
 
@@ -32,6 +34,8 @@ class EpochResult:
     """Effective sample size of how often each sample was served, / N."""
     coverage: float
     """Share of the samples that were served at all."""
+    time: EpochTime | None = None
+    """How long it would take, where conditions were given."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,29 @@ class SimResult:
         """Share of the samples visited in an epoch, mean over epochs."""
         return _mean([epoch.coverage for epoch in self.per_epoch])
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of all epochs; NaN without conditions, as for the next two."""
+        return self._timed(lambda time: time.seconds)
+
+    @property
+    def stall_seconds(self) -> float:
+        """Of these, how long training waited for batches."""
+        return self._timed(lambda time: time.stall_seconds)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which training computed."""
+        return 1 - self.stall_seconds / self.seconds if self.seconds else 1.0
+
     def after(self, epochs: int) -> SimResult:
         """Return the same without the first ``epochs``: the first one fills the cache."""
         rest = self.per_epoch[epochs:]
         return SimResult(self.recipe, self.num_samples, self.cache_share, rest)
+
+    def _timed(self, part: Callable[[EpochTime], float]) -> float:
+        times = [epoch.time for epoch in self.per_epoch]
+        return sum(math.nan if time is None else part(time) for time in times)
 
     def _share(self, count: Callable[[EpochResult], int]) -> float:
         accesses = sum(epoch.accesses for epoch in self.per_epoch)
@@ -102,8 +125,8 @@ class Tally:
         self._hit_bytes += int(sizes[outcomes == Outcome.HIT].sum())
         np.add.at(self._counts, ids, 1)
 
-    def result(self, package_reads: int) -> EpochResult:
-        """Return what was counted."""
+    def result(self, package_reads: int, time: EpochTime | None = None) -> EpochResult:
+        """Return what was counted, and the time given."""
         of = dict(zip(Outcome, self._outcomes.tolist(), strict=True))
         return EpochResult(
             self._epoch,
@@ -117,6 +140,7 @@ class Tally:
             package_reads=package_reads,
             ess=ess(self._counts) / len(self._sizes),
             coverage=coverage(self._counts),
+            time=time,
         )
 
 

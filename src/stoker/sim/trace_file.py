@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Mapping
 from enum import IntEnum
@@ -138,13 +139,10 @@ class TraceReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._check_magic()
-            self.blocks = self._scan()
-            about = self.read(self.blocks[0])["json"] if self.blocks else None
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._check_magic()
+        self.blocks = self._scan()
+        about = self.read(self.blocks[0])["json"] if self.blocks else None
         self.about: dict[str, Any] = {} if about is None else json.loads(about.tobytes())
         """What the run was."""
 
@@ -159,9 +157,7 @@ class TraceReader:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
 
     def __enter__(self) -> TraceReader:
         return self
