@@ -60,7 +60,7 @@ def check(loader: Loader, model: Model) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_accelerate(recipe: Recipe) -> None:
+def test_score_lands_on_the_served_sample_with_accelerate(recipe: Recipe) -> None:
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
     from stoker.pytorch.integrations.accelerate import prepare
 
@@ -96,8 +96,8 @@ def test_accelerate_needs_meta() -> None:
         prepare(loader, accelerate.Accelerator(cpu=True))
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:3], ids=lambda recipe: recipe.name)
-def test_hf_trainer(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_score_lands_on_the_served_sample_with_hf_trainer(recipe: Recipe, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     from stoker.pytorch.integrations.hf_trainer import LoaderTrainer
@@ -120,11 +120,11 @@ def test_hf_trainer(recipe: Recipe, tmp_path: Path) -> None:
         check(loader, model)
 
 
-def test_lightning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_score_lands_on_the_served_sample_with_lightning(recipe: Recipe, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="lightning is not installed")
     from stoker.pytorch.integrations.lightning import LoaderCallback
 
-    recipe = RECIPES[2]
     model = Model()
 
     class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
