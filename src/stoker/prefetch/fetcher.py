@@ -22,7 +22,9 @@ from stoker.source.base import Source
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
+from stoker.store.pool import PoolTier
 from stoker.store.stacked import StackedTier
+from stoker.store.upstream import Upstream
 
 log = logging.getLogger("stoker.prefetch")
 
@@ -51,15 +53,18 @@ class Consumer(Protocol):
 class Fetcher:
     """Walks feeds, and claims, reads and publishes what the cache lacks.
 
-    What is on disk comes up from there. What memory would not keep waits in its region
-    :data:`WINDOW`. A sample that cannot be read is left to the worker that needs it, who says
-    what is wrong.
+    What is on disk comes up from there, and what is in ``pool`` is not read. What memory would
+    not keep waits in its region :data:`WINDOW`. A sample that cannot be read is left to the worker
+    that needs it, who says what is wrong.
     :meth:`step` belongs to one thread; reads run in threads of its own, and each that ends makes
     the fetcher readable for ``poll``, as another can begin.
     """
 
-    def __init__(self, source: Source, pace: Pace | None = None) -> None:
+    def __init__(
+        self, source: Source, pace: Pace | None = None, pool: PoolTier | None = None
+    ) -> None:
         self._source = source
+        self._upstream = Upstream(source, pool)
         self._mutex = threading.Lock()
         self._under_way = 0
         self._is_held_back = False
@@ -163,13 +168,13 @@ class Fetcher:
         """Read and publish a group that is claimed; return the bytes."""
         left = group.ids
         try:
-            data, offsets, errors = self._source.read_packed(group.ids)
+            (data, offsets), errors, pooled, _ = self._upstream.read(group.ids, group.keys)
             good = np.ones(len(group.ids), bool)
             good[list(errors)] = False
             if good.any():
                 lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
                 packed = Packed(data, np.concatenate([[0], np.cumsum(lengths)]))
-                kept = self._publish(consumer, group.part(good), packed)
+                kept = self._publish(consumer, group.part(good), packed, ~pooled[good])
                 left = np.setdiff1d(group.ids, kept, assume_unique=True)
             throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
             if throttled:
@@ -180,10 +185,12 @@ class Fetcher:
                 consumer.tier.abandon(left)
 
     @staticmethod
-    def _publish(consumer: Consumer, group: Group, samples: Packed) -> NDArray[np.uint32]:
-        """Put samples into the cache; return those that got there."""
+    def _publish(
+        consumer: Consumer, group: Group, samples: Packed, is_read: NDArray[np.bool_]
+    ) -> NDArray[np.uint32]:
+        """Put samples into the cache, which were read where ``is_read``; return those there."""
         _await_lock(consumer.tier.arena, group.position)
-        consumer.fresh[group.ids] = 1
+        consumer.fresh[group.ids[is_read]] = 1
         admitted = consumer.tier.put_many(group.ids, samples, group.keys, WINDOW)
         consumer.fresh[group.ids[~admitted]] = 0
         return group.ids[admitted]

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.source.base import Source
 from stoker.store.memory import MemoryTier
+from stoker.store.pool import PoolTier
 from stoker.store.stacked import StackedTier
 
 
@@ -22,6 +23,8 @@ class Job:
     source: Source
     tier: MemoryTier | StackedTier
     """The cache; the process takes part in its memory, and its disk if there is one."""
+    pool: PoolTier | None = None
+    """Where samples are looked for before the source."""
 
 
 class _Passed:

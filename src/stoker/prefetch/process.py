@@ -80,7 +80,7 @@ def serve(job: Job, listener: socket.socket) -> None:
     # Open the storage before anything is claimed, or the workers would wait for that.
     with contextlib.suppress(StokerError, OSError):
         job.source.read_packed(np.empty(0, np.uint32))
-    fetcher = Fetcher(job.source)
+    fetcher = Fetcher(job.source, pool=job.pool)
     room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
     ranks = Members(listener, lambda channel: Rank(channel, job), fetcher.fileno())
     pause = _BUSY

@@ -49,6 +49,19 @@ class Stats:
     """Bytes of those."""
     disk_errors: int = 0
     """Times that the disk cache failed; each costs reads of the source at most."""
+    pool_hits: int = 0
+    """Samples that came from the pool, for a worker or ahead by the prefetch process. Each is a
+    hit when it is served."""
+    bytes_from_pool: int = 0
+    """Bytes of those."""
+    pool_written: int = 0
+    """Samples that were stored in the pool."""
+    pool_dropped: int = 0
+    """Samples that were not, as too many waited or a server refused."""
+    pool_damaged: int = 0
+    """Values in the pool that were damaged or someone else's, and not used."""
+    pool_errors: int = 0
+    """Failures of the pool's servers; each costs reads of the source at most."""
     packages_built: int = 0
     """Packages of samples of low importance that were stored, for all ranks of this machine."""
     package_reads: int = 0
@@ -73,6 +86,8 @@ class Stats:
     """Seconds between epochs in which samples were scored anew."""
     cache_bytes: int = 0
     """Payload bytes in the cache now."""
+    pool_open: int = 0
+    """Servers of the pool that are passed by now, as they failed or were slow."""
     coverage: float = 0.0
     """Distinct samples handed out in the latest epoch / this rank's share of the data set."""
     ess: float = 0.0
@@ -115,7 +130,7 @@ class Stats:
         )
 
 
-_OF_NOW = {"cache_bytes", "coverage", "ess"}
+_OF_NOW = {"cache_bytes", "pool_open", "coverage", "ess"}
 _ZERO = Stats()
 
 
@@ -129,6 +144,9 @@ def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
     values["disk_hits"] = int(tier.get("disk_hits", 0))
     values["bytes_from_disk"] = int(tier.get("disk_bytes", 0))
     values["disk_errors"] = int(tier.get("disk_errors", 0))
+    pool = counters.get("pool", {})
+    values |= {name: value for name, value in pool.items() if name in names and "pool" in name}
+    values["bytes_from_pool"] = int(pool.get("pool_bytes", 0))
     return Stats(**{**values, **others})
 
 

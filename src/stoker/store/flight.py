@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import SourceError
 from stoker.store.packed import Packed, pick
+from stoker.store.pool import PoolTier
 from stoker.store.tier import Ids, Keys, Tier
+from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
 if TYPE_CHECKING:
@@ -27,10 +29,17 @@ class Flight:
     :meth:`run` claims them, reads what it got in one read and publishes it, and only then
     waits for those that others had claimed, ``wait_seconds`` in all; what is missing even then
     it reads without waiting. Claims are given back whatever happens. One use, one thread.
+    ``pool``: where samples are looked for before the source.
     """
 
     def __init__(
-        self, source: Source, tier: Tier, ids: Ids, keys: Keys, wait_seconds: float
+        self,
+        source: Source,
+        tier: Tier,
+        ids: Ids,
+        keys: Keys,
+        wait_seconds: float,
+        pool: PoolTier | None = None,
     ) -> None:
         self.ids = ids
         self.parts: list[Packed] = []
@@ -40,12 +49,12 @@ class Flight:
         self.index = np.zeros(len(ids), np.int64)
         """``i64[n]``: which sample of that buffer it is."""
         self.outcomes = np.full(len(ids), Outcome.FETCHED, np.int8)
-        """``i8[n]``: FETCHED if read here, HIT if another process brought it in."""
+        """``i8[n]``: FETCHED if read here, HIT if it came from the pool or another process."""
         self.errors: dict[int, SourceError] = {}
         """Index in ``ids`` -> why it could not be read; the sample is empty."""
         self.source_seconds = 0.0
         self.wait_seconds = 0.0
-        self._source = source
+        self._upstream = Upstream(source, pool)
         self._tier = tier
         self._keys = keys
         self._wait_limit = wait_seconds
@@ -85,21 +94,15 @@ class Flight:
 
     def _read_source(self, slots: Slots) -> tuple[Packed, NDArray[np.bool_]]:
         """Read slots in one go, and return them with which could be read."""
-        begin = time.perf_counter()
-        try:
-            data, offsets, errors = self._source.read_packed(self.ids[slots])
-        except SourceError as error:
-            data, offsets = np.empty(0, np.uint8), np.zeros(len(slots) + 1, np.int64)
-            errors = dict.fromkeys(range(len(slots)), error)
-        finally:
-            self.source_seconds += time.perf_counter() - begin
-        read = Packed(data, offsets)
-        self._arrived(slots, read, np.arange(len(slots)))
+        brought = self._upstream.read(self.ids[slots], self._keys_of(slots))
+        self.source_seconds += brought.source_seconds
+        self._arrived(slots, brought.samples, np.arange(len(slots)))
+        self.outcomes[slots[brought.pooled]] = Outcome.HIT
         good = np.ones(len(slots), np.bool_)
-        for index, why in errors.items():
+        for index, why in brought.errors.items():
             good[index] = False
             self.errors[int(slots[index])] = why
-        return read, good
+        return brought.samples, good
 
     def _wait(self, slots: Slots) -> Slots:
         """Wait for the claimants of slots and take what they brought; return the rest."""

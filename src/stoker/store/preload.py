@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from stoker.errors import SourceUnavailable
 from stoker.source.base import Source
+from stoker.store.pool import PoolTier
 from stoker.store.served import Served
 from stoker.store.store import Store
 from stoker.store.tier import Ids, Tier
@@ -19,7 +20,9 @@ _BATCH = 64
 _SAY_EVERY = 10.0  # seconds
 
 
-def preload(source: Source, tier: Tier, ids: Ids, *, threads: int = 16) -> None:
+def preload(
+    source: Source, tier: Tier, ids: Ids, *, threads: int = 16, pool: PoolTier | None = None
+) -> None:
     """Bring the samples ``ids`` into ``tier``, and say in the log how far it is.
 
     What is there is not read, what other processes are reading is waited for. Nothing of it counts
@@ -30,12 +33,12 @@ def preload(source: Source, tier: Tier, ids: Ids, *, threads: int = 16) -> None:
     """
     begin = said = time.monotonic()
     # A store of its own, for its single flight and counters. Not closed: the tier is not its own.
-    store = Store(source, tier)
+    store = Store(source, tier, pool=pool)
     batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-preload")
+    workers = ThreadPoolExecutor(threads, thread_name_prefix="stoker-preload")
     samples = num_bytes = 0
     try:
-        for future in as_completed([pool.submit(store.serve, batch) for batch in batches]):
+        for future in as_completed([workers.submit(store.serve, batch) for batch in batches]):
             served = future.result()
             _refuse_outage(served)
             samples, num_bytes = samples + len(served), num_bytes + int(served.offsets[-1])
@@ -44,7 +47,7 @@ def preload(source: Source, tier: Tier, ids: Ids, *, threads: int = 16) -> None:
                 said = time.monotonic()
                 log.info("preloading: %d of %d, %s", samples, len(ids), format_bytes(num_bytes))
     finally:
-        pool.shutdown(cancel_futures=True)
+        workers.shutdown(cancel_futures=True)
     took = time.monotonic() - begin
     log.info("preloaded %d samples, %s, in %.1f s", samples, format_bytes(num_bytes), took)
 

@@ -21,6 +21,7 @@ from stoker.store.counters import Counters
 from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
 from stoker.store.packed import Packed, gather
+from stoker.store.pool import PoolTier
 from stoker.store.rearrange import rearrange
 from stoker.store.served import Served
 from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, Substitutes
@@ -57,6 +58,8 @@ class Store:
       ones go there.
     - ``follows_scores``: keys are scores, so a hit changes none.
     - ``packaged`` (``u8[N]``): 1 at samples that came with a package.
+    - ``pool``: servers on other machines, where samples are looked for that ``tier`` misses. What
+      is found there is a hit, and offered to ``tier``; what is read is offered to the pool.
     - ``substitution``: what is served instead of reading a sample that is not cached. Whatever
       fails of it costs a read of the sample asked for, no more. Kinds ``low_by_low``, which needs
       ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
@@ -84,6 +87,7 @@ class Store:
         displaced: SharedArray | None = None,
         serves: SharedArray | None = None,
         packaged: SharedArray | None = None,
+        pool: PoolTier | None = None,
         follows_scores: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,6 +97,7 @@ class Store:
         if not wait_seconds >= 0:
             raise ConfigError(f"wait_seconds={wait_seconds!r} is not a time: use 0 or more seconds")
         self.tier = tier
+        self.pool = pool
         self.counters = Counters(FIELDS)
         self.places = places
         self.substitution = substitution
@@ -137,7 +142,10 @@ class Store:
 
     def discard(self, ids: ArrayLike) -> None:
         """Forget the cached copies of ``ids``, which were found to be of no use."""
-        self._tier.discard(check_ids(ids, len(self.source)))
+        useless = check_ids(ids, len(self.source))
+        self._tier.discard(useless)
+        if self.pool is not None:
+            self.pool.discard(useless)
 
     def begin_epoch(self, epoch: int, rank_seed: int = 0, earlier: ArrayLike = ()) -> None:
         """Begin ``epoch``, in which each sample may be served once more.
@@ -212,6 +220,8 @@ class Store:
                     rearrange(arena, regions, self.places.array, keys)
         except (StokerError, OSError) as error:
             self._tier.complain(error)
+        if self.pool is not None and keys is not None:
+            self.pool.reorder(keys)
 
     def expect_prefetch(self) -> SharedArray:
         """Return ``u8[N]`` where who prefetches sets 1 at what it reads for a coming access.
@@ -228,19 +238,25 @@ class Store:
 
         ``accesses`` = ``hits`` + ``substituted`` + ``fetched`` + ``packaged``; ``failed`` reads
         are none of these; ``bypassed`` counts failures of the tier; bytes in bytes, time in
-        seconds summed over processes. ``tier`` holds :meth:`Tier.stats`.
+        seconds summed over processes. ``tier`` holds :meth:`Tier.stats`, and ``pool`` those of
+        the pool.
         """
         totals: dict[str, Any] = {
             name: value if name.endswith("_seconds") else int(value)
             for name, value in self.counters.totals().items()
         }
-        return {**totals, "tier": {} if self._closed else self._tier.stats()}
+        pool = {} if self.pool is None else self.pool.stats()
+        return {**totals, "tier": {} if self._closed else self._tier.stats(), "pool": pool}
 
     def close(self) -> None:
-        """Close the tier; :meth:`stats` goes on working. May be called again."""
+        """Close the tier and the pool; :meth:`stats` goes on working. May be called again."""
         if not self._closed:
             self._closed = True
-            self.tier.close()
+            try:
+                self.tier.close()
+            finally:
+                if self.pool is not None:
+                    self.pool.close()
 
     def __enter__(self) -> Store:
         return self
@@ -336,7 +352,7 @@ class Store:
         asked = batch[missing[first]]
         # The keys are those of the samples asked for: of others none is known.
         own_keys = None if keys is None else np.where(ids == asked, keys[missing[first]], -np.inf)
-        flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds)
+        flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds, self.pool)
         if ids.size:
             flight.run()
         part = np.zeros(len(batch), np.int64)

@@ -1,0 +1,174 @@
+"""Real Valkey or Redis servers for tests: alone, as a cluster, with passwords, with TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
+CLI = shutil.which("valkey-cli") or shutil.which("redis-cli")
+
+needs_server = pytest.mark.skipif(
+    SERVER is None or CLI is None, reason="neither valkey-server nor redis-server is on PATH"
+)
+
+
+def free_port() -> int:
+    """Return a port where nobody listens, nor ten thousand above it, where a cluster's bus is."""
+    while True:
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                bus.bind(("127.0.0.1", port + 10000))
+                return int(port)
+
+
+class Server:
+    """One server process on the loopback, without persistence; ``options`` as in its file."""
+
+    def __init__(self, *options: str, port: int | None = None, tls: str = "") -> None:
+        assert SERVER is not None
+        self.port = port or free_port()
+        self.name = f"127.0.0.1:{self.port}"
+        self._folder = tempfile.mkdtemp(prefix="stoker-test-")
+        self._options = options
+        self._tls = tls
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, again after :meth:`kill`, with nothing in it."""
+        assert SERVER is not None
+        listening = ["--tls-port", "--port", "0"] if self._tls else ["--port"]
+        self._process = subprocess.Popen(
+            [
+                *(SERVER, listening[0], str(self.port), *listening[1:], "--bind", "127.0.0.1"),
+                *("--save", "", "--appendonly", "no", "--dir", self._folder, *self._options),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.01)
+        raise AssertionError("the server did not start")
+
+    def kill(self) -> None:
+        """Kill it without warning."""
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it, as a debugger would; connections stay."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def client(self, **options):
+        """Return a client of redis-py's own."""
+        import redis
+
+        return redis.Redis(port=self.port, **options)
+
+    def close(self) -> None:
+        """End it, and remove what it left."""
+        with contextlib.suppress(ProcessLookupError):
+            self.resume()
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def make_cluster(primaries: int, replicas: int = 0) -> list[Server]:
+    """Return servers that are one cluster, which fails over within a second or two."""
+    assert CLI is not None
+    servers = [
+        Server(*("--cluster-enabled", "yes"), *("--cluster-node-timeout", "500"))
+        for _ in range(primaries * (1 + replicas))
+    ]
+    try:
+        done = subprocess.run(
+            [
+                *(CLI, "--cluster", "create", *[server.name for server in servers]),
+                *("--cluster-replicas", str(replicas), "--cluster-yes"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for server in servers:
+            _await_cluster(server)
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
+    return servers
+
+
+def _await_cluster(server: Server) -> None:
+    deadline = time.monotonic() + 20
+    with contextlib.closing(server.client()) as client:
+        while time.monotonic() < deadline:
+            if client.cluster("info")["cluster_state"] == "ok":
+                return
+            time.sleep(0.05)
+    raise AssertionError("the cluster does not come about")
+
+
+def make_certificates(folder: Path) -> list[str]:
+    """Make a CA, and a certificate for 127.0.0.1; return the server's options for TLS."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on PATH")
+    (folder / "san.cnf").write_text("subjectAltName=IP:127.0.0.1\n")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    with_ca = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    for command in (
+        [
+            "req",
+            "-x509",
+            *new_key,
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+            "-subj",
+            "/CN=CA",
+            *usage,
+        ],
+        ["req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=pool"],
+        [
+            "x509",
+            "-req",
+            "-in",
+            "server.csr",
+            *with_ca,
+            "-out",
+            "server.crt",
+            "-extfile",
+            "san.cnf",
+        ],
+    ):
+        subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+    return [
+        *("--tls-cert-file", str(folder / "server.crt"), "--tls-key-file"),
+        *(str(folder / "server.key"), "--tls-ca-cert-file", str(folder / "ca.crt")),
+        *("--tls-auth-clients", "no"),
+    ]
