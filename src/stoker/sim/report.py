@@ -1,0 +1,205 @@
+"""What replays found, as curves and tables: an HTML page of its own, or a picture.
+
+``rows`` are dictionaries, one for each replay: ``recipe``, ``cache``, ``hit_ratio``,
+``byte_hit_ratio``, ``limit`` and ``below_limit`` (shares); further ones of :data:`_COLUMNS` are
+shown where they are there and not 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.sim import limits
+from stoker.sim.report_chart import Line, chart
+
+Row = Mapping[str, Any]
+
+_COLUMNS = {
+    "recipe": ("recipe", "text", "What runs; see stoker.recipes."),
+    "hit_ratio": ("hits", "share", "Accesses served from a copy kept for this use."),
+    "byte_hit_ratio": ("bytes", "share", "The same, weighted by size."),
+    "substituted_ratio": ("substituted", "share", "Another sample was served."),
+    "packaged_ratio": ("packaged", "share", "Came with a package."),
+    "limit": ("limit", "share", "The most hits that any cache of the size could have."),
+    "below_limit": ("below limit", "share", "How far hits are from it, in points."),
+    "closed_form": ("theory", "share", "What a closed form says that the recipe hits."),
+    "ess": ("ESS/N", "share", "Effective sample size of an epoch's visits / samples."),
+    "coverage": ("coverage", "share", "Samples visited at all in an epoch."),
+    "reads_per_distinct_sample": ("reads", "number", "Reads of the source per distinct sample."),
+    "epoch_seconds": ("epoch s", "number", "Seconds of an epoch, in virtual time."),
+    "stall_seconds": ("stall s", "number", "Of these, training waited."),
+    "utilisation": ("busy", "share", "Share of the time in which training computed."),
+}
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1080px; color: #222;
+       background: #fff; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+svg { width: 100%; max-width: 900px; height: auto; font-family: system-ui, sans-serif; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25em .6em; text-align: right; border-bottom: 1px solid #e4e4e4; }
+th, td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #888; font-weight: 600; } tr.best td { font-weight: 600; }
+p.facts { color: #555; } div.wide { overflow-x: auto; }
+"""
+
+
+def html(rows: Sequence[Row], facts: Mapping[str, Any], sizes: NDArray[np.int64]) -> str:
+    """Return a page with the curves and the tables; it needs nothing but itself.
+
+    ``facts`` are told at its beginning, by name. ``sizes``: ``i64[N]``, bytes, for the limit.
+    """
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
+    shares = sorted({row["cache"] for row in rows})
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><title>stoker simulate</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>",
+        "<h1>What a cache of each size hits</h1>",
+        f'<p class="facts">{escape(told)}</p>',
+        *_charts(rows, sizes),
+    ]
+    for share in shares:
+        those = [row for row in rows if row["cache"] == share]
+        parts += [f"<h2>A cache of {100 * share:g} % of the bytes</h2>"]
+        parts += ['<div class="wide">', _table(those, columns), "</div>"]
+    parts += ["<h2>What the columns are</h2><ul>"]
+    parts += [f"<li><b>{_COLUMNS[name][0]}</b>: {_COLUMNS[name][2]}</li>" for name in columns]
+    parts += ["</ul><p>Shares are in percent.</p></body></html>"]
+    return "\n".join(parts) + "\n"
+
+
+def write_html(
+    path: str | os.PathLike[str],
+    rows: Sequence[Row],
+    facts: Mapping[str, Any],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Write :func:`html` to a file; raises OSError."""
+    Path(path).write_text(html(rows, facts, sizes), encoding="utf-8")
+
+
+def write_plot(
+    path: str | os.PathLike[str],
+    rows: Sequence[Row],
+    facts: Mapping[str, Any],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Write the curves as a picture, of the kind that the name ends in, by matplotlib.
+
+    Raises :class:`~stoker.errors.ConfigError` if that is not installed or does not know the kind,
+    and OSError.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'stoker[plot]'") from error
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    for axes, (title, key, own) in zip(figure.subplots(1, 2), _KINDS, strict=True):
+        lines = [*_lines(rows, key), *_limits(sizes, own)]
+        for number, line in enumerate(lines):
+            percent = 100 * np.asarray(line.ys)
+            style = _LIMIT_STYLE[line.name] if line.is_limit else _style(number)
+            axes.plot(100 * np.asarray(line.xs), percent, label=line.name, **style)
+        largest = max(float(row["cache"]) for row in rows)
+        axes.set(title=title, xlabel=_X_LABEL, xlim=(0, 105 * largest), ylim=(0, None))
+        axes.set_ylim(0, 105 * max(0.05, *(row[key] for row in rows)))
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    figure.suptitle(", ".join(f"{name} {value}" for name, value in facts.items()), fontsize=9)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:
+        raise ConfigError(f"--plot {path!s}: {error}") from error
+
+
+# --- curves ---
+
+_X_LABEL = "cache, % of the data set's bytes"
+_MOST, _LRU = "most, once an epoch", "LRU in theory"
+_LIMIT_STYLE: dict[str, dict[str, Any]] = {
+    _MOST: {"color": "black", "linestyle": ":"},
+    _LRU: {"color": "grey", "linestyle": (0, (1, 3))},
+}
+_KINDS = (
+    ("Hits, by number", "hit_ratio", True),
+    ("Hits, by bytes", "byte_hit_ratio", False),
+)
+
+
+def _charts(rows: Sequence[Row], sizes: NDArray[np.int64]) -> list[str]:
+    return [
+        chart(title, _X_LABEL, "hits, %", [*_lines(rows, key), *_limits(sizes, by_number)])
+        for title, key, by_number in _KINDS
+    ]
+
+
+def _lines(rows: Sequence[Row], key: str) -> list[Line]:
+    """Return a curve for each recipe; those that hit most come first, in all charts alike."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        totals[row["recipe"]] = totals.get(row["recipe"], 0.0) + row["hit_ratio"]
+    lines = []
+    for name in sorted(totals, key=lambda name: -totals[name]):
+        points = sorted((row["cache"], row[key]) for row in rows if row["recipe"] == name)
+        lines.append(Line(name, [x for x, _ in points], [y for _, y in points]))
+    return lines
+
+
+def _limits(sizes: NDArray[np.int64], by_number: bool) -> list[Line]:
+    """Return the most that can be hit if each sample is visited once an epoch, and LRU's share."""
+    shares = np.linspace(0, 1, 101)
+    if by_number:
+        total = float(sizes.sum())
+        most = [limits.smallest_first(sizes, share * total) for share in shares.tolist()]
+    else:
+        most = limits.uniform(shares).tolist()
+    known = limits.lru_epochs(shares)
+    return [
+        Line(_MOST, shares.tolist(), most, is_limit=True),
+        Line(_LRU, shares.tolist(), known.tolist(), is_limit=True),
+    ]
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": f"C{number % 10}",
+        "linestyle": ("-", "--", "-.")[number // 10 % 3],
+        "marker": "o",
+        "markersize": 3.5,
+        "linewidth": 1.3,
+    }
+
+
+# --- tables ---
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    ordered = sorted(rows, key=lambda row: -row["hit_ratio"])
+    best = min((row["epoch_seconds"] for row in rows if row.get("epoch_seconds")), default=None)
+    head = "".join(f"<th>{_COLUMNS[name][0]}</th>" for name in columns)
+    lines = [f"<table><thead><tr>{head}</tr></thead><tbody>"]
+    for row in ordered:
+        cells = "".join(f"<td>{_cell(row.get(name), _COLUMNS[name][1])}</td>" for name in columns)
+        is_best = best is not None and row.get("epoch_seconds") == best
+        lines.append(f"<tr{' class=best' if is_best else ''}>{cells}</tr>")
+    return "\n".join([*lines, "</tbody></table>"])
+
+
+def _cell(value: Any, kind: str) -> str:
+    if value is None:
+        return ""
+    if kind == "text":
+        return escape(str(value))
+    return f"{100 * value:.1f}" if kind == "share" else f"{value:.3g}"
