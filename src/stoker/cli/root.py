@@ -15,6 +15,7 @@ _COMMANDS = {
     "demo": "Train on real images behind slow storage, once with each recipe.",
     "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now.",
+    "pool": "Run a server for the pool that all nodes share; say what its servers hold.",
     "run": "Run any program with fast local copies of the files it reads.",
     "simulate": "Replay recipes without model or storage; hits beside the limits.",
     "warm": "Fill a disk cache before the training begins.",

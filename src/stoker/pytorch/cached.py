@@ -80,7 +80,8 @@ class CachedDataset(BatchDataset):
 
         They are counted apart, and never served by another sample. It need not be closed.
         """
-        return CachedDataset(self.dataset, Store(self.stage.source, self.store.tier), self.stage)
+        store = Store(self.stage.source, self.store.tier, pool=self.store.pool)
+        return CachedDataset(self.dataset, store, self.stage)
 
     def close(self) -> None:
         """Let go of the cache; reading afterwards raises SegmentError. May be called again."""

@@ -87,6 +87,9 @@ class Loader(DataLoader[Any]):
     - ``cache_dir``: a directory on a local disk, for this data set only, where a second cache lies
       below the one in memory; what is there when the next run begins is not read again.
       ``disk_cache``: its payload bytes, as ``cache``; by default all samples, or as it was made.
+    - ``pool``: servers that all nodes share, ``"valkey://h1:6379,h2:6379"``, where samples are
+      looked for before the source is read (``docs/pool.md``). ``pool_cache``: payload bytes that
+      this data set may take there, as ``cache``; by default what the servers have.
     - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients.
     - ``trace``: a file in which each rank writes down what was visited, how it was served, and how
@@ -126,6 +129,8 @@ class Loader(DataLoader[Any]):
         return_meta: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         disk_cache: int | float | str | None = None,
+        pool: str | None = None,
+        pool_cache: int | float | str | None = None,
         rescore: Any = None,
         prefetch_bytes: int | float | str = "256MiB",
         trace: str | os.PathLike[str] | None = None,
@@ -141,7 +146,14 @@ class Loader(DataLoader[Any]):
         if shuffle is False and not own_order and not self._recipe.preload:
             self._recipe = minio()
         setup = CacheSetup(
-            self._population, cache, self._recipe, cache_stage, cache_dir, disk_cache
+            self._population,
+            cache,
+            self._recipe,
+            cache_stage,
+            cache_dir,
+            disk_cache,
+            pool,
+            pool_cache,
         )
         self._ranks = LazyRanks(rank, world_size)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64

@@ -6,6 +6,7 @@ import math
 import os
 import uuid
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from stoker.shared import SharedArray
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
+from stoker.store.pool_plan import plan_pool
 from stoker.store.preload import preload
 from stoker.store.registry import SharedArena, open_arena
 from stoker.store.shared_arrays import Layout, SharedArrays, open_arrays
@@ -44,6 +46,8 @@ def with_cache(
     cache_stage: str = "encoded",
     cache_dir: str | os.PathLike[str] | None = None,
     disk_cache: int | float | str | None = None,
+    pool: str | None = None,
+    pool_cache: int | float | str | None = None,
 ) -> CachedDataset:
     """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
 
@@ -57,7 +61,9 @@ def with_cache(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
         )
-    setup = CacheSetup(Population(dataset), cache, chosen, cache_stage, cache_dir, disk_cache)
+    setup = CacheSetup(
+        Population(dataset), cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache
+    )
     return setup.open(current_ranks())
 
 
@@ -87,6 +93,8 @@ class CacheSetup:
         cache_stage: str,
         cache_dir: str | os.PathLike[str] | None = None,
         disk_cache: int | float | str | None = None,
+        pool: str | None = None,
+        pool_cache: int | float | str | None = None,
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
@@ -114,19 +122,19 @@ class CacheSetup:
         """What divides the cache, told its size."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
-        self._disk = plan_disk(
-            cache_dir,
-            disk_cache,
-            Wanted(
-                self.name_of(self.stage.key),
-                len(population.base),
-                self.data_bytes,
-                everything,
-                largest,
-                self.mean_size,
-            ),
-            is_private=self.stage.is_private,
+        wanted = Wanted(
+            self.stage.key,
+            len(population.base),
+            self.data_bytes,
+            everything,
+            largest,
+            self.mean_size,
         )
+        is_private = self.stage.is_private
+        # Servers keep samples by id, so that one visited part of a data set may help another.
+        self._pool = plan_pool(pool, pool_cache, wanted, is_private=is_private)
+        on_disk = replace(wanted, key=self.name_of(self.stage.key))
+        self._disk = plan_disk(cache_dir, disk_cache, on_disk, is_private=is_private)
 
     def _fitting(self, shares: Shares | None) -> Shares | None:
         """Return what divides this cache, with room for a package if there are packages."""
@@ -163,6 +171,8 @@ class CacheSetup:
                 arena.close()
             raise
         store = self._make_store(self._tier(opened), claims)
+        if self._pool is not None:
+            store.pool = self._pool.open(renews=ranks.rank == 0)
         shared: list[SharedArena | SharedArrays] = [*opened]
         if claims is not None:
             shared.append(claims)
@@ -210,7 +220,8 @@ class CacheSetup:
         """Bring all visited samples in, uncounted; the ranks of a node share the work."""
         every = np.arange(len(self.population), dtype=np.int64)
         try:
-            preload(self.stage.source, cached.store.tier, np.unique(self.population.ids(every)))
+            ids = np.unique(self.population.ids(every))
+            preload(self.stage.source, cached.store.tier, ids, pool=cached.store.pool)
         except BaseException:
             cached.close()
             raise

@@ -87,7 +87,7 @@ class ReadAhead:
         self._prefetcher = Prefetcher(
             # By the memory itself: one of the same data set may be on its way out.
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
-            lambda: Job(source, tier),
+            lambda: Job(source, tier, store.pool),
             window,
             store.expect_prefetch(),
         )

@@ -153,12 +153,16 @@ class PoolTier(NullTier):
         """
         return self._client().limit(count)
 
+    def survey(self) -> list[ServerState]:
+        """Ask the servers how they are set up and what they hold; takes a few seconds at most."""
+        return survey(self._client(), self.address)
+
     def look(self) -> list[ServerState]:
         """Ask the servers how they are set up; warn of what is not as it should be.
 
-        Takes a few seconds at most. Their memory then limits what is stored.
+        Their memory then limits what is stored.
         """
-        states = survey(self._client(), self.address)
+        states = self.survey()
         for message in advise(states, self.address, self._capacity):
             warnings.warn(f"the pool: {message}", RuntimeWarning, stacklevel=2)
         room = total_room(states)

@@ -1,0 +1,116 @@
+"""``stoker pool``: a server for the pool on this node, and what the servers of a pool hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from stoker.errors import ConfigError
+from stoker.store.memory_limits import read_memory
+from stoker.store.pool import PoolTier
+from stoker.store.pool_address import PoolAddress
+from stoker.store.pool_service import PoolService, default_directory
+from stoker.store.pool_survey import ServerState, advise
+from stoker.types import format_bytes, parse_bytes
+
+_DIRECTORY = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the server's files; by default one in your home.",
+)
+
+
+@click.group()
+def pool() -> None:
+    """Run a server for the pool on this node; see docs/pool.md.
+
+    Loaders on all nodes find samples there that any of them has read: Loader(pool="valkey://...").
+    """
+
+
+@pool.command()
+@_DIRECTORY
+@click.option(
+    "--memory",
+    default="20%",
+    show_default=True,
+    help="The most it takes, or a share of free.",
+)
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to answer at.")
+@click.option("--port", default=6379, show_default=True, type=int)
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path),
+    help="Password of the pool's other servers; by default a new one is made.",
+)
+def up(
+    directory: Path | None, memory: str, bind: str, port: int, password_file: Path | None
+) -> None:
+    """Start a server on this node, and print its address.
+
+    It keeps nothing on disk and evicts what importance says. It runs until `stoker pool down`.
+    """
+    size = parse_bytes(memory, of=read_memory().available, name="--memory")
+    service = PoolService(directory or default_directory())
+    url = service.start(size, bind, port, password_file)
+    click.echo(f"a server of {format_bytes(size)} is up: pool={url!r}")
+
+
+@pool.command()
+@click.argument("address", required=False)
+@_DIRECTORY
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def status(address: str | None, directory: Path | None, as_json: bool) -> None:
+    """Say what the servers at ADDRESS hold, by default the one that `stoker pool up` started.
+
+    Ends with status 1 if one of them does not answer.
+    """
+    if address is not None and directory is not None:
+        raise ConfigError("give an address or --dir, not both")
+    where = (
+        PoolService(directory or default_directory()).address()
+        if address is None
+        else PoolAddress.parse(address)
+    )
+    states = _survey(where)
+    if as_json:
+        click.echo(json.dumps([asdict(state) for state in states], indent=1))
+    else:
+        for state in states:
+            click.echo(_describe(state))
+        for line in advise(states, where, None):
+            click.echo(line, err=True)
+    if any(state.error for state in states):
+        raise SystemExit(1)
+
+
+@pool.command()
+@_DIRECTORY
+def down(directory: Path | None) -> None:
+    """End the server that `stoker pool up` started; what it holds is gone."""
+    ended = PoolService(directory or default_directory()).stop()
+    click.echo("the server has ended" if ended else "no server was running")
+
+
+def _survey(address: PoolAddress) -> list[ServerState]:
+    tier = PoolTier(address, "status", 1, 1)
+    try:
+        return tier.survey()
+    finally:
+        tier.close()
+
+
+def _describe(state: ServerState) -> str:
+    if state.error:
+        return f"{state.name}: {state.error}"
+    limit = format_bytes(state.limit_bytes) if state.limit_bytes else "no limit"
+    return (
+        f"{state.name}, version {state.version}\n"
+        f"  memory {format_bytes(state.memory_bytes)} of {limit}, evicts by {state.policy}\n"
+        f"  {state.keys:,} keys; {state.hits:,} found, {state.misses:,} missed, "
+        f"{state.evicted:,} evicted since it started"
+    )

@@ -1,0 +1,192 @@
+"""`stoker pool` with real servers, each in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from store.redis_servers import Server, free_port, needs_server
+
+from stoker.cli.root import root
+from stoker.pytorch import Loader, SampleDataset
+from stoker.source.memory import MemorySource
+from stoker.store.pool_service import MARKER, PoolService
+
+pytestmark = needs_server
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(root, ["pool", *map(str, arguments)], terminal_width=200)
+
+
+def passed(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "pool"
+    yield place
+    if (place / MARKER).exists():
+        PoolService(place).stop()
+
+
+def up(place: Path, *options: object) -> str:
+    """Start a server; return its address."""
+    said = passed("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), *options)
+    return said.split("pool='")[1].split("'")[0]
+
+
+def test_up_serves_a_loader_status_counts_and_down_ends_it(place: Path) -> None:
+    url = up(place)
+    dataset = SampleDataset(MemorySource([bytes([i]) * 100 for i in range(50)]), len)
+    for _ in range(2):
+        with Loader(dataset, batch_size=10, cache=0, pool=url) as loader:
+            assert sum(len(batch) for batch in loader) == 50
+    assert loader.stats.hits == loader.stats.pool_hits == 50
+    [state] = json.loads(passed("status", "--dir", place, "--json"))
+    assert (state["keys"], state["policy"], state["limit_bytes"]) == (50, "volatile-ttl", 20 << 20)
+    assert state["hits"] == 50
+    assert state["memory_bytes"] > 0
+    assert "volatile-ttl" in passed("status", url)
+    pid = PoolService(place).pid()
+    assert "has ended" in passed("down", "--dir", place)
+    assert PoolService(place).pid() is None
+    assert pid is not None
+    assert "no server was running" in passed("down", "--dir", place)
+    assert run("status", "--dir", place).exit_code == 1
+
+
+def test_what_it_keeps_is_private_and_it_asks_for_a_password(place: Path) -> None:
+    url = up(place)
+    assert place.stat().st_mode & 0o777 == 0o700
+    for name in ("password", "server.conf"):
+        assert (place / name).stat().st_mode & 0o777 == 0o600
+    password = (place / "password").read_text().strip()
+    assert len(password) > 30
+    assert password not in url
+    assert password not in Path(f"/proc/{PoolService(place).pid()}/cmdline").read_text()
+    stranger = run("status", url.partition("?")[0])
+    assert stranger.exit_code == 1
+    assert not list(place.glob("*.rdb")) + list(place.glob("appendonly*"))
+
+
+def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("same-on-all-nodes\n")
+    url = up(place, "--password-file", tmp_path / "given")
+    assert (place / "password").read_text() == "same-on-all-nodes\n"
+    passed("down", "--dir", place)
+    again = up(place)
+    assert (place / "password").read_text() == "same-on-all-nodes\n"
+    assert again != url
+    assert '"error": ""' in passed("status", again, "--json")
+
+
+def test_a_second_server_in_the_same_directory_is_refused(place: Path) -> None:
+    up(place)
+    result = run("up", "--dir", place, "--memory", "20MiB", "--port", free_port())
+    assert result.exit_code == 1
+    assert "stoker pool down" in result.output
+
+
+def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
+    up(place)
+    pid = PoolService(place).pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    while PoolService(place).pid() is not None:
+        time.sleep(0.01)
+    up(place)
+    assert PoolService(place).pid() != pid
+
+
+def test_a_server_that_was_stopped_is_ended_all_the_same(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.store.pool_service._PATIENCE", 1.0)
+    up(place)
+    pid = PoolService(place).pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert "has ended" in passed("down", "--dir", place)
+
+
+def test_only_the_server_of_the_directory_is_ended(place: Path) -> None:
+    up(place)
+    passed("down", "--dir", place)
+    other = Server()
+    try:
+        (place / "server.pid").write_text(f"{other.pid}\n")
+        assert "no server was running" in passed("down", "--dir", place)
+        with other.client() as client:
+            assert client.ping()
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--memory", "9999TiB"), "give less by --memory"),
+        (("--memory", "1KiB"), "at least 1 MiB"),
+        (("--memory", "much"), "--memory='much'"),
+        (("--bind", "192.0.2.1"), "192.0.2.1"),
+        (("--port", "0"), "port 0"),
+        (("--password-file", "/dev/null"), "no password"),
+        (("--password-file", "/nowhere/pw"), "/nowhere/pw"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: tuple[str, ...], says: str, place: Path) -> None:
+    given = ("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), *options)
+    result = run(*given)
+    assert result.exit_code == 1
+    assert says in result.output
+    assert not (place / "server.conf").exists()
+
+
+def test_a_port_in_use_is_refused(place: Path) -> None:
+    other = Server()
+    try:
+        result = run("up", "--dir", place, "--memory", "20MiB", "--port", other.port)
+        assert result.exit_code == 1
+        assert "free --port" in result.output
+    finally:
+        other.close()
+
+
+def test_a_directory_that_is_not_stokers_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    for arguments in (("up", "--memory", "20MiB"), ("down",), ("status",)):
+        result = run(*arguments, "--dir", tmp_path)
+        assert result.exit_code == 1
+        assert str(tmp_path) in result.output
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == ["thesis.tex"]
+
+
+def test_without_a_server_on_the_path_it_says_what_to_install(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = run("up", "--dir", place, "--memory", "20MiB")
+    assert result.exit_code == 1
+    assert "apt-get install" in result.output
+
+
+def test_status_says_what_is_amiss_and_with_which_command_to_mend_it() -> None:
+    server = Server()
+    try:
+        result = CliRunner().invoke(root, ["pool", "status", f"redis://{server.name}"])
+        assert result.exit_code == 0
+        assert "CONFIG SET maxmemory-policy volatile-ttl" in result.output
+        assert result.output.count("CONFIG SET") == 2
+    finally:
+        server.close()
+    assert run("status", f"redis://{server.name}").exit_code == 1
