@@ -52,6 +52,23 @@ def test_next_use_of_five_million_accesses_is_vectorised() -> None:
     np.testing.assert_array_equal(ids[sampled], ids[next_use[sampled]])
 
 
+def test_beyond_the_end_the_expected_use_counts() -> None:
+    beyond = np.array([5, 0, 2.5], np.float32)
+    plan = Plan(0, 0, np.array([0, 1, 0, 1], np.uint32), beyond=beyond)
+    np.testing.assert_array_equal(plan.next_use, [2, 3, 4 + 5, 4 + 0])
+    np.testing.assert_array_equal(plan.first_use(3), [0, 1, 4 + 2])
+    np.testing.assert_array_equal(plan.first_use(5), [0, 1, 6, 4, 4])
+
+
+def test_what_is_expected_counts_from_the_end_of_the_plan_that_follows() -> None:
+    later = Plan(1, 3, np.array([2, 2], np.uint32), beyond=np.array([7, 1, 9, 3], np.float32))
+    plan = plan_of(0, 1, 0).followed_by(later)
+    np.testing.assert_array_equal(plan.next_use, [2, 5 + 1, 5 + 7])
+    np.testing.assert_array_equal(plan.first_use(4), [0, 1, 3, 5 + 3])
+    assert np.shares_memory(plan.ids, plan.followed_by(None).ids)
+    assert plan.followed_by(None).following is None
+
+
 def test_nobody_can_write() -> None:
     given = np.array([1, 2, 3], dtype=np.uint32)
     plan = Plan(0, 0, given, np.ones(3, dtype=np.float32))
@@ -97,6 +114,8 @@ def test_identity_tells_plans_apart() -> None:
     [
         ({"epoch": -1}, "epoch=-1"),
         ({"start": -5}, "start=-5"),
+        ({"beyond": np.array([1.0, np.nan])}, "expectation nan"),
+        ({"beyond": np.array([-1.0])}, "expectation -1"),
         ({"ids": np.zeros((2, 2), dtype=np.uint32)}, "shape"),
         ({"ids": np.array([0.5, 1.0])}, "float64"),
         ({"ids": np.array([-1, 2])}, "from -1 to 2"),

@@ -26,7 +26,8 @@ class Plan:
     given to a child process they are shared and not copied. Compare plans by :attr:`identity`.
 
     Raises :class:`~stoker.errors.ConfigError` for a negative epoch or start, ids that are not
-    one-dimensional integers of 32 bits, or weights of another length, negative or not finite.
+    one-dimensional integers of 32 bits, weights of another length, or weights or expectations
+    that are negative or not finite.
     """
 
     epoch: int
@@ -39,6 +40,9 @@ class Plan:
     """f32[A], the weight of each access in the loss; None when all are one. Read-only."""
     following: Plan | None = field(default=None, repr=False)
     """The plan that comes after this one, where it is known already."""
+    beyond: NDArray[np.float32] | None = field(default=None, repr=False)
+    """f32[N], the accesses from the end of this plan to the next use of each sample that are to be
+    expected, where the sampler can tell samples apart; None where not. Read-only."""
     _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -48,13 +52,22 @@ class Plan:
         self._memory["ids"] = _in_memory(self.ids, np.dtype(np.uint32), "plan.ids")
         if self.weights is not None:
             weights = _in_memory(self.weights, np.dtype(np.float32), "plan.weights")
-            _check_weights(weights.array, len(self._memory["ids"].array))
+            if len(weights.array) != len(self._memory["ids"].array):
+                raise ConfigError(
+                    f"{len(weights.array)} weights for {len(self._memory['ids'].array)} ids: give "
+                    "one for each"
+                )
+            _check_numbers(weights.array, "weight")
             self._memory["weights"] = weights
+        if self.beyond is not None:
+            beyond = _in_memory(self.beyond, np.dtype(np.float32), "plan.beyond")
+            _check_numbers(beyond.array, "expectation")
+            self._memory["beyond"] = beyond
         self._show()
 
     def _show(self) -> None:
         """Make the fields views of the shared memory that nobody can write through."""
-        for name in self._memory.keys() & {"ids", "weights"}:
+        for name in self._memory.keys() & {"ids", "weights", "beyond"}:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
 
@@ -65,23 +78,34 @@ class Plan:
         for name, value in zip(("epoch", "start", "following", "_memory"), state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "weights", None)
+        object.__setattr__(self, "beyond", None)
         self._show()
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def followed_by(self, following: Plan | None) -> Plan:
+        """Return this plan with the one that comes after it; nothing is copied."""
+        ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
+        return Plan(self.epoch, self.start, ids, weights, following, beyond)  # type: ignore[arg-type]
+
     @property
     def next_use(self) -> NDArray[np.int64]:
-        """i64[A], the position of the next access to the same id; :attr:`horizon` for none.
+        """i64[A], the position of the next access to the same id.
 
-        Positions go on into the plan that follows. Computed at the first use, in shared memory;
-        ask before starting children so that they share it. Read-only.
+        Positions go on into the plan that follows. Where none is known it is the one expected,
+        :attr:`horizon` or later. Computed at the first use, in shared memory; ask before starting
+        children so that they share it. Read-only.
         """
         if "next_use" not in self._memory:
             ids = self.ids
             if self.following is not None:
                 ids = np.concatenate([ids, self.following.ids])
-            self._memory["next_use"] = _next_use(ids, len(self))
+            memory = _next_use(ids, len(self))
+            if (beyond := self._beyond_horizon) is not None:
+                unknown = memory.array == self.horizon
+                memory.array[unknown] += beyond[self.ids[unknown]].astype(np.int64)
+            self._memory["next_use"] = memory
         return _read_only(self._memory["next_use"])
 
     @property
@@ -90,13 +114,23 @@ class Plan:
         return len(self) + (0 if self.following is None else len(self.following))
 
     def first_use(self, num_samples: int) -> NDArray[np.int64]:
-        """Return i64[num_samples], the position of each id's first access; horizon for none."""
+        """Return i64[num_samples], the position of each id's first access.
+
+        Where none is known it is the one expected, :attr:`horizon` or later.
+        """
         first = np.full(num_samples, self.horizon, np.int64)
         if self.following is not None:
             first = len(self) + self.following.first_use(num_samples)
+        elif self.beyond is not None:
+            known = min(num_samples, len(self.beyond))
+            first[:known] += self.beyond[:known].astype(np.int64)
         # The last assignment to an element wins, so the earliest access comes last.
         first[self.ids[::-1]] = np.arange(len(self))[::-1]
         return first
+
+    @property
+    def _beyond_horizon(self) -> NDArray[np.float32] | None:
+        return self.beyond if self.following is None else self.following.beyond
 
     @cached_property
     def identity(self) -> str:
@@ -150,13 +184,11 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
     return SharedArray.copy_of(array.astype(dtype), name=name)
 
 
-def _check_weights(weights: NDArray[np.float32], length: int) -> None:
-    if len(weights) != length:
-        raise ConfigError(f"{len(weights)} weights for {length} ids: give one for each")
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+def _check_numbers(given: NDArray[np.float32], name: str) -> None:
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
     if wrong.size:
         raise ConfigError(
-            f"weight {weights[wrong[0]]} at position {wrong[0]} is refused: "
+            f"{name} {given[wrong[0]]} at position {wrong[0]} is refused: "
             "give finite numbers, not below 0"
         )
 

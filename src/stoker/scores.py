@@ -15,7 +15,7 @@ Row = TypeVar("Row", np.float64, np.int64, np.bool_)
 MAX_EPOCHS = 4096
 """Epochs whose history a Scores has room for."""
 
-_ROWS = ("values", "last", "seen", "volatile")
+_ROWS = ("values", "last", "seen", "volatile", "basis")
 _HISTORY = ("accuracies", "losses", "deviations")
 
 
@@ -43,6 +43,8 @@ class Scores:
         self._last = SharedArray.create(size, np.int64, name="scores.last")
         self._seen = SharedArray.create(size, np.int64, name="scores.seen")
         self._volatile = SharedArray.create(size, np.bool_, name="scores.volatile")
+        self._basis = SharedArray.create(size, np.float32, name="scores.basis")
+        self._basis_epoch = SharedArray.create((), np.int64, name="scores.basis_epoch")
         self._history = SharedArray.create(
             (len(_HISTORY), MAX_EPOCHS), np.float64, name="scores.history"
         )
@@ -50,6 +52,7 @@ class Scores:
         self._ready = SharedArray.create((), np.bool_, name="scores.ready")
         self._frozen = False
         self._last.array.fill(-1)
+        self._basis_epoch.array.fill(-1)
         self._history.array.fill(np.nan)
         self._ready.array.fill(True)
 
@@ -78,6 +81,19 @@ class Scores:
         ImPACT's set S: empty unless a scorer fills it through :meth:`set_volatile`.
         """
         return _read_only(self._volatile.array)
+
+    @property
+    def basis(self) -> NDArray[np.float32]:
+        """f32[N], what a sampler that draws several epochs at once drew them from; 0 at first.
+
+        Kept by :meth:`set_basis`, so that such plans stay a function of the scores. Read-only view.
+        """
+        return _read_only(self._basis.array)
+
+    @property
+    def basis_epoch(self) -> int:
+        """The first of the epochs that were drawn from :attr:`basis`; -1 for none."""
+        return int(self._basis_epoch.array)
 
     @property
     def ready(self) -> bool:
@@ -140,6 +156,22 @@ class Scores:
         self._volatile.array.fill(False)
         self._volatile.array[rows] = True
 
+    def set_basis(self, values: ArrayLike, epoch: int) -> None:
+        """Keep f64[N] ``values`` as what the epochs from ``epoch`` on are drawn from.
+
+        Raises ConfigError, and changes nothing, for another length, values that are not finite in
+        32 bits, or a snapshot.
+        """
+        self._refuse_frozen("update")
+        with np.errstate(over="ignore"):
+            given = np.asarray(values).astype(np.float32)
+        if given.shape != (len(self),) or not np.isfinite(given).all():
+            raise ConfigError(
+                f"values of shape {given.shape} are refused: give {len(self)} finite numbers"
+            )
+        self._basis.array[:] = given
+        self._basis_epoch.array.fill(epoch)
+
     def update(self, ids: ArrayLike, values: ArrayLike, step: int) -> None:
         """Store f64[n] ``values`` for u32[n] ``ids``, observed at ``step``.
 
@@ -164,12 +196,14 @@ class Scores:
         """Return copies of everything, for a checkpoint; :meth:`restore` takes them by name.
 
         ``values f64[N]``, ``last i64[N]``, ``seen i64[N]``, ``volatile bool[N]``, ``accuracies``,
-        ``losses`` and ``deviations f64[E]``, ``ready bool[]``.
+        ``losses`` and ``deviations f64[E]``, ``ready bool[]``, ``basis f32[N]``, ``basis_epoch
+        i64[]``.
         """
         names = (*_ROWS, *_HISTORY)
         return {
             **{name: getattr(self, name).copy() for name in names},
             "ready": self._ready.array.copy(),
+            "basis_epoch": self._basis_epoch.array.copy(),
         }
 
     def restore(
@@ -182,6 +216,8 @@ class Scores:
         losses: ArrayLike = (),
         deviations: ArrayLike = (),
         ready: ArrayLike = True,
+        basis: ArrayLike | None = None,
+        basis_epoch: ArrayLike = -1,
     ) -> None:
         """Put what :meth:`arrays` of an earlier run returned in the place of everything.
 
@@ -191,7 +227,9 @@ class Scores:
         self._refuse_frozen("restore")
         if volatile is None:
             volatile = np.zeros(len(self), np.bool_)
-        rows = [np.asarray(given) for given in (values, last, seen, volatile)]
+        if basis is None:
+            basis, basis_epoch = np.zeros(len(self), np.float32), -1
+        rows = [np.asarray(given) for given in (values, last, seen, volatile, basis)]
         for row in rows:
             if row.shape != (len(self),) or not np.isfinite(row).all():
                 raise ConfigError(
@@ -210,6 +248,7 @@ class Scores:
         self._history.array[:, : len(history[0])] = history
         self._num_epochs.array.fill(len(history[0]))
         self._ready.array.fill(bool(np.asarray(ready)))
+        self._basis_epoch.array.fill(int(np.asarray(basis_epoch)))
 
     def snapshot(self) -> Self:
         """Return an independent copy that refuses updates; plans are made from one."""

@@ -51,8 +51,13 @@ def train(loader: Loader, epochs: int) -> np.ndarray[Any, Any]:
     return served
 
 
-SMALL = {"icache": {"package_bytes": 512}, "impact": {"package_bytes": 512}}
+SMALL: dict[str, dict[str, Any]] = {
+    "icache": {"package_bytes": 512},
+    "impact": {"package_bytes": 512},
+    "foresight": {"importance": True, "repeat": 3},
+}
 NAMES = ["shade", "icache", "impact", "spidercache", "quiver", "base", "ilfu", "infobatch"]
+NAMES += ["foresight"]
 
 
 @pytest.mark.parametrize(

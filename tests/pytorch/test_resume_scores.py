@@ -27,6 +27,7 @@ RECIPES = [
     Recipe("infobatch", "", Score(), sampler=part(InfoBatchSampler)),
     Recipe("selective", "", Score(), sampler=part(SelectiveSampler, warm_up=1, reweight=True)),
     get("impact", parts="iis+hc", max_warm_up=2),
+    get("foresight", importance=True, repeat=3, annealed=0.0),
 ]
 
 

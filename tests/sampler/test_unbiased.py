@@ -6,7 +6,13 @@ The seeds are fixed, so these tests come out the same every time.
 import numpy as np
 import pytest
 
-from stoker.sampler import InfoBatchSampler, SelectiveSampler, WeightedSampler
+from stoker.sampler import (
+    ImportanceSampler,
+    InfoBatchSampler,
+    SelectiveSampler,
+    SuperEpochSampler,
+    WeightedSampler,
+)
 from tests.sampler.parts import scores_of
 
 N, EPOCHS = 60, 3000
@@ -38,6 +44,12 @@ def deviation(rows: np.ndarray) -> float:
     ("sampler", "scale"),
     [
         (WeightedSampler(N, reweight=True, uniform_part=0.2), None),
+        (WeightedSampler(N, reweight=True, uniform_part=0.2, draws=25), None),
+        (WeightedSampler(N, reweight=True, uniform_part=0.2, draws=25, replacement=False), None),
+        (WeightedSampler(N, reweight=True, uniform_part=0.2, draws=55, replacement=False), None),
+        (ImportanceSampler(N), None),
+        (ImportanceSampler(N, uniform_part=0.05, min_ess=0.3, clip=1.0), None),
+        (SuperEpochSampler(N, repeat=3, annealed=0.0), None),
         (SelectiveSampler(N, warm_up=0, full_every=0, reweight=True), None),
         (SelectiveSampler(N, beta=2.0, warm_up=0, full_every=0, reweight=True), None),
         # InfoBatch keeps the sum over the epoch, which has fewer steps.
@@ -45,7 +57,11 @@ def deviation(rows: np.ndarray) -> float:
         (InfoBatchSampler(N, delta=1, prune=0.7), N),
         (InfoBatchSampler(N, delta=1, easiest=0.8), N),
     ],
-    ids=["weighted", "selective", "selective2", "infobatch", "infobatch70", "infobatch_fixed"],
+    ids=[
+        *("weighted", "weighted25", "distinct25", "distinct55"),
+        *("importance", "importance_sharp", "super_epoch", "selective", "selective2"),
+        *("infobatch", "infobatch70", "infobatch_fixed"),
+    ],
 )
 def test_weighted_gradients_are_unbiased(sampler, scale):
     assert deviation(estimates(sampler, scale=scale)) < 4
@@ -53,8 +69,12 @@ def test_weighted_gradients_are_unbiased(sampler, scale):
 
 @pytest.mark.parametrize(
     "sampler",
-    [WeightedSampler(N), SelectiveSampler(N, warm_up=0, full_every=0)],
-    ids=["weighted", "selective"],
+    [
+        WeightedSampler(N),
+        WeightedSampler(N, draws=25, replacement=False),
+        SelectiveSampler(N, warm_up=0, full_every=0),
+    ],
+    ids=["weighted", "distinct", "selective"],
 )
 def test_the_test_sees_the_bias_of_draws_without_weights(sampler):
     assert deviation(estimates(sampler)) > 10

@@ -43,8 +43,17 @@ class Agreement:
         """Whether training does not play its part, and plans are to be uniform."""
         self._observer = observer
 
-    def reach(self, epoch: int, ranks: Collective, rescore: AgreedRescore | None) -> Scores:
-        """Return the scores that the plan of ``epoch`` is made from, the same on all ranks."""
+    def reach(
+        self,
+        epoch: int,
+        ranks: Collective,
+        rescore: AgreedRescore | None,
+        settle: Callable[[Scores, int], None],
+    ) -> Scores:
+        """Return the scores that the plan of ``epoch`` is made from, the same on all ranks.
+
+        ``settle`` has the last word on them, where plans follow scores.
+        """
         scores = self._observer.scores
         if not self.needed:
             self._record(scores, [self._said()])
@@ -63,6 +72,7 @@ class Agreement:
             rescore(volatile)
             scores = self._observer.scores
             exchange(scores, before, ranks)
+        settle(scores, epoch)
         self.agreed = scores.snapshot()
         return self.agreed
 

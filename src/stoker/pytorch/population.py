@@ -55,6 +55,17 @@ class Population:
         """Return those of ``ids`` ``u32[n]`` of the base that are visited."""
         return ids if self._ids is None else ids[np.isin(ids, self._ids)]
 
+    def spread(self, times: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return f32[N], ``times`` f32[n] until samples of the view are used, by id of the base.
+
+        Of a sample that comes twice in the view the earlier; one that does not, at the very end.
+        """
+        if self._ids is None:
+            return times
+        by_id = np.full(len(self.base), np.finfo(np.float32).max / 2, np.float32)
+        np.minimum.at(by_id, self._ids, times)
+        return by_id
+
     def scores(self, scores: Scores) -> Scores:
         """Return the scores of the samples that are visited, by index of the view.
 
@@ -64,7 +75,7 @@ class Population:
             return scores
         part = Scores(len(self))
         arrays = scores.arrays()
-        for name in ("values", "last", "seen", "volatile"):
+        for name in ("values", "last", "seen", "volatile", "basis"):
             arrays[name] = arrays[name][self._ids]
         part.restore(**arrays)
         return part

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from stoker.errors import ConfigError
 from stoker.policy.next_use import NextUse
-from stoker.recipes.base import Recipe
+from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.part import part
+from stoker.sampler.importance import ImportanceSampler
+from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.superepoch import SuperEpochSampler
 
 
-def foresight(repeat: int = 1, annealed: float = 0.125, request_bytes: float = 0.0) -> Recipe:
-    """Return eviction by next use over epochs whose samples may come ``repeat`` times.
+def foresight(
+    repeat: int = 1,
+    importance: bool = False,
+    prune: float = 0.0,
+    annealed: float = 0.125,
+    request_bytes: float = 0.0,
+    uniform_part: float = 0.2,
+    min_ess: float = 0.7,
+) -> Recipe:
+    """Return eviction by next use: what is needed latest leaves, by the plan of coming accesses.
 
-    By default each sample is visited once an epoch, and nothing about training changes. With
-    ``repeat`` R each is visited exactly R times in R epochs, in one random order: gradients stay
-    unbiased without weights, and a share (1 - 1/R)^R of the accesses repeats one of the same
-    epoch, which the cache, knowing the plan, serves: 45 % of all accesses hit at a cache of 20 %
-    with R = 2, 51 % with R = 4. The last share ``annealed`` of the training, for which the Loader
-    has to be told ``epochs``, visits each sample once an epoch again. ``request_bytes``, the cost
-    of a request beside its bytes (latency x bandwidth), keeps small samples rather than large
-    ones. Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
+    By default each sample is visited once an epoch, and nothing about training changes. What
+    follows is to be asked for, and none of it biases the gradient:
+
+    - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
+      share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
+      of all accesses hit at a cache of 20 % with R = 2, 51 % with R = 4.
+    - ``importance``: N visits an epoch in proportion to clipped losses, mixed with the share
+      ``uniform_part`` of uniform ones, or more where the effective sample size of the weights fell
+      below ``min_ess``; ``loader.weights`` undo the bias. With ``repeat`` the visits of R epochs
+      are drawn at once. Where the next visit is not drawn yet, the one to be expected counts.
+    - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
+      ``loader.weights`` make up for them (InfoBatch).
+
+    The last share ``annealed`` of the training, for which the Loader has to be told ``epochs``,
+    visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
+    bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
+    large ones. Raises :class:`~stoker.errors.ConfigError` for ``prune`` with one of the others.
+    Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
+    if prune and (importance or repeat != 1):
+        raise ConfigError(
+            f"prune={prune} with repeat={repeat}, importance={importance} is refused: what is left "
+            "out of an epoch is drawn when it begins; give prune alone"
+        )
+    sampler: SamplerFactory = part(SuperEpochSampler, repeat=repeat, annealed=annealed)
+    limit = part(hit_ratio, repeat=repeat)
+    if importance:
+        sampler = part(
+            ImportanceSampler,
+            repeat=repeat,
+            uniform_part=uniform_part,
+            min_ess=min_ess,
+            annealed=annealed,
+        )
+    elif prune:
+        sampler = part(InfoBatchSampler, prune=prune, delta=1 - annealed)
     return Recipe(
         "foresight",
-        "each sample R times in R epochs; the sample needed latest leaves, by the plan",
+        "the sample needed latest leaves, by the plan; samples may repeat, or be drawn unbiased",
         policy=NextUse(request_bytes),
-        sampler=part(SuperEpochSampler, repeat=repeat, annealed=annealed),
-        limit=part(hit_ratio, repeat=repeat),
+        sampler=sampler,
+        limit=None if importance or prune else limit,
     )
 
 

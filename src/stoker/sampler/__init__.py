@@ -2,6 +2,7 @@
 
 from stoker.sampler.base import Sampler
 from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.report import counts, coverage, ess, repeat_share
@@ -13,6 +14,7 @@ from stoker.sampler.weighted import WeightedSampler
 __all__ = [
     "Draw",
     "EpochSampler",
+    "ImportanceSampler",
     "InfoBatchSampler",
     "PadsSampler",
     "Sampler",

@@ -44,3 +44,25 @@ class Sampler(Protocol):
         :class:`~stoker.errors.ConfigError` for a negative epoch.
         """
         ...
+
+
+def begin_epoch(sampler: Sampler, scores: Scores, epoch: int) -> None:
+    """Let a sampler that draws several epochs at once keep in ``scores`` what it draws them from.
+
+    To be called when ``epoch`` begins, once the scores are what its plan is to be made from.
+    """
+    own = getattr(sampler, "begin_epoch", None)
+    if own is not None:
+        own(scores, epoch)
+
+
+def foresees(sampler: Sampler, scores: Scores | None, epoch: int) -> bool:
+    """Whether the plan of ``epoch`` that these scores give is the one that it will have.
+
+    So where scores do not matter, and where a sampler's own ``foresees(scores, epoch)`` says that
+    those to come do not matter any more, as in its full passes.
+    """
+    if not sampler.uses_scores:
+        return True
+    own = getattr(sampler, "foresees", None)
+    return own is not None and bool(own(scores, epoch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +23,8 @@ class Draw(NamedTuple):
     """[n], in the order of the epoch."""
     weights: NDArray[np.float64] | None = None
     """f64[n], of each access in the loss; None when all are one."""
+    visits: NDArray[np.float64] | None = None
+    """f64[N], expected accesses of each sample in an epoch like this one; None when not known."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,12 @@ class EpochSampler:
             # np.resize repeats from the start, also when there are more ranks than accesses.
             np.resize(ids, length).astype(np.uint32),
             None if weights is None else np.resize(weights, length).astype(np.float32),
+            beyond=None if visits is None else _expected(visits, len(ids)),
         )
+
+    def foresees(self, scores: Scores | None, epoch: int) -> bool:
+        """Whether ``epoch`` is a full pass whatever is scored until it begins."""
+        return not self._draws_at(epoch)
 
     # --- inside ---
 
@@ -122,6 +130,19 @@ class EpochSampler:
         if self.drop_last and accesses >= self.pad_to:
             return accesses - rest
         return accesses + (self.pad_to - rest if rest else 0)
+
+
+def annealed_from(epochs: int, share: float) -> int:
+    """Return the first epoch of the annealed end, the last ``share`` of so many epochs."""
+    # Rounded first: 0.1 x 30 is a little more than 3.
+    return epochs - math.ceil(round(share * epochs, 9))
+
+
+def _expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
+    """Return f32[N], accesses until the next one of each sample, at so many visits an epoch."""
+    longest = np.finfo(np.float32).max / 2
+    with np.errstate(divide="ignore"):
+        return np.minimum(accesses / visits, longest).astype(np.float32)
 
 
 def has_evidence(scores: Scores) -> bool:

@@ -78,9 +78,10 @@ class InfoBatchSampler(EpochSampler):
         weights = np.ones(self.num_samples)
         # The exact ratio, as rounding down left out a little less than the share.
         weights[easy] = len(easy) / max(1, len(easy) - pruned)
+        visits = 1 / weights
         weights[easy[:pruned]] = 0
         ids = order[weights[order] > 0]
-        return Draw(ids, weights[ids])
+        return Draw(ids, weights[ids], visits)
 
     def _pruned(self, easy: int) -> int:
         return int(self.prune * easy)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
+from stoker.sampler.epoch import annealed_from
 from stoker.sampler.rng import generator
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
@@ -62,15 +62,27 @@ class SuperEpochSampler(UniformSampler):
         ids.array[:] = np.resize(own, self.longest)
         return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
 
+    def began(self, epoch: int) -> int:
+        """Return the epoch with which the super-epoch of ``epoch`` begins."""
+        return self._super_epoch(epoch)[0]
+
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
         """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
-        begin = epoch - epoch % self.repeat
         if epoch < 0 or not self.shuffle:
             return epoch, 1
-        if self.epochs is None:
-            return begin, self.repeat
-        # Rounded first: 0.1 x 30 is a little more than 3.
-        mixed = self.epochs - math.ceil(round(self.annealed * self.epochs, 9))
-        if epoch >= mixed:
-            return epoch, 1
-        return begin, min(self.repeat, mixed - begin)
+        return super_epoch(epoch, self.repeat, self.epochs, self.annealed)
+
+
+def super_epoch(epoch: int, repeat: int, epochs: int | None, annealed: float) -> tuple[int, int]:
+    """Return where the super-epoch of ``epoch`` begins, and how many epochs it has.
+
+    They have ``repeat`` each, the last one what is left before the annealed end of a training of
+    ``epochs``, whose epochs stand alone.
+    """
+    begin = epoch - epoch % repeat
+    if epochs is None:
+        return begin, repeat
+    mixed = annealed_from(epochs, annealed)
+    if epoch >= mixed:
+        return epoch, 1
+    return begin, min(repeat, mixed - begin)

@@ -27,3 +27,16 @@ def systematic(
     else:
         order = order[:0]
     return rng.permutation(np.concatenate([certain, order]))
+
+
+def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return i64[sum], indices in random order; i comes visits[i] times in the mean.
+
+    Never less often than visits[i] rounded down, nor more often than rounded up. ``visits`` f64[N],
+    0 or more, must sum to a whole number, up to rounding.
+    """
+    whole = np.floor(visits)
+    size = round(float(visits.sum())) - int(whole.sum())
+    counts = whole.astype(np.int64)
+    counts[systematic(visits - whole, size, rng)] += 1
+    return rng.permutation(np.repeat(np.arange(len(visits)), counts))

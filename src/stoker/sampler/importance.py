@@ -1,0 +1,137 @@
+"""Important samples more often, within bounds, and with weights that undo the bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.sampler.epoch import (
+    Draw,
+    EpochSampler,
+    annealed_from,
+    has_evidence,
+    scores_or_median,
+)
+from stoker.sampler.rng import generator
+from stoker.sampler.superepoch import super_epoch
+from stoker.sampler.systematic import systematic_visits
+from stoker.scores import Scores
+
+
+@dataclass(frozen=True)
+class ImportanceSampler(EpochSampler):
+    """N visits an epoch, expected in proportion to p = (1 - e) q + e/N; weights undo the bias.
+
+    q is the share of all scores, none above their quantile ``clip``, so that a few wrong labels do
+    not take the epoch. A sample comes N p times in the mean, and never less often than that rounded
+    down nor more than rounded up: systematic sampling, which varies less than independent draws.
+    Each access weighs 1/(N p) in the loss, so that the mean of weighted gradients has the full mean
+    as its expectation. The uniform part e is at least ``uniform_part``, which bounds the weights by
+    1/e (a defensive mixture: Hesterberg, Technometrics 1995), and more where the effective sample
+    size of the weights would fall below ``min_ess``. The last share ``annealed`` of the training
+    is full passes without weights.
+
+    The visits of ``repeat`` epochs are drawn at once, from the scores as the first of these began,
+    in one random order: so the next epoch is known but at their ends, where plans say when each
+    sample is to be expected, and a cache that looks ahead keeps what comes soon. With equal scores
+    these are super-epochs. Source: Stoker's own.
+
+    Raises :class:`~stoker.errors.ConfigError` as its base does, for shares out of range and for a
+    ``repeat`` below 1.
+    """
+
+    repeat: int = field(default=4, kw_only=True)
+    """R: epochs that are drawn at once."""
+    uniform_part: float = field(default=0.2, kw_only=True)
+    """e: the least share of visits that are uniform, above 0 to 1; 0.2 bounds weights by 5."""
+    min_ess: float = field(default=0.7, kw_only=True)
+    """Least effective sample size of the weights of an epoch / N, 0 to below 1."""
+    clip: float = field(default=0.95, kw_only=True)
+    """Quantile of the scores at which they are cut, above 0 to 1."""
+    annealed: float = field(default=0.125, kw_only=True)
+    """Share of the training, at its end, in full passes, 0 to 1; rounded up to whole epochs, and
+    none where the number of ``epochs`` is not known."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("uniform_part", "clip"):
+            if not 0 < getattr(self, name) <= 1:
+                value = getattr(self, name)
+                raise ConfigError(f"{name}={value} is refused: give a share above 0, up to 1")
+        if self.repeat < 1:
+            raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
+        if not 0 <= self.min_ess < 1:
+            raise ConfigError(f"min_ess={self.min_ess} is refused: give a share, 0 to below 1")
+        if not 0 <= self.annealed <= 1:
+            raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
+
+    def is_full(self, epoch: int) -> bool:
+        """Whether ``epoch`` belongs to the annealed end."""
+        return self.epochs is not None and epoch >= annealed_from(self.epochs, self.annealed)
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Keep what the super-epoch that ``epoch`` belongs to is drawn from, if it is not yet."""
+        begin, _ = self._super_epoch(epoch)
+        if scores.basis_epoch != begin and has_evidence(scores) and not self.is_full(epoch):
+            scores.set_basis(scaled(scores_or_median(scores)), begin)
+
+    def foresees(self, scores: Scores | None, epoch: int) -> bool:
+        """Whether ``epoch`` is a full pass, or among those that are drawn already."""
+        if super().foresees(scores, epoch):
+            return True
+        return scores is not None and scores.basis_epoch == self._super_epoch(epoch)[0]
+
+    def visits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return f64[N], the expected visits in an epoch of samples that score f64[N] ``values``.
+
+        They sum to N.
+        """
+        values = np.minimum(values, np.quantile(values, self.clip))
+        if not values.any():
+            return np.ones(self.num_samples)
+        share = scaled(values)
+        share *= self.num_samples / share.sum()
+        least = _uniform_part(share, self.min_ess, self.uniform_part)
+        mixed: NDArray[np.float64] = (1 - least) * share + least
+        return mixed
+
+    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
+        """Return N accesses, the epoch's part of its super-epoch, with their weights."""
+        begin, epochs = self._super_epoch(epoch)
+        is_drawn = scores.basis_epoch == begin
+        basis = scores.basis if is_drawn else scaled(scores_or_median(scores))
+        # Whether kept or not, so that both give the same visits.
+        visits = self.visits(basis.astype(np.float32).astype(np.float64))
+        ids = systematic_visits(epochs * visits, generator(self.seed, begin, stream=3))
+        own = ids[(epoch - begin) * self.num_samples :][: self.num_samples]
+        return Draw(own, 1 / visits[own], visits)
+
+    def _super_epoch(self, epoch: int) -> tuple[int, int]:
+        return super_epoch(epoch, self.repeat, self.epochs, self.annealed)
+
+
+def scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return f64[N]: values from 0 on, divided by the largest, whatever their size."""
+    largest = values.max()
+    return values / largest if largest else values
+
+
+def _uniform_part(share: NDArray[np.float64], min_ess: float, least: float) -> float:
+    """Return the least uniform part, from ``least`` on, whose weights have that sample size.
+
+    ``share`` f64[N] has a mean of one. Weights 1/v of visits expected v times have a mean of one
+    over an epoch's accesses, and a mean square of mean(1/v): the sample size is its inverse.
+    """
+    low, high = least, 1.0
+    if np.mean(1 / ((1 - low) * share + low)) * min_ess <= 1:
+        return low
+    for _ in range(30):
+        middle = (low + high) / 2
+        if np.mean(1 / ((1 - middle) * share + middle)) * min_ess <= 1:
+            high = middle
+        else:
+            low = middle
+    return high
