@@ -9,6 +9,8 @@ from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
+from stoker.store.rearrange import drop_strays
+from stoker.store.tier import NOWHERE
 from stoker.testing.reference_arena import ReferenceArena
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 from store.doubles import lru_tier
@@ -76,6 +78,28 @@ def test_new_samples_go_to_their_place(two):
     tier.put_many(as_ids([3]), pack_ids([3]))
     assert tier.within(as_ids([1, 3, 9]), "low").tolist() == [False, True, False]
     assert tier.get_many(ids)[0].data.tobytes() == pack_ids(ids.tolist()).data.tobytes()
+
+
+def test_what_belongs_nowhere_is_not_kept_but_may_wait_for_its_access(two):
+    tier, places = two
+    places[[3, 61]] = NOWHERE
+    ids = as_ids([2, 3, 60, 61])
+    kept = tier.put_many(ids, pack_ids(ids.tolist()), np.arange(4.0))
+    assert kept.tolist() == [True, False, True, False]
+    assert [tier.list(r).tolist() for r in ("high", "low")] == [[2], [60]]
+    assert not tier.put_many(as_ids([3, 61]), pack_ids([3, 61])).any()
+    kept = tier.put_many(ids, pack_ids(ids.tolist()), np.arange(4.0), "low")  # as a window
+    assert kept.all() and tier.list("low").tolist() == [3, 60, 61]
+    assert tier.get_many(ids)[0].data.tobytes() == pack_ids(ids.tolist()).data.tobytes()
+
+
+def test_what_belongs_nowhere_any_more_leaves(two):
+    tier, places = two
+    ids = as_ids([1, 2, 3, 60, 61])
+    tier.put_many(ids, pack_ids(ids.tolist()))
+    places[[2, 60]] = NOWHERE
+    drop_strays(tier.arena, (*TWO, Region("of another job", 0.1)), places)
+    assert [tier.list(r).tolist() for r in ("high", "low")] == [[1, 3], [61]]
 
 
 def test_places_are_names_so_another_jobs_regions_do_no_harm(two):

@@ -14,11 +14,13 @@ from stoker.errors import SampleNotFound
 from stoker.policy.base import Region
 from stoker.policy.lru import LRU
 from stoker.policy.minio import MinIO
+from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
+from stoker.store.tier import NOWHERE
 from stoker.testing.tier_conformance import TierConformance, as_ids
 from store.doubles import CountingSource, check
 
@@ -143,6 +145,20 @@ def test_a_disk_with_room_for_all_keeps_all(make):
     assert where(tier) == (set(range(90, 100)), set(range(NUM)))
     assert get(tier, range(NUM)).all()
     assert len(where(tier)[1]) == NUM
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_what_belongs_nowhere_is_kept_neither_above_nor_below(make, keeps_all):
+    tier = make(disk_samples=NUM, keeps_all=keeps_all)
+    places = SharedArray.create(NUM, np.uint8)
+    places.array[10:] = NOWHERE
+    tier.place_by(places)
+    ids = as_ids([3, 12, 5, 40])
+    kept = tier.put_many(ids, alike(ids))
+    assert kept.tolist() == [True, False, True, False]
+    assert not tier.put_many(ids[[1, 3]], alike(ids[[1, 3]])).any()
+    for arena in tier.arenas:
+        assert not arena.contains(ids[[1, 3]]).any()
 
 
 @pytest.mark.parametrize("keeps_all", [False, True])

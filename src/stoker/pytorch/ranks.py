@@ -78,8 +78,12 @@ _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 
 
 def is_first_on_node(ranks: Ranks) -> bool:
-    """Whether this rank does what has to be done once per machine, as far as torchrun says."""
-    return os.environ.get("LOCAL_RANK", str(ranks.rank)) == "0"
+    """Whether this rank does what has to be done once per machine, by torchrun or srun."""
+    if "LOCAL_RANK" in os.environ:
+        return os.environ["LOCAL_RANK"] == "0"
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == str(ranks.world_size):
+        return os.environ.get("SLURM_LOCALID", "0") == "0"
+    return ranks.rank == 0
 
 
 def from_rank_zero(text: str, ranks: Ranks) -> str | None:

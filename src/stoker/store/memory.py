@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
 from stoker.store.packed import Packed, pick
-from stoker.store.tier import Ids, Keys, Mask
+from stoker.store.tier import NOWHERE, Ids, Keys, Mask
 
 if TYPE_CHECKING:
     from stoker.store.arena import Arena
@@ -81,6 +81,9 @@ class MemoryTier:
             part = tuple(pick(samples, chosen))
             some = None if keys is None else keys[chosen]
             kept[chosen] = self.arena.put_many(ids[chosen], part, some, region, spare)
+        if overflow and (nowhere := np.flatnonzero(self._places.array[ids] == NOWHERE)).size:
+            part = tuple(pick(samples, nowhere))
+            kept[nowhere] = self.arena.put_many(ids[nowhere], part, None, overflow)
         return kept
 
     def drop_from(self, region: str, ids: Ids) -> None:
@@ -89,20 +92,27 @@ class MemoryTier:
         They pass through the tier's overflow, where there is one, as what a region refuses does.
         """
         if self.overflow:
-            self.move(ids[self.within(ids, region)], self.overflow)
+            kept = ids if self._places is None else ids[self._places.array[ids] != NOWHERE]
+            self.move(kept[self.within(kept, region)], self.overflow)
         self.arena.discard_from(region, ids)
 
     def place_by(self, places: SharedArray) -> None:
-        """Put each new sample from now on where ``places`` says, ``u8[N]`` by id."""
+        """Put each new sample from now on where ``places`` says, ``u8[N]`` by id; NOWHERE: not."""
         self._places = places
 
     def targets(self, ids: Ids) -> list[tuple[str, NDArray[np.int64]]]:
-        """Return the regions where new samples ``ids`` go, each with the ``i64[m]`` that do."""
+        """Return the regions where new samples ``ids`` go, each with the ``i64[m]`` that do.
+
+        Those whose place is nowhere are in none; there is one region at least.
+        """
         if self._places is None or not len(ids):
             return [(self.entrance, np.arange(len(ids)))]
-        places = np.minimum(self._places.array[ids], len(self.regions))
+        wanted = self._places.array[ids]
+        somewhere = np.flatnonzero(wanted != NOWHERE)
+        places = np.minimum(wanted[somewhere], len(self.regions))
         names = [r if r in self._order else self.entrance for r in (*self.regions, "")]
-        return [(names[p], np.flatnonzero(places == p)) for p in np.unique(places).tolist()]
+        found = [(names[p], somewhere[places == p]) for p in np.unique(places).tolist()]
+        return found or [(self.entrance, somewhere)]
 
     def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:
         """Give cached samples new keys."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
+from stoker.store.tier import NOWHERE
 
 
 def rearrange(
@@ -39,3 +40,12 @@ def rearrange(
             moved = arena.move(wanted, regions[place].name, keys[wanted])
             if region.admission == "while_room":
                 arena.discard_from(region.name, wanted[~moved])
+
+
+def drop_strays(arena: Arena, regions: Sequence[Region], places: NDArray[np.uint8]) -> None:
+    """Let go of cached samples whose place (``u8[N]``) is nowhere, and that nobody leases."""
+    there = arena.stats()["regions"]  # it may be another job's
+    for region in regions:
+        if region.holds_bytes and region.name in there:
+            held = arena.list(region.name)
+            arena.discard_from(region.name, held[places[held] == NOWHERE])

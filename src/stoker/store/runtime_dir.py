@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
+
+from stoker.errors import ConfigError
 
 MARKER = ".stoker"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
@@ -15,8 +18,27 @@ def runtime_dir() -> Path:
     """Return where the directory is, whether or not it exists.
 
     ``$STOKER_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/stoker`` where that is ours, else
-    ``stoker-UID`` in the directory for temporary files (``$TMPDIR`` or ``/tmp``).
+    ``stoker-UID`` in the directory for temporary files (``$TMPDIR`` or ``/tmp``). With a node
+    that was chosen, a directory of its own beside that. Raises what :func:`chosen_node` does.
     """
+    path = _machines_dir()
+    return path.with_name(f"{path.name}-{node}") if (node := chosen_node()) else path
+
+
+def chosen_node() -> str:
+    """Return ``$STOKER_NODE``, which parts the processes of one machine as nodes are; else "".
+
+    Raises :class:`~stoker.errors.ConfigError` for one that cannot be part of a file name.
+    """
+    node = os.environ.get("STOKER_NODE", "")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,32}", node):
+        raise ConfigError(
+            f"STOKER_NODE={node!r} is refused: give at most 32 letters, digits, '.', '_' or '-'"
+        )
+    return node
+
+
+def _machines_dir() -> Path:
     if chosen := os.environ.get("STOKER_RUNTIME_DIR"):
         return Path(chosen)
     # After su or sudo the variable may still name another user's directory.

@@ -17,6 +17,9 @@ Ids = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 """One truth value per id, ``bool[n]``."""
 
+NOWHERE = 255
+"""The place of samples that are not to be kept."""
+
 Keys = NDArray[np.float64] | None
 """What a policy orders samples by, ``f64[n]``, the smallest leaves first; None: its own order."""
 
@@ -44,7 +47,8 @@ class Tier(Protocol):
     def place_by(self, places: SharedArray) -> None:
         """Put each new sample from now on where ``places`` says, ``u8[N]`` by id.
 
-        A number is an index into the regions of the policy; its owner may change them any time.
+        A number is an index into the regions of the policy, or :data:`NOWHERE`; its owner may
+        change them any time.
         """
         ...
 

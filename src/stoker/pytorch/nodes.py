@@ -1,0 +1,120 @@
+"""Which machine each rank of the job runs on, and which samples belong there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import distributed
+
+from stoker.cluster import joined
+from stoker.pytorch.ranks import Ranks
+from stoker.sampler.homes import Homes
+from stoker.sampler.local_order import local_order
+from stoker.store.runtime_dir import chosen_node
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a job, numbered in the order of their first ranks."""
+
+    of_rank: tuple[int, ...]
+    """The node of each rank."""
+    rank: int
+    """This process's own."""
+
+    @property
+    def own(self) -> int:
+        """The node of this process."""
+        return self.of_rank[self.rank]
+
+    @property
+    def count(self) -> int:
+        """How many nodes there are."""
+        return max(self.of_rank) + 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank does what has to be done once per node."""
+        return self.of_rank.index(self.own) == self.rank
+
+    @property
+    def ranks_here(self) -> int:
+        """How many ranks this node has."""
+        return self.of_rank.count(self.own)
+
+
+def find_nodes(ranks: Ranks) -> Nodes | None:
+    """Return the nodes of the job; every rank must call this, and all get the same.
+
+    None where all ranks are known to be on one machine, and where no process group has these ranks
+    to ask; that warns if there seem to be several machines.
+
+    Raises :class:`~stoker.errors.RanksUnavailable` when a rank does not answer.
+    """
+    if ranks.world_size == 1 or (_ranks_here() == ranks.world_size and not chosen_node()):
+        return None
+    is_up = distributed.is_available() and distributed.is_initialized()
+    if not is_up or Ranks(distributed.get_rank(), distributed.get_world_size()) != ranks:
+        if chosen_node() or _ranks_here() is not None:
+            warnings.warn(
+                "the nodes of this job cannot agree on which of them keeps which samples, so each "
+                "keeps what it reads: call torch.distributed.init_process_group() before the "
+                "first iteration, or give the Loader locality=False",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return None
+    own = np.frombuffer(node_name().encode(), np.uint8)
+    names = [part.tobytes() for part in joined(*ranks).gather(own)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return Nodes(tuple(numbers[name] for name in names), ranks.rank)
+
+
+def node_name() -> str:
+    """Return what tells this machine from others: ``STOKER_NODE``, else host and boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    booted = boot.read_text().strip() if boot.is_file() else ""
+    return chosen_node() or f"{socket.gethostname()} {booted}"
+
+
+def _ranks_here() -> int | None:
+    """Return how many ranks torchrun or srun started on this machine; None if they did not."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        return 0  # not all of them
+    return None
+
+
+class Locality:
+    """The homes of samples on the nodes of a job, and who takes which access because of them.
+
+    Pure but for a memory of the latest results; used by the training process only.
+    """
+
+    def __init__(self, nodes: Nodes, homes: Homes, batch: int) -> None:
+        self.nodes = nodes
+        self._homes = homes
+        self._batch = batch
+        self._ranks = np.array(nodes.of_rank)
+        self._at = lru_cache(maxsize=2)(homes.at)
+
+    def are_here(self, epoch: int) -> NDArray[np.bool_]:
+        """Return bool[N], the samples to be kept on this node in the super-epoch from ``epoch``."""
+        return np.asarray(self._at(epoch) == self.nodes.own)
+
+    def order(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.int64]:
+        """Return i64[A], the accesses ``ids`` u32[A] in the order that ranks divide."""
+        return local_order(self._at(epoch)[ids], self._ranks, self._batch)
+
+    def elsewhere(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the accesses :meth:`order` that ranks of other nodes take."""
+        takers = self._ranks[np.arange(len(order)) % len(self._ranks)]
+        return np.asarray(order[takers != self.nodes.own])
