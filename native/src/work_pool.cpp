@@ -74,7 +74,7 @@ class WorkPool::Crew {
       hire(wanted);
       batches_.push_back(&batch);
     }
-    for (std::size_t i = 0; i < wanted; ++i) wake_.notify_one();
+    wake_.notify_one();  // who joins wakes others: work that is done by then wakes nobody
     batch.drain();
     std::unique_lock lock(mutex_);
     std::erase(batches_, &batch);
@@ -102,11 +102,18 @@ class WorkPool::Crew {
       Batch& batch = *batches_.front();
       ++batch.helpers;
       lock.unlock();
+      wake_others(batch);
       batch.drain();
       lock.lock();
       std::erase(batches_, &batch);  // drained: nobody needs to join it any more
       if (--batch.helpers == 0) batch.helpers_left.notify_one();
     }
+  }
+
+  /// Wakes two helpers if there is work for them, so that all are awake after a few steps.
+  void wake_others(const Batch& batch) {
+    const std::size_t begun = batch.next.load(std::memory_order_relaxed);
+    for (std::size_t i = begun + 1; i < std::min(begun + 3, batch.count); ++i) wake_.notify_one();
   }
 
   const std::uint64_t born_;
