@@ -1,50 +1,113 @@
-"""``stoker ls``: the caches that this user's processes share now."""
+"""``stoker ls``: the caches that this user's processes share now, and the jobs that use them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from stoker.store.registry import ArenaInfo, list_arenas
+from stoker.jobs.metrics import exposition
+from stoker.jobs.protocol import Refused, ask, service_path
+from stoker.jobs.survey import survey
 from stoker.types import format_bytes
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def ls(as_json: bool) -> None:
-    """List the caches that processes of this user share now.
+@click.option("--metrics", is_flag=True, help="Print the text that Prometheus reads.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="Ask another user's service, at its socket."
+)
+def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
+    """List the caches that processes of this user share now, and the jobs that use them.
 
-    A cache exists as long as a process holds it. Caches that a job keeps to itself, and those of
-    other users, are not listed.
+    A cache exists as long as a process holds it: a job, or `stoker serve`. Caches that a job keeps
+    to itself, and those of other users, are not listed.
     """
-    found = list_arenas()
-    if as_json:
-        click.echo(json.dumps([asdict(info) for info in found], indent=1))
-    elif not found:
-        click.echo("no running process shares a cache")
+    service = _service(socket)
+    if socket is None:
+        caches: Sequence[dict[str, Any]] = [asdict(cache) for cache in survey()]
     else:
-        Console().print(_table(found))
+        caches = service["caches"]
+    if metrics:
+        click.echo(exposition(caches, service), nl=False)
+    elif as_json:
+        click.echo(json.dumps(caches, indent=1))
+    else:
+        if service:
+            click.echo(_said(service))
+        if not caches:
+            click.echo("no running process shares a cache")
+            return
+        Console().print(_caches(caches, service.get("idle", [])))
+        if any(cache["jobs"] for cache in caches):
+            Console().print(_jobs(caches))
 
 
-def _table(found: list[ArenaInfo]) -> Table:
+def _service(socket: Path | None) -> dict[str, Any]:
+    """Return what the service says; nothing if there is none and none was named."""
+    try:
+        return ask("list", socket or service_path())
+    except (OSError, Refused) as error:
+        if socket is not None:
+            raise click.ClickException(f"no service answers at {socket}: {error}") from error
+        return {}
+
+
+def _said(service: dict[str, Any]) -> str:
+    parts = []
+    for name in ("memory", "disk"):
+        used, limit = service[f"{name}_bytes"], service[f"{name}_limit_bytes"]
+        if used or limit is not None:
+            of = "" if limit is None else f" of {format_bytes(limit)}"
+            parts.append(f"{name} {format_bytes(used)}{of}")
+    return f"service: process {service['pid']}" + "".join(f", {part}" for part in parts)
+
+
+def _caches(caches: Sequence[dict[str, Any]], idle: Sequence[str]) -> Table:
     table = Table()
     table.add_column("data", overflow="fold")
     for name in ("samples", "used", "capacity", "hit ratio", "evictions", "process"):
         table.add_column(name, justify="right")
-    for info in found:
-        stats = info.stats
+    for cache in caches:
+        stats = cache["stats"]
         hits, misses = stats.get("hits", 0), stats.get("misses", 0)
+        held = "kept by the service" if cache["key"] in idle and not cache["jobs"] else ""
         table.add_row(
-            info.description or info.key,
+            cache["description"] or cache["key"],
             f"{stats['entries']:,}" if stats else "?",
             format_bytes(stats["payload_bytes"]) if stats else "?",
-            format_bytes(info.capacity_bytes),
+            format_bytes(cache["capacity_bytes"]),
             f"{hits / (hits + misses):.1%}" if hits + misses else "",
             f"{stats['evictions']:,}" if stats else "?",
-            str(info.pid) if info.pid else "other namespace",
+            held or (str(cache["pid"]) if cache["pid"] else "other namespace"),
         )
+    return table
+
+
+def _jobs(caches: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    table.add_column("job", overflow="fold")
+    table.add_column("data", overflow="fold")
+    for name in ("samples/s", "share", "hit ratio", "from source", "benefit", "eligible"):
+        table.add_column(name, justify="right")
+    for cache in caches:
+        for job in cache["jobs"]:
+            accesses = job["accesses"]
+            table.add_row(
+                job["name"],
+                cache["description"] or cache["key"],
+                f"{job['rate']:,.0f}",
+                f"{job['share']:.0%}",
+                f"{job['hits'] / accesses:.1%}" if accesses else "",
+                format_bytes(job["bytes_from_source"]),
+                f"{job['benefit']:.2f}" + ("" if job["probed"] else " (estimated)"),
+                ("yes" if job["eligible"] else "no") if job["kind"] == "score" else "",
+            )
     return table

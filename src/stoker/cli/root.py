@@ -14,9 +14,10 @@ _COMMANDS = {
     "clean": "Remove what caches of ended processes left behind, or a disk cache.",
     "demo": "Train on real images behind slow storage, once with each recipe.",
     "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
-    "ls": "List the caches that processes of this user share now.",
+    "ls": "List the caches that processes of this user share now, and their jobs.",
     "pool": "Run a server for the pool that all nodes share; say what its servers hold.",
     "run": "Run any program with fast local copies of the files it reads.",
+    "serve": "Keep caches alive between jobs, within bounds, and say what there is.",
     "simulate": "Replay recipes without model or storage; hits beside the limits.",
     "warm": "Fill a disk cache before the training begins.",
 }

@@ -71,5 +71,13 @@ class NextUse:
             upcoming = plan.first_use(max(ends))[ids]
         if self.request_bytes == 0 or self.sizes is None:
             return -(plan.start + upcoming).astype(np.float64)
+        return self.keys_after(ids, upcoming.astype(np.float64))
+
+    def keys_after(
+        self, ids: NDArray[np.uint32], times: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n], the keys of samples that are used after ``times`` f64[n], of any unit."""
+        if self.request_bytes == 0 or self.sizes is None:
+            return -times
         sizes = np.maximum(self.sizes[ids], 1)
-        return -upcoming * sizes / (self.request_bytes + sizes)
+        return -times * sizes / (self.request_bytes + sizes)

@@ -66,6 +66,13 @@ class Prefetcher:
             self._segments = [*self._segments[-1:], segment]
             self._companion.tell(*self._order(segment))
 
+    def write_keys(self, epoch: int, first: int, keys: NDArray[np.float64]) -> None:
+        """Change the keys of accesses from ``first`` on; those read already keep theirs."""
+        for segment in self._segments:
+            if segment.epoch == epoch and segment.keys is not None:
+                # The process reads the same memory.
+                segment.keys.array[first : first + len(keys)] = keys
+
     def reset(self) -> None:
         """Forget what was published: the rank goes elsewhere."""
         with self._companion.mutex:

@@ -22,8 +22,9 @@ class BatchServer(Dataset[Any]):
     """The data set of the inner torch loader, whose "indices" are Requests.
 
     Fetches, transforms and collates a batch in one call; batches that are none of training's are
-    read through ``aside``. Attributes that it does not have are those of the base data set, so
-    that ``get_worker_info().dataset`` is of use in a ``worker_init_fn``.
+    read through ``aside``, and those past the cache through ``bare``. Attributes that it does not
+    have are those of the base data set, so that ``get_worker_info().dataset`` is of use in a
+    ``worker_init_fn``.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class BatchServer(Dataset[Any]):
         seed: int,
         progress: Progress | None = None,
         aside: CachedDataset | None = None,
+        bare: CachedDataset | None = None,
     ) -> None:
         self._cached = cached
+        self._bare = Replacer(bare or cached, on_error)
         self._replacer = Replacer(cached, on_error)
         self._aside = Replacer(aside or cached, on_error)
         self._collate = collate
@@ -81,11 +84,12 @@ class BatchServer(Dataset[Any]):
     def _fetch(self, request: Request) -> tuple[Fetched, tuple[Failure, ...]]:
         if request.is_aside:
             return self._aside.fetch(request)
+        replacer = self._bare if request.is_bare else self._replacer
         if self._progress is None:
-            return self._replacer.fetch(request)
+            return replacer.fetch(request)
         self._progress.start(request.epoch, request.first, len(request.ids))
         try:
-            return self._replacer.fetch(request)
+            return replacer.fetch(request)
         finally:
             self._progress.finish(request.epoch, request.first, len(request.ids))
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stoker.errors import SampleCorrupt, SourceError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
+from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena
 from stoker.store.shared_arrays import SharedArrays
 from stoker.store.store import Store
@@ -81,6 +82,12 @@ class CachedDataset(BatchDataset):
         They are counted apart, and never served by another sample. It need not be closed.
         """
         store = Store(self.stage.source, self.store.tier, pool=self.store.pool)
+        return CachedDataset(self.dataset, store, self.stage)
+
+    def past_the_cache(self) -> CachedDataset:
+        """Return the same samples without the cache, counted with these. It need not be closed."""
+        store = Store(self.stage.source, NullTier())
+        store.counters = self.store.counters
         return CachedDataset(self.dataset, store, self.stage)
 
     def close(self) -> None:

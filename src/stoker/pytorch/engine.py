@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,11 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from stoker.cluster import Alone, joined
+from stoker.errors import StokerError
+from stoker.jobs.member import Member, token_of
+from stoker.jobs.merged import Merged
+from stoker.jobs.settings import Sharing
+from stoker.jobs.table import JobTable
 from stoker.plan import Plan
 from stoker.pytorch.agreement import AgreedRescore, Agreement, Ended, scores_of
 from stoker.pytorch.batch_server import BatchServer
@@ -27,7 +33,7 @@ from stoker.pytorch.on_error import OnError
 from stoker.pytorch.open_cache import CacheSetup
 from stoker.pytorch.placing import Placing
 from stoker.pytorch.planner import Draw, Planner, draws_of
-from stoker.pytorch.ranks import LazyRanks
+from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.pytorch.records import Records
 from stoker.pytorch.requests import RequestSampler
@@ -37,10 +43,12 @@ from stoker.pytorch.stats import Stats
 from stoker.pytorch.tracing import Tracer, rank_path
 from stoker.scores import Scores
 from stoker.sim.trace_file import check_continues
+from stoker.store.registry import SharedArena
 
 log = logging.getLogger("stoker")
 
 _NONE = np.empty(0, np.uint32)
+_NO_PLACES = np.empty(0, np.int64)
 
 
 class Engine:
@@ -65,6 +73,7 @@ class Engine:
         on_error: OnError,
         prefetch_bytes: int,
         rescore: Rescore | None,
+        sharing: Sharing,
         trace: Path | None,
     ) -> None:
         self.walk: Walk | None = None
@@ -82,6 +91,7 @@ class Engine:
         self._on_error = on_error
         self._prefetch_bytes = prefetch_bytes
         self._rescore = rescore
+        self._sharing = sharing
         self._trace = trace
         if trace is not None:
             check_continues(trace, self._identity())
@@ -97,6 +107,7 @@ class Engine:
         self._iterations = 0
         self._placing: Placing | None = None
         self._aside: CachedDataset | None = None
+        self._followed: Plan | None = None  # where this job is, for those who share its cache
         self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
         self._resumed: int | None = None  # an epoch that had begun when its state was saved
 
@@ -114,7 +125,8 @@ class Engine:
             window = window_bytes(
                 self._prefetch_bytes, setup.capacity, batch_bytes, outer.num_workers, ranks
             )
-        cached = setup.open(ranks, window)
+        join = partial(self._join, ranks, max(1, outer.num_workers))
+        cached = setup.open(ranks, window, join)
         try:
             self._placing = Placing(setup, cached, ranks, self._seed)
         except BaseException:
@@ -125,7 +137,8 @@ class Engine:
         if window and can_prefetch(cached.store):
             share = window // ranks_on_node(ranks)
             skip = self._placing.may_be_served_by_others
-            self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip)
+            first = self._sharing.probe * (outer.batch_size or 1)
+            self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip, first)
         if getattr(setup.policy, "follows_scores", False):
             self._observer.on_scored = self._placing.follow
         scorer: Any = self._observer.scorer
@@ -150,11 +163,14 @@ class Engine:
         if self._own_order:
             self.walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
             draws: Callable[[], Iterator[Draw]] = partial(self._own_draws, outer, at)
+            if self._setup.member is not None:
+                self._setup.member.begin_epoch(None, 0)
         else:
             draws = partial(self._planner.draws, self._plan(outer, at), at)
             self.walk, earlier = self._planner.walk(at), self._planner.earlier(at)
         self._records.begin_epoch(at.epoch, earlier, now)
-        self.inner.requests.begin(self._next_token(), at.epoch, draws, earlier)
+        bare = 0 if self._setup.member is None or at.consumed else self._sharing.probe
+        self.inner.requests.begin(self._next_token(), at.epoch, draws, earlier, bare=bare)
         return iter(self.inner), self.walk
 
     def receive(self, envelope: Envelope) -> Meta:
@@ -164,6 +180,8 @@ class Engine:
             self.tracer.batch(envelope.meta, self._records.last_stall)
         if envelope.missed is not None and self._placing is not None:
             self._placing.note_missed(envelope.missed)
+        if self._setup.member is not None:
+            self._tell(self._setup.member, envelope.meta)
         return self._observer.hand_out(envelope.meta)
 
     def finish_epoch(self) -> None:
@@ -263,15 +281,49 @@ class Engine:
         finally:
             if self.tracer is not None:
                 self.tracer.close()
+            if self._setup.member is not None:
+                self._setup.member.close()
             if self.cached is not None:
                 self.cached.close()
 
     # --- inside ---
 
+    def _join(
+        self, ranks: Ranks, readers: int, arena: SharedArena, policy: Merged
+    ) -> Member | None:
+        """Join the jobs that share the cache; None, and training goes on, if that fails."""
+        setup, recipe = self._setup, self._setup.recipe.name
+        inode = os.fstat(arena.arena.handle.fds[0]).st_ino
+        try:
+            table = JobTable(f"{setup.key} {inode}", len(setup.population.base))
+        except (StokerError, OSError) as error:
+            log.info("other jobs at this cache are not known: %s", error)
+            return None
+        return Member(
+            table,
+            policy,
+            self._sharing,
+            token=token_of(ranks.world_size, setup.key, recipe, self._seed),
+            name=f"{recipe} {os.getpid()}",
+            readers=readers,
+        )
+
+    def _tell(self, member: Member, meta: Meta) -> None:
+        """Tell other jobs how far this one is, and heed what they tell."""
+        assert self._placing is not None
+        plan, start = self._followed, 0 if self.walk is None else self.walk.start.consumed
+        places = meta.positions - start if plan is not None else _NO_PLACES
+        if member.received(places, self._records.last_stall):
+            self._placing.write_keys(self._planner.latest)
+        if self.ahead is not None and plan is not None and member.was_shared:
+            world_size = self._ranks.now().world_size
+            self.ahead.follow(plan, (int(places[-1]) + 1) // world_size)
+
     def _make_inner(self, outer: DataLoader[Any], cached: CachedDataset) -> InnerLoader:
         progress = self.ahead.progress if self.ahead is not None else None
+        bare = cached.past_the_cache() if self._sharing.probe else None
         server = BatchServer(
-            cached, outer.collate_fn, self._on_error, self._seed, progress, self._aside
+            cached, outer.collate_fn, self._on_error, self._seed, progress, self._aside, bare
         )
         return InnerLoader(outer, server, RequestSampler())
 
@@ -319,6 +371,9 @@ class Engine:
         planner, scores = self._planner, self._agree(outer, at)
         plan = planner.plan(at)
         whole = planner.whole(at.epoch) if self._placing.needs_whole else plan
+        if self._setup.member is not None:
+            self._setup.member.begin_epoch(plan, at.consumed + len(plan))
+            self._followed = plan
         self._placing.begin_epoch(scores, plan, whole, at.consumed, self._epochs)
         if self.tracer is not None:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)

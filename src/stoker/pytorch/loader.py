@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.errors import ConfigError, SegmentError
+from stoker.jobs.settings import Sharing
 from stoker.pytorch.agreement import Agreement
 from stoker.pytorch.arguments import (
     check_epochs,
@@ -92,6 +93,8 @@ class Loader(DataLoader[Any]):
       this data set may take there, as ``cache``; by default what the servers have.
     - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients.
+    - ``sharing``: a :class:`~stoker.jobs.Sharing`, how this job and others that share its cache
+      agree on who stays in it, and its name in ``stoker ls``.
     - ``trace``: a file in which each rank writes down what was visited, how it was served, and how
       it was scored (``path``, ``path.1`` ...), for ``stoker simulate --trace``; about 8 bytes a
       visit. A run that goes on from a saved state goes on with its trace. If the file cannot be
@@ -133,6 +136,7 @@ class Loader(DataLoader[Any]):
         pool_cache: int | float | str | None = None,
         rescore: Any = None,
         prefetch_bytes: int | float | str = "256MiB",
+        sharing: Sharing | None = None,
         trace: str | os.PathLike[str] | None = None,
         **torch_arguments: Any,
     ) -> None:
@@ -216,6 +220,7 @@ class Loader(DataLoader[Any]):
             on_error=on_error,
             prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
             rescore=rescore,
+            sharing=sharing or Sharing(),
             trace=trace_path(trace),
         )
         self._running: weakref.ref[LoaderIterator] | None = None

@@ -36,6 +36,8 @@ class Request:
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
     is_aside: bool = False
     """Whether the batch is none of training's: its samples are to be scored anew."""
+    is_bare: bool = False
+    """Whether it is to be read past the cache, to measure what that is worth."""
 
 
 class Failure(NamedTuple):

@@ -6,14 +6,18 @@ import math
 import os
 import uuid
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stoker import recipes
-from stoker.errors import ConfigError, SegmentError
-from stoker.policy.base import Policy
+from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.jobs.admission import capacity_allowed, check_disk
+from stoker.jobs.member import Member
+from stoker.jobs.merged import Merged
+from stoker.policy.base import Policy, Region
 from stoker.policy.homophily import NO_SAMPLE
 from stoker.policy.shares import Shares
 from stoker.prefetch.fetcher import WINDOW
@@ -36,6 +40,9 @@ from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 from stoker.store.tier import Tier
 from stoker.types import format_bytes, parse_bytes
+
+Join = Callable[[SharedArena, Merged], Member | None]
+"""Makes this job known to others that share its cache."""
 
 
 def with_cache(
@@ -100,14 +107,17 @@ class CacheSetup:
         self.stage = make_stage(population.base, cache_stage)
         self.recipe = recipe
         fit = getattr(recipe.policy, "for_sizes", None)
-        self.policy: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
-        """The policy, told the sizes of the samples if it asks for them."""
+        fitted: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
+        self.policy = Merged(fitted)
+        """The policy, told the sizes of the samples if it asks for them, and other jobs."""
+        self.member: Member | None = None
+        """This job among those that share the cache, once it is open; None: it is alone."""
         sizes = population.sizes(self.stage.source.sizes)
         self.data_bytes = int(sizes.sum())
         """Payload bytes of the samples that are visited; an estimate where sizes are."""
         self.mean_size = self.data_bytes / len(sizes)
         asked = parse_bytes(cache, of=self.data_bytes, name="cache")
-        largest = int(np.max(sizes))
+        self._largest = largest = int(np.max(sizes))
         if 0 < asked < largest and not recipe.preload:
             raise ConfigError(
                 f"cache={cache!r} is {asked} bytes and the largest sample has {largest}: "
@@ -150,10 +160,16 @@ class CacheSetup:
         """How many samples of mean size the cache holds."""
         return round(self.capacity / self.mean_size) if self.mean_size else 0
 
-    def open(self, ranks: Ranks, window: int = 0) -> CachedDataset:
+    def open(
+        self,
+        ranks: Ranks,
+        window: int = 0,
+        join: Join | None = None,
+    ) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
 
-        ``window``: bytes on top of the cache for samples that were read ahead.
+        ``window``: bytes on top of the cache for samples that were read ahead. ``join`` is called
+        if other jobs can find it.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
@@ -170,9 +186,13 @@ class CacheSetup:
             for arena in opened:
                 arena.close()
             raise
+        if join is not None and self.capacity and opened[0].shared and not self.stage.is_private:
+            self.member = join(opened[0], self.policy)
         store = self._make_store(self._tier(opened), claims)
         if self._pool is not None:
             store.pool = self._pool.open(renews=ranks.rank == 0)
+        if self.member is not None:
+            self.member.counted = store.counters.totals
         shared: list[SharedArena | SharedArrays] = [*opened]
         if claims is not None:
             shared.append(claims)
@@ -230,7 +250,10 @@ class CacheSetup:
     def _open_disk(self) -> SharedArena | None:
         """Return the disk cache; None, with a warning, if it is in use elsewhere or damaged."""
         try:
-            return None if self._disk is None else self._disk.open(self.policy.regions())
+            if self._disk is None:
+                return None
+            self._disk.announce(check_disk)
+            return self._disk.open(self.policy.regions())
         except SegmentError as error:
             message = f"there will be no disk cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -261,14 +284,32 @@ class CacheSetup:
         key = self.name_of(key)
         base = self.population.base
         self.key = key
+        regions = with_window(self.policy.regions(), self.capacity, window)
         return open_arena(
             key,
             len(base),
-            self.capacity + window,
+            self._allowed(key, self.capacity + window, regions),
             self.mean_size,
-            with_window(self.policy.regions(), self.capacity, window),
+            regions,
             description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
         )
+
+    def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
+        """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
+        allowed = capacity_allowed(key, len(self.population.base), wanted, self.mean_size, regions)
+        if allowed < wanted and allowed < self._largest:
+            raise CapacityError(
+                f"the service of this node has room for {format_bytes(allowed)}, and the largest "
+                f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory"
+            )
+        if allowed < wanted:
+            warnings.warn(
+                f"the cache has {format_bytes(allowed)}, not the {format_bytes(wanted)} asked for: "
+                "the service of this node has no room for more",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return allowed
 
     def name_of(self, key: str) -> str:
         """Return the key under which the visited part of the data set is shared."""

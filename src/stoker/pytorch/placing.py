@@ -25,8 +25,10 @@ class Placing:
     """What a recipe's policy decides when an epoch begins, and what scores change within it.
 
     All ranks place samples alike, since policies are pure; one rank per machine arranges the
-    cache. A failing cache costs hits, never the run. Used by the training process only, from one
-    thread; workers see the places through shared memory.
+    cache. Where jobs share it each gives samples their keys, which are those of all jobs, and the
+    job that came first divides it and moves samples. A failing cache costs hits, never the run.
+    Used by the training process only, from one thread; workers see the places through shared
+    memory.
 
     Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
     """
@@ -42,6 +44,7 @@ class Placing:
         self._names = [region.name for region in self._regions]
         self._ranks = ranks
         self._keeps_house = is_first_on_node(ranks)
+        self._member = setup.member
         self._store = store = cached.store
         self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
         self._ids = np.arange(len(cached), dtype=np.uint32)
@@ -76,7 +79,8 @@ class Placing:
             keys = None
             if not self._policy.natural_keys:
                 keys = self._policy.keys(self._ids, scores, plan, None)
-            self._store.rearrange(self._regions, keys, wanted)
+            arranges = self._member is None or self._member.arranges
+            self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=arranges)
         earlier = whole.ids[:consumed] if consumed else _NONE
         self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
         if self._packager is not None and self._store.places is not None:
@@ -104,6 +108,13 @@ class Placing:
             self._packager.close()
 
     # --- while training ---
+
+    def write_keys(self, scores: Scores) -> None:
+        """Give all cached samples their keys anew, since jobs that share the cache came or went."""
+        if self._keeps_house and not self._policy.natural_keys:
+            keys = self._policy.keys_now(self._ids, scores, self._plan)
+            if keys is not None:
+                self._store.rearrange(self._regions, keys, moves=False)
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that were asked for and not cached."""
@@ -164,6 +175,6 @@ class Placing:
         """Say where samples belong from now on."""
         places = self._store.places
         if places is not None:
-            places.array[:] = self._policy.places(scores, whole, len(self._ids))  # type: ignore[attr-defined]
+            places.array[:] = self._policy.places(scores, whole, len(self._ids))
             counts = np.bincount(places.array[whole.ids], minlength=len(self._names)).tolist()
             self.accesses = dict(zip(self._names, counts, strict=False))

@@ -81,6 +81,11 @@ class Planner:
         self.uses_scores = self._divided().uses_scores
         """Whether plans depend on scores, so that none can be made before its epoch begins."""
 
+    @property
+    def latest(self) -> Scores:
+        """The scores as they change while training goes on."""
+        return self._scores
+
     # --- epochs ---
 
     def set_epoch(self, epoch: int) -> None:
@@ -198,6 +203,12 @@ class Planner:
         positions = np.arange(rank, len(plan), world_size)[: self._batched(at)]
         ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
+
+    def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
+        """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""
+        rank, world_size = self._ranks.now()
+        positions = np.arange(rank, len(plan), world_size)[first:end]
+        return self._policy.keys(plan.ids[positions], self._scores, plan, positions)
 
     def keys(self, ids: NDArray[np.uint32]) -> Keys:
         """Return the keys of samples ``u32[n]`` by what is known now, whatever the plan."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.fetcher import WINDOW
@@ -64,7 +65,8 @@ class ReadAhead:
     """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
 
     ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
-    ``u32[n]`` are not to be read ahead. Used by the training thread only.
+    ``u32[n]`` are not to be read ahead; nor are the ``first`` accesses of an epoch. Used by
+    the training thread only.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ReadAhead:
         planner: Planner,
         window: int,
         leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
+        first: int = 0,
     ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
@@ -82,8 +85,10 @@ class ReadAhead:
         self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
         self._planner = planner
-        self._leaves_out = leaves_out
+        self._leaves_out, self._first = leaves_out, first
         self._published: list[int] = []
+        self._ahead = max(1, 2 * int(window / max(1.0, float(source.sizes.mean()))))
+        self._known = 0  # accesses of the epoch whose keys are written anew
         self._prefetcher = Prefetcher(
             # By the memory itself: one of the same data set may be on its way out.
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
@@ -94,6 +99,7 @@ class ReadAhead:
 
     def begin(self, at: Cursor, more: bool) -> None:
         """Begin the rest of an epoch from ``at`` on; ``more``: another epoch follows."""
+        self._known = 0
         for over in self._published:
             if over < at.epoch:
                 self.progress.finish(over, 0, self._length)
@@ -104,6 +110,19 @@ class ReadAhead:
         if more and at.epoch + 1 not in self._published:
             self._publish(Cursor(at.epoch + 1))
 
+    def follow(self, plan: Plan, done: int) -> None:
+        """Write the keys of coming accesses anew, since those of other jobs have moved on.
+
+        ``done`` accesses of this rank's part of ``plan``, that of :meth:`begin`, are over.
+        """
+        first = max(done, self._known)
+        if first - done >= self._ahead:
+            return
+        self._known = done + 2 * self._ahead
+        keys = self._planner.later_keys(plan, first, self._known)
+        if keys is not None:
+            self._prefetcher.write_keys(plan.epoch, first, keys)
+
     def close(self) -> None:
         """Prefetch no more. May be called again."""
         self._prefetcher.close()
@@ -111,6 +130,9 @@ class ReadAhead:
     def _publish(self, at: Cursor) -> None:
         ids, keys = self._planner.upcoming(at)
         marks: SharedArray = self.progress.begin(at.epoch)
-        self.progress.leave_out(at.epoch, self._leaves_out(ids))
+        left = self._leaves_out(ids)
+        if not at.consumed:
+            left[: self._first] = True
+        self.progress.leave_out(at.epoch, left)
         self._prefetcher.publish(at.epoch, ids, marks, keys)
         self._published = [*self._published[-1:], at.epoch]

@@ -30,15 +30,16 @@ class RequestSampler:
         given: NDArray[np.uint32],
         *,
         is_aside: bool = False,
+        bare: int = 0,
     ) -> None:
         """Set the epoch that the next iterators walk, whose first batch is called ``token``.
 
         ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch; ``is_aside``: the
-        batches are none of training's. torch asks for an
-        iterator twice in a row at times and uses the second, so ``draws`` is called for the first
-        batch and not before.
+        batches are none of training's; the first ``bare`` are read past the cache. torch asks for
+        an iterator twice in a row at times and uses the second, so ``draws`` is called for the
+        first batch and not before.
         """
-        self._epoch = _Epoch(token, epoch, draws, given[-SPARES:], is_aside)
+        self._epoch = _Epoch(token, epoch, draws, given[-SPARES:], is_aside, bare)
 
     def __iter__(self) -> Iterator[Request]:
         assert self._epoch is not None, "begin() comes first"
@@ -51,6 +52,7 @@ class _Epoch(NamedTuple):
     draws: Callable[[], Iterator[Draw]]
     given: NDArray[np.uint32]
     is_aside: bool
+    bare: int
 
 
 def _requests(epoch: _Epoch) -> Iterator[Request]:
@@ -70,5 +72,6 @@ def _requests(epoch: _Epoch) -> Iterator[Request]:
             first=draw.first,
             single=draw.single,
             is_aside=epoch.is_aside,
+            is_bare=number < epoch.bare,
         )
         spares = given = np.concatenate([given, draw.ids])[-SPARES:]

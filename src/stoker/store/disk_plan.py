@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import ConfigError
 from stoker.policy.base import Region
 from stoker.store.cache_dir import CacheDir, DiskMeta
-from stoker.store.disk import open_disk
+from stoker.store.disk import file_bytes, open_disk
 from stoker.store.registry import SharedArena
 from stoker.types import parse_bytes
 
@@ -36,6 +36,10 @@ class DiskPlan:
         self._meta = meta
         self.keeps_all = keeps_all
         """Whether all samples fit."""
+
+    def announce(self, check: Callable[[str, int], None]) -> None:
+        """Tell ``check`` the directory and the bytes of disk it takes; raises what that raises."""
+        check(str(self._place.path), file_bytes(self._meta))
 
     def open(self, regions: Sequence[Region], *, keep_free: int | None = None) -> SharedArena:
         """Return the disk cache; arguments and errors are those of :func:`open_disk`."""

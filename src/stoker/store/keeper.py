@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import StokerError
 from stoker.store import handshake, unforked
 from stoker.store.handshake import Announcement
-from stoker.store.ofd import try_lock
+from stoker.store.ofd import is_locked, try_lock
 from stoker.store.place import Place
 from stoker.store.unforked import Descriptor
 
@@ -72,6 +72,11 @@ class Keeper:
         # The garbage collector may have brought the thread itself here.
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process holds it; raises OSError when closed."""
+        return not is_locked(self._holders.fileno())
 
     def _keep(self, fd: int) -> Descriptor:
         self._own.append(unforked.keep(Descriptor(fd)))

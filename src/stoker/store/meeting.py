@@ -62,7 +62,7 @@ def meet(
     begin, pause = time.monotonic(), 0.002
     while True:
         try:
-            return _attach(place, attach)
+            return take_part(place, attach)
         except (OSError, SegmentError) as error:
             why = str(error)  # the error itself would keep this frame alive
             silent = isinstance(error, TimeoutError | BlockingIOError)
@@ -77,8 +77,8 @@ def meet(
         pause = min(0.1, pause * 1.5)
 
 
-def _attach(place: Place, attach: Callable[[Handle], _T]) -> Met[_T]:
-    """Take part in what is served there; OSError or SegmentError if there is nothing."""
+def take_part(place: Place, attach: Callable[[Handle], _T]) -> Met[_T]:
+    """Become a holder of what is served there; OSError or SegmentError if there is nothing."""
     said, fds, _ = handshake.inquire(place.socket)
     try:
         serve, holders = place.join(said.token)

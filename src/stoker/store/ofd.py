@@ -26,9 +26,19 @@ def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) 
     return True
 
 
-def unlock(fd: int) -> None:
-    """Give back every lock that this description holds on the file."""
-    _set(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
+def is_locked(fd: int, *, start: int = 0, length: int = 0) -> bool:
+    """Return whether another description holds a lock on these bytes; takes none.
+
+    ``length`` 0 means up to the end. Raises :class:`OSError` for a bad descriptor.
+    """
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+    return bool(struct.unpack(_FLOCK, told)[0] != fcntl.F_UNLCK)
+
+
+def unlock(fd: int, *, start: int = 0, length: int = 0) -> None:
+    """Give back the locks that this description holds on these bytes, by default on all."""
+    _set(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
 
 
 def _set(fd: int, command: int, kind: int, start: int, length: int) -> None:

@@ -31,6 +31,7 @@ class Place:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         self.socket = folder / f"{name}.sock"
         self._serve = folder / f"{name}.serve"
         self._holders = folder / f"{name}.holders"

@@ -126,7 +126,7 @@ def open_arena(
     if share and sys.platform == "linux":
         try:
             # Whoever could not use the arena, for its number of ids or layout, does not meet it.
-            met = meet(wanted, f"{key} {num_ids} {_core.ABI}", make_configured, Arena.attach)
+            met = meet(wanted, meeting_key(key, num_ids), make_configured, Arena.attach)
             if met.said is not None:
                 _warn_of_differences(met.said, wanted)
             return SharedArena(met.held, created=met.said is None, keeper=met.keeper)
@@ -134,6 +134,11 @@ def open_arena(
             message = f"other processes cannot share this cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
     return SharedArena(make_configured(), created=True, keeper=None)
+
+
+def meeting_key(key: str, num_ids: int) -> str:
+    """Return what processes that share an arena meet by."""
+    return f"{key} {num_ids} {_core.ABI}"
 
 
 def list_arenas() -> list[ArenaInfo]:

@@ -198,14 +198,16 @@ class Store:
         regions: Sequence[Region],
         keys: NDArray[np.float64] | None,
         shares: Mapping[str, float] | None = None,
+        *,
+        moves: bool = True,
     ) -> None:
         """Arrange the cache anew: give samples their keys, divide its bytes, move samples.
 
         ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples, None where
         the cache orders them itself; ``shares`` say how regions divide their bytes, None: as
-        before. Samples move to the regions of their places. Keys come first, so that a region
-        that shrinks loses its least samples, and moves last, so that one that grows has room for
-        them. One process of those that share the cache is enough.
+        before. Unless ``moves`` is false, samples move to the regions of their places. Keys come
+        first, so that a region that shrinks loses its least samples, and moves last, so that one
+        that grows has room for them. One process of those that share the cache is enough.
         """
         arenas = getattr(self.tier, "arenas", ())
         try:
@@ -215,7 +217,7 @@ class Store:
                     arena.set_keys(ids.astype(np.uint32), keys[ids])
             if shares is not None:
                 self.tier.resize(shares)
-            if keys is not None and self.places is not None:
+            if moves and keys is not None and self.places is not None:
                 for arena in arenas:
                     rearrange(arena, regions, self.places.array, keys)
         except (StokerError, OSError) as error:

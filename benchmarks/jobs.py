@@ -1,0 +1,223 @@
+"""Several jobs on one node over one data set: one cache for all, and by which keys.
+
+Parts (``--part``, both by default):
+
+- two: iCache's Figure 14. A light and a heavy model train at once over one cache of 20 %: by the
+  joint value of both jobs' scores (AIV), by the scores of either job alone, by LRU, all with
+  iCache's importance sampling; beside them uniform epochs by next use, of both jobs' plans.
+- four: four jobs with different seeds over a data set five times the cache: all plans merged,
+  against four jobs with a quarter of the cache each, and against one cache whose keys each job
+  writes for itself.
+
+The storage gives 60 MB/s for all together. Accelerators sleep. A job is a process, with one worker
+and its prefetch; what is timed is from the first batch of all to the last of the slowest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from feed_process import Running
+from harness import Report, paired_ratio, parser
+
+import stoker
+from stoker.jobs import Sharing
+from stoker.jobs.survey import survey
+from stoker.recipes import Recipe, get
+from stoker.sim.losses import MadeUpLosses
+from stoker.source.memory import MemorySource
+from stoker.testing.slow_source import SlowSource
+
+SIZE, BANDWIDTH, BATCH = 20_000, 60e6, 32
+NEVER = 1e9  # a gain that no job has
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one job does."""
+
+    recipe: Recipe
+    cache: float
+    seed: int
+    samples_per_second: float
+    epochs: int
+    sharing: Sharing | None = None
+    alone: bool = False
+    """Whether it keeps its cache to itself."""
+
+
+def main() -> None:
+    """Parse the arguments, run the parts, print a report for each."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--part", nargs="+", choices=("two", "four"), default=("two", "four"))
+    arguments.set_defaults(rounds=2)
+    args = arguments.parse_args()
+    for name in args.part:
+        report = Report(f"Jobs: {name}", args.smoke)
+        (two if name == "two" else four)(report, 1 if args.smoke else args.rounds, args.smoke)
+        report.show(args.json)
+
+
+def two(report: Report, rounds: int, smoke: bool) -> None:
+    """A light and a heavy model at once."""
+    count, epochs = (200, 2) if smoke else (3_000, 6)
+    by_score = get("icache", parts="iis+hc", warm_up=1)
+
+    def pair(recipe: Recipe, light: float = 1.5, heavy: float = 1.5) -> list[Work]:
+        return [
+            Work(recipe, 0.2, 0, 12_000, epochs, Sharing("light", eligible_from=light)),
+            Work(recipe, 0.2, 1, 1_200, epochs, Sharing("heavy", eligible_from=heavy)),
+        ]
+
+    times = _compare(
+        report,
+        {
+            "AIV of both": pair(by_score),
+            "scores of the light job": pair(by_score, light=1.0, heavy=NEVER),
+            "scores of the heavy job": pair(by_score, light=NEVER, heavy=1.0),
+            "LRU": pair(get("icache", parts="iis", warm_up=1)),
+            "uniform, next use of both": pair(get("belady")),
+            "uniform, LRU": pair(get("lru")),
+        },
+        count,
+        rounds,
+    )
+    for other in ("scores of the light job", "scores of the heavy job", "LRU"):
+        ratio = paired_ratio(times["AIV of both"], times[other])
+        report.target(f"time by AIV / by {other}", ratio, 1.0)
+
+
+def four(report: Report, rounds: int, smoke: bool) -> None:
+    """Four jobs with different seeds, bound by the storage."""
+    count, epochs = (200, 2) if smoke else (3_000, 4)
+    share = 0.2
+
+    def jobs(name: str, **options: Any) -> list[Work]:
+        cache = share / 4 if options.get("alone") else share
+        return [Work(get(name), cache, seed, 20_000, epochs, **options) for seed in range(4)]
+
+    times = _compare(
+        report,
+        {
+            "merged next use": jobs("belady"),
+            "each its own next use": jobs("belady", sharing=Sharing(merge=False)),
+            "shared MinIO": jobs("minio"),
+            "shared LRU": jobs("lru"),
+            "a quarter each, MinIO": jobs("minio", alone=True),
+            "a quarter each, next use": jobs("belady", alone=True),
+        },
+        count,
+        rounds,
+    )
+    for other in list(times)[1:]:
+        report.target(
+            f"time merged / {other}", paired_ratio(times["merged next use"], times[other]), 1.0
+        )
+
+
+def _compare(
+    report: Report, cases: dict[str, list[Work]], count: int, rounds: int
+) -> dict[str, list[float]]:
+    """Run all cases in each round; add a row for each, and return their seconds."""
+    rng = np.random.default_rng(0)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    source = SlowSource(
+        MemorySource([rng.bytes(SIZE) for _ in range(count)]), latency=0.002, bandwidth=BANDWIDTH
+    )
+    for number in range(rounds):
+        for name in list(cases) if number % 2 else reversed(cases):
+            found[name].append(_run(cases[name], source))
+    for name, figures in found.items():
+        report.row(
+            case=name,
+            **{key: float(np.median([figure[key] for figure in figures])) for key in figures[0]},
+        )
+    return {name: [figure["all_s"] for figure in figures] for name, figures in found.items()}
+
+
+def _run(works: list[Work], source: SlowSource) -> dict[str, float]:
+    """Run jobs at once; return the seconds till the last ended, and what they read."""
+    source.reset_reads()
+    together = multiprocessing.get_context("spawn").Barrier(len(works), timeout=120)
+    with tempfile.TemporaryDirectory(prefix="stoker-jobs-") as folder:
+        before = os.environ["STOKER_RUNTIME_DIR"]
+        os.environ["STOKER_RUNTIME_DIR"] = folder
+        try:
+            running = [Running(train, (work, source, together)) for work in works]
+            results = [each.result() for each in running]
+        finally:
+            os.environ["STOKER_RUNTIME_DIR"] = before
+    accesses = sum(result["accesses"] for result in results)
+    figures = {
+        "all_s": max(result["end"] for result in results) - results[0]["begin"],
+        "first_s": min(result["end"] for result in results) - results[0]["begin"],
+        "hits": sum(result["hits"] for result in results) / accesses,
+        "source_MB": float(source.reads.sum()) * SIZE / 1e6,
+        "accesses": float(accesses),
+    }
+    if len(works) == 2:
+        figures |= {
+            "light_gain": results[0]["gain"],
+            "heavy_gain": results[1]["gain"],
+            "light_hits": results[0]["hits"] / results[0]["accesses"],
+            "heavy_hits": results[1]["hits"] / results[1]["accesses"],
+        }
+    return figures
+
+
+def train(work: Work, source: SlowSource, together: Any) -> dict[str, Any]:
+    """Be one job: iterate, sleep as long as its model would compute, tell made-up losses."""
+    if work.alone:
+        own = Path(os.environ["STOKER_RUNTIME_DIR"]) / str(os.getpid())
+        own.mkdir(mode=0o700)
+        os.environ["STOKER_RUNTIME_DIR"] = str(own)
+    # What both models find hard, and what each does.
+    common, own_losses = MadeUpLosses(len(source), 0), MadeUpLosses(len(source), 10 + work.seed)
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(
+            stoker.Loader(
+                stoker.SampleDataset(source),
+                BATCH,
+                num_workers=1,
+                collate_fn=len,
+                recipe=work.recipe,
+                cache=f"{work.cache:.2%}",
+                seed=work.seed,
+                epochs=work.epochs,
+                persistent_workers=True,
+                return_meta=True,
+                sharing=work.sharing,
+            )
+        )
+        together.wait()
+        begin = time.monotonic()
+        free = begin
+        for epoch in range(work.epochs):
+            for size, meta in loader:
+                free = max(free, time.monotonic()) + size / work.samples_per_second
+                time.sleep(max(0.0, free - time.monotonic()))
+                both = common(meta.ids, epoch) * own_losses(meta.ids, epoch)
+                loader.observe(torch.from_numpy(np.sqrt(both)), meta=meta)
+        end = time.monotonic()
+        stats = loader.stats
+        gains = [j.benefit for cache in survey() for j in cache.jobs if j.pid == os.getpid()]
+    return {
+        "begin": begin,
+        "end": end,
+        "hits": stats.hits,
+        "accesses": stats.accesses,
+        "gain": gains[0],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The caches that the node's service keeps alive between jobs, and how much it lets there be."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import SegmentError, StokerError
+from stoker.store.arena import Arena, Handle
+from stoker.store.cache_dir import MARKER
+from stoker.store.meeting import Met, take_part
+from stoker.store.place import Place
+from stoker.store.runtime_dir import prepare_runtime_dir
+
+_COMING = 60.0  # seconds that a job has for making the cache it asked for
+
+
+@dataclass
+class _Held:
+    met: Met[Arena]
+    idle_since: float | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory."""
+        return self.met.held.overhead_bytes + self.met.held.capacity_bytes
+
+
+class Holding:
+    """Holds every cache in memory that it finds of this user, and keeps account of those on disk.
+
+    ``memory`` and ``disk``: bytes that all caches may have together, None: no bound. ``keep``:
+    seconds for which a cache without a job is held, None: until its memory is needed. A cache that
+    jobs use is never taken from them, so what was there before may exceed the bounds. Caches on
+    disk stay by themselves; those that jobs asked for are remembered in the runtime directory, and
+    count until they are removed. Safe in any thread. Raises :class:`OSError` where the runtime
+    directory cannot be used.
+    """
+
+    def __init__(
+        self, memory: int | None = None, disk: int | None = None, keep: float | None = None
+    ) -> None:
+        self._memory, self._disk, self._keep = memory, disk, keep
+        self._held: dict[str, _Held] = {}
+        self._others: set[str] = set()  # places of what is no cache in memory
+        self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
+        self._mutex = threading.Lock()
+        self._ledger = prepare_runtime_dir() / "service-disks.json"
+        self._disks = _read_ledger(self._ledger)
+
+    def look(self) -> None:
+        """Hold caches that are new, and let go of those that have been idle for too long."""
+        places = {place.name: place for place in Place.all(prepare_runtime_dir())}
+        with self._mutex:
+            self._others &= places.keys()
+            for name in places.keys() - self._held.keys() - self._others:
+                self._hold(places[name])
+            now = time.monotonic()
+            for name, held in list(self._held.items()):
+                alone = held.met.keeper.is_alone
+                held.idle_since = (held.idle_since or now) if alone else None
+                if self._keep is not None and alone and now - (held.idle_since or now) > self._keep:
+                    self._drop(name)
+
+    def admit(
+        self, name: str, memory: int, capacity: int, regions: Sequence[dict[str, Any]]
+    ) -> int | None:
+        """Ask whether a job may make the cache ``name``, unless it is there, of so much memory.
+
+        Returns None if it may, else the bytes that there is room for. Room is made by letting go of
+        idle caches, those first that have been idle longest. An idle cache of that name but with
+        another payload ``capacity`` or other ``regions`` is let go too.
+        """
+        with self._mutex:
+            held = self._held.get(name)
+            if held is not None:
+                said = held.met.said
+                if said is None or (said.capacity_bytes, said.regions) == (capacity, regions):
+                    return None
+                if not held.met.keeper.is_alone:
+                    return None
+                self._drop(name)
+            self._coming.pop(name, None)
+            while self._memory is not None and self._used() + memory > self._memory:
+                idle = [other for other, each in self._held.items() if each.met.keeper.is_alone]
+                if not idle:
+                    return max(0, self._memory - self._used())
+                now = time.monotonic()
+                self._drop(min(idle, key=lambda other: self._held[other].idle_since or now))
+            self._coming[name] = time.monotonic() + _COMING, memory
+            return None
+
+    def admit_disk(self, path: str, size: int) -> int | None:
+        """Ask whether a job may have a disk cache of ``size`` bytes in the directory ``path``.
+
+        Returns None if it may, or has it, else the bytes that there is room for.
+        """
+        with self._mutex:
+            self._disks = {at: n for at, n in self._disks.items() if (Path(at) / MARKER).exists()}
+            others = sum(n for at, n in self._disks.items() if at != path)
+            if self._disk is not None and others + size > self._disk:
+                return max(0, self._disk - others)
+            self._disks[path] = size
+            partial = self._ledger.with_suffix(".new")
+            partial.write_text(json.dumps(self._disks))
+            partial.replace(self._ledger)
+            return None
+
+    def limits(self) -> dict[str, int | None]:
+        """Return what is used, and the bounds, in bytes."""
+        with self._mutex:
+            memory = self._used()
+        return {
+            "memory_bytes": memory,
+            "memory_limit_bytes": self._memory,
+            "disk_bytes": sum(self._disks.values()),
+            "disk_limit_bytes": self._disk,
+        }
+
+    def idle(self) -> list[str]:
+        """Return the keys of caches that no job holds."""
+        with self._mutex:
+            held = [h for h in self._held.values() if h.idle_since is not None]
+        return sorted(h.met.said.key for h in held if h.met.said is not None)
+
+    def close(self) -> None:
+        """Let go of all of them; jobs that use them go on."""
+        with self._mutex:
+            for name in list(self._held):
+                self._drop(name)
+
+    def _hold(self, place: Place) -> None:
+        try:
+            self._held[place.name] = _Held(take_part(place, _attach_in_memory))
+            self._coming.pop(place.name, None)
+        except StokerError:
+            self._others.add(place.name)
+        except OSError:
+            pass  # it is just going away, or not there yet
+
+    def _drop(self, name: str) -> None:
+        held = self._held.pop(name)
+        held.met.keeper.close()
+        held.met.held.close()
+
+    def _used(self) -> int:
+        now = time.monotonic()
+        coming = sum(memory for until, memory in self._coming.values() if until > now)
+        return coming + sum(held.memory for held in self._held.values())
+
+
+def _attach_in_memory(handle: Handle) -> Arena:
+    if len(handle.fds) != 1:
+        raise SegmentError("this lies on disk, or is no cache")
+    return Arena.attach(handle)
+
+
+def _read_ledger(path: Path) -> dict[str, int]:
+    """Return the disk caches that are known from before; none if that cannot be read."""
+    try:
+        found = json.loads(path.read_text())
+        return {str(at): int(size) for at, size in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

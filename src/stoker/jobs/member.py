@@ -1,0 +1,189 @@
+"""A training job among those that share its cache: what it tells them, and what it does for all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.jobs.board import Kind
+from stoker.jobs.gain import Block, PassiveGain, Probe
+from stoker.jobs.merged import Merged, kind_of
+from stoker.jobs.settings import Sharing
+from stoker.jobs.table import JobTable
+from stoker.plan import Plan
+
+log = logging.getLogger("stoker")
+
+_BLOCK = 20  # batches between two looks at the counters
+_SOON = 1.0  # seconds after which it is looked at the pace
+_NEW = 0.5  # weight of the latest measurement of the pace
+_LAUNCHERS = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "RAY_JOB_ID",
+)
+
+
+class Member:
+    """One process of a job in the table of those that share its cache.
+
+    ``policy`` gets to know the table, and gives merged keys from then on. ``readers`` is how many
+    read the source at once. Used by the training thread. Nothing here is needed to train: what
+    fails costs worse keys.
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        policy: Merged,
+        sharing: Sharing,
+        *,
+        token: int,
+        name: str,
+        readers: int,
+    ) -> None:
+        self._table, self._policy = table, policy
+        self._board = table.board
+        self.counted: Callable[[], Mapping[str, Any]] = dict
+        """Returns the counters of the job's store; nothing is measured without them."""
+        self._readers = readers
+        self._passive = PassiveGain()
+        self.probe = Probe(sharing.probe)
+        """What measures the gain, where that was asked for."""
+        self.was_shared = False
+        """Whether other jobs have been there since the epoch began."""
+        kind = kind_of(policy.policy) if sharing.merge else Kind.NONE
+        slot = table.take(token, kind, sharing.name or name, sharing.eligible_from)
+        self._slot = slot
+        self._token = token
+        self._plan: Plan | None = None
+        self._others: tuple[int, ...] = ()
+        self._batches = 0
+        self._at: tuple[float, int] = 0.0, 0
+        self._stalled = 0.0
+        self._paced = False  # whether the pace was measured for long enough
+        self._since: tuple[float, Mapping[str, Any]] | None = None
+        if slot is None:
+            log.info("there are more processes at this cache than can know of each other")
+        elif sharing.merge:
+            policy.share(table.board, slot)
+
+    @property
+    def arranges(self) -> bool:
+        """Whether this job divides the cache and moves samples: the one that came first does."""
+        owners = self._board.owners()
+        return not len(owners) or int(self._board.jobs["token"][owners[0]]) == self._token
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other jobs that are there, by their tokens."""
+        tokens = self._board.jobs["token"][self._board.owners()].tolist()
+        return tuple(token for token in tokens if token != self._token)
+
+    def begin_epoch(self, plan: Plan | None, length: int) -> None:
+        """Tell when samples are needed, by what is left of an epoch of ``length`` accesses.
+
+        None where nobody knows the order but the user's sampler.
+        """
+        self._plan, self._others = plan, self.others
+        self.was_shared = bool(self._others)
+        self._since, self._batches, self._stalled = None, 0, 0.0
+        self.probe.begin()
+        if self._slot is not None and plan is not None:
+            self._at = self._board.clock(), plan.start
+            if self._is_first:
+                self._policy.begin_plan(plan, length)
+
+    def received(self, places: NDArray[np.int64], stall_seconds: float) -> bool:
+        """Note that the loop got the accesses ``places`` i64[n] of the plan, in ``stall_seconds``.
+
+        Returns whether jobs came or went since the last call: then all keys are to be written anew.
+        """
+        if self._slot is None:
+            return False
+        now = self._board.clock()
+        if self._plan is not None and len(places):
+            row, position = self._board.jobs[self._slot], self._plan.start + int(places.max()) + 1
+            row["position"], row["noted"] = position, now
+            self._policy.pass_by(self._plan, places[places < len(self._plan)])
+            self._measure_pace(now, position)
+        self._stalled += stall_seconds
+        self._measure_gain(now)
+        others = self.others
+        changed, self._others = others != self._others, others
+        self.was_shared = self.was_shared or bool(others)
+        return changed
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no other rank of the job was here before: it speaks for all of them."""
+        return self._slot in self._board.owners()
+
+    def close(self) -> None:
+        """Leave the table; may be called again."""
+        self._slot = None
+        self._table.close()
+
+    def _measure_pace(self, now: float, position: int) -> None:
+        began, start = self._at
+        if position <= start or now <= began:
+            return
+        row, rate = self._board.jobs[self._slot], (position - start) / (now - began)
+        if now - began < _SOON and self._paced:
+            return
+        if self._paced:
+            rate += (1 - _NEW) * (float(row["rate"]) - rate)
+        row["rate"] = rate  # a first guess is better than none
+        if now - began >= _SOON:
+            self._at, self._paced = (now, position), True
+
+    def _measure_gain(self, now: float) -> None:
+        row = self._board.jobs[self._slot]
+        gain = self.probe.add(now)
+        if gain is not None:
+            row["gain"], row["is_probed"] = max(1.0, gain), 1
+        self._batches += 1
+        if self._since is not None and self._batches < _BLOCK:
+            return
+        counts = self.counted()
+        if self._since is not None and self.probe.is_over:
+            began, before = self._since
+            accesses, fetched, reading = (
+                counts.get(name, 0) - before.get(name, 0)
+                for name in ("accesses", "fetched", "source_seconds")
+            )
+            seconds, stalled = now - began, self._stalled
+            self._passive.add(
+                Block(self._batches, seconds, stalled, accesses, fetched, reading, self._readers)
+            )
+            row["fetch_seconds"] = self._passive.fetch_seconds
+            row["compute_seconds"] = self._passive.compute_seconds
+            if not row["is_probed"]:
+                row["gain"] = self._passive.gain
+        for name in ("accesses", "hits", "fetched", "bytes_from_source"):
+            row[name] = int(counts.get(name, 0))
+        self._since, self._batches, self._stalled = (now, counts), 0, 0.0
+
+
+def token_of(world_size: int, *facts: object) -> int:
+    """Return a number of this job's own, not 0, the same in its ranks on this node.
+
+    Ranks find it without asking each other, as one of them may iterate alone: by what their
+    launcher set, else by the process that started them, and ``facts`` like seed and recipe.
+    """
+    if world_size == 1:
+        return int(uuid.uuid4().int >> 64) | 1
+    launched = [os.environ.get(name, "") for name in _LAUNCHERS]
+    parent = "" if any(launched) else str(os.getppid())
+    text = repr((launched, parent, world_size, facts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") | 1

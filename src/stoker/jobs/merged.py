@@ -1,0 +1,240 @@
+"""A cache policy whose keys are those of all jobs that share the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.jobs.board import Board, Kind
+from stoker.jobs.merging import joint_value, known_rates, soonest
+from stoker.jobs.ranking import Ranking
+from stoker.plan import Plan
+from stoker.policy.base import Policy, Region
+from stoker.policy.next_use import NextUse
+from stoker.scores import Scores
+
+Ids = NDArray[np.uint32]
+Keys = NDArray[np.float64]
+
+
+def kind_of(policy: Policy) -> Kind:
+    """Return what the keys of ``policy`` mean."""
+    if policy.natural_keys:
+        return Kind.NONE
+    if getattr(policy, "looks_ahead", False):
+        return Kind.TIME
+    return Kind.SCORE if getattr(policy, "follows_scores", False) else Kind.NONE
+
+
+class Merged:
+    """``policy``, but for its keys where other jobs use the cache too.
+
+    Until :meth:`share`, and while its job is the only one, its keys are those of ``policy``. With
+    others they are of the kind that the job began with that came first:
+
+    - when a sample is needed: minus the time, in seconds, at which a job will use it first;
+    - what it is worth: :func:`~stoker.jobs.merging.joint_value` of all jobs. A job without scores
+      adds nothing, and takes the keys of the others.
+
+    Where the cache orders samples itself there is nothing to merge. What else a policy decides
+    (regions, places) is that of ``policy``. It reads no clock and holds no lock but through the
+    board that it is given, so that a simulator can replay it. Used by one thread.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._board: Board | None = None
+        self._token = 0
+        self._slot = 0
+        self._ranking = Ranking()
+        self._start = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "policy" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.policy, name)
+
+    def share(self, board: Board, slot: int) -> None:
+        """Merge keys with the other jobs of ``board``; ``slot`` is this process's row."""
+        self._board, self._slot = board, slot
+        self._token = int(board.jobs["token"][slot])
+
+    # --- the policy ---
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    @property
+    def natural_keys(self) -> bool:
+        """Whether the cache orders samples itself."""
+        return self.policy.natural_keys and self._kind is Kind.NONE
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether keys need a plan."""
+        return bool(getattr(self.policy, "looks_ahead", False)) or self._kind is Kind.TIME
+
+    @property
+    def follows_scores(self) -> bool:
+        """Whether keys change when scores do."""
+        follows = bool(getattr(self.policy, "follows_scores", False))
+        return follows and self._kind is not Kind.TIME
+
+    def regions(self) -> tuple[Region, ...]:
+        """Those of the policy."""
+        return self.policy.regions()
+
+    def keys(
+        self,
+        ids: Ids,
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> Keys | None:
+        """Return f64[n], one key per id of ``ids`` u32[n], or None; see Policy."""
+        own = self.policy.keys(ids, scores, plan, position)
+        board = self._board
+        if board is None:
+            return own
+        if board.kind is Kind.SCORE:
+            return self._keys_by_value(board, ids, own, scores, plan)
+        if board.kind is Kind.TIME and plan is not None:
+            return self._keys_by_time(board, ids, own, plan, position)
+        return own
+
+    # --- all at once ---
+
+    def begin_plan(self, plan: Plan, length: int) -> None:
+        """Publish when this job uses each sample next: from ``plan`` on, whose epoch is that long.
+
+        Not needed where keys are no times; of several ranks one is enough.
+        """
+        board = self._board
+        self._start = plan.start
+        if board is None or board.kind is not Kind.TIME:
+            return
+        upcoming = plan.start + plan.first_use(board.num_samples)
+        row = self._row(board)
+        board.next_use[row] = upcoming.astype(np.uint32)
+        board.jobs["position"][row] = plan.start
+        board.jobs["period"][row] = length
+
+    def pass_by(self, plan: Plan, positions: NDArray[np.int64]) -> None:
+        """Publish that the accesses ``positions`` i64[n] of ``plan`` are over."""
+        board = self._board
+        if board is not None and board.kind is Kind.TIME and len(positions):
+            later = plan.start + plan.next_use[positions]
+            board.next_use[self._row(board), plan.ids[positions]] = later.astype(np.uint32)
+
+    def keys_now(self, ids: Ids, scores: Scores | None, plan: Plan | None) -> Keys | None:
+        """Return f64[n]: the keys of ``ids`` by what all jobs have published, in mid-epoch."""
+        board = self._board
+        if board is None or board.kind is not Kind.TIME:
+            return self.keys(ids, scores, plan, None)
+        others = self._others(board)
+        own = np.array([self._row(board)])
+        if not len(others):
+            return self._own_times(ids, board.positions(own, ids)[0])
+        slots = np.concatenate([own, others])
+        return self._times(board, ids, slots, board.positions(slots, ids), 0.0)
+
+    # --- by time ---
+
+    def _keys_by_time(
+        self,
+        board: Board,
+        ids: Ids,
+        own: Keys | None,
+        plan: Plan,
+        position: NDArray[np.int64] | None,
+    ) -> Keys:
+        others = self._others(board)
+        if not len(others) and own is not None and isinstance(self.policy, NextUse):
+            return own
+        if position is None:
+            upcoming = plan.first_use(board.num_samples)[ids]
+        else:
+            upcoming = plan.next_use[position]
+        if not len(others):
+            return self._own_times(ids, plan.start + upcoming)
+        slots = np.concatenate([[self._row(board)], others])
+        positions = np.concatenate([(plan.start + upcoming)[None], board.positions(others, ids)])
+        later: Keys | float = 0.0
+        if position is not None:  # what others do before this access is of no use after it
+            now = int(board.jobs["position"][slots[0]])
+            later = (plan.start + position - now) / known_rates(board.rates(slots))[0]
+        return self._times(board, ids, slots, positions, later)
+
+    def _times(
+        self,
+        board: Board,
+        ids: Ids,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        later: Keys | float,
+    ) -> Keys:
+        jobs = board.jobs
+        seconds = soonest(
+            positions, jobs["position"][slots], board.rates(slots), jobs["period"][slots], later
+        )
+        return self._weighed(ids, board.clock() - float(board.head["base"][0]) + seconds)
+
+    def _own_times(self, ids: Ids, positions: NDArray[np.int64]) -> Keys:
+        """Return the keys that NextUse gives samples used at ``positions`` of the job."""
+        since = self._start if self._is_weighed else 0
+        return self._weighed(ids, (positions - since).astype(np.float64))
+
+    def _weighed(self, ids: Ids, times: Keys) -> Keys:
+        return self.policy.keys_after(ids, times) if isinstance(self.policy, NextUse) else -times
+
+    @property
+    def _is_weighed(self) -> bool:
+        return isinstance(self.policy, NextUse) and self.policy.request_bytes > 0
+
+    # --- by value ---
+
+    def _keys_by_value(
+        self, board: Board, ids: Ids, own: Keys | None, scores: Scores | None, plan: Plan | None
+    ) -> Keys | None:
+        others = self._others(board)
+        if own is None or kind_of(self.policy) is not Kind.SCORE:
+            slots = others
+        else:
+            row = self._row(board)
+            if self._ranking.is_stale(own, board.num_samples):
+                every = np.arange(board.num_samples, dtype=np.uint32)
+                keys = self.policy.keys(every, scores, plan, None)
+                self._ranking.learn(own if keys is None else keys)
+            board.value[row, ids] = self._ranking.percentiles(own)
+            if not len(others):
+                return own
+            slots = np.concatenate([[row], others])
+        if not len(slots):
+            return own
+        jobs = board.jobs[slots]
+        values = board.value[slots][:, ids].astype(np.float64)
+        return joint_value(values, jobs["gain"], jobs["threshold"])
+
+    # --- who ---
+
+    @property
+    def _kind(self) -> Kind:
+        return Kind.NONE if self._board is None else self._board.kind
+
+    def _row(self, board: Board) -> int:
+        """Return the row of this job, which is that of its first rank on this node."""
+        owners = board.owners()
+        mine = owners[board.jobs["token"][owners] == self._token]
+        return int(mine[0]) if len(mine) else self._slot
+
+    def _others(self, board: Board) -> NDArray[np.int64]:
+        """Return the rows i64[J] of other jobs, as far as they have said what is asked for."""
+        owners = board.owners()
+        told = board.jobs["token"][owners] != self._token
+        if board.kind is Kind.TIME:
+            told &= board.jobs["period"][owners] > 0
+        return np.asarray(owners[told])

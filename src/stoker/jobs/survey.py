@@ -1,0 +1,141 @@
+"""What caches and jobs there are on this node, for people and monitors to see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import SegmentError
+from stoker.jobs.board import JOB, SLOTS, Kind
+from stoker.jobs.merging import counted, known_rates
+from stoker.jobs.table import PREFIX
+from stoker.shared import SharedArray
+from stoker.store import handshake, unforked
+from stoker.store.handshake import Announcement
+from stoker.store.ofd import is_locked
+from stoker.store.place import Place
+from stoker.store.registry import ARENA
+from stoker.store.runtime_dir import existing_runtime_dir
+from stoker.store.unforked import Descriptor
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What a job has told of itself, its ranks on this node together."""
+
+    name: str
+    pid: int
+    """Of its first process here, in that one's own namespace."""
+    processes: int
+    kind: str
+    """Of its keys: "time", "score", or "none" where the cache orders samples itself."""
+    accesses: int
+    hits: int
+    fetched: int
+    bytes_from_source: int
+    rate: float
+    """Accesses per second."""
+    share: float
+    """Of the accesses per second of all jobs at this cache."""
+    benefit: float
+    """Time of a batch without the cache / with it; measured by trying if ``probed``."""
+    probed: bool
+    eligible: bool
+    """Whether its scores count."""
+    fetch_seconds: float
+    """That reading a whole batch would take; 0 if not known."""
+    compute_seconds: float
+    """That a batch takes without waiting."""
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """A live cache, and the jobs that told of themselves."""
+
+    key: str
+    description: str
+    """As its creator described it: the data set's root, say."""
+    capacity_bytes: int
+    on_disk: bool
+    stats: dict[str, Any]
+    """The arena's counters, empty if they could not be had."""
+    pid: int
+    """The process that answers for it; 0 if that lives in another process namespace."""
+    jobs: list[JobInfo] = field(default_factory=list)
+
+
+def survey() -> list[CacheInfo]:
+    """Return this user's live caches that answer, sorted by key."""
+    folder = existing_runtime_dir()
+    caches: list[tuple[int, Announcement, bool, int]] = []
+    jobs: dict[str, list[JobInfo]] = {}
+    for place in Place.all(folder) if folder else []:
+        try:
+            said, fds, pid = handshake.inquire(place.socket)
+        except OSError:
+            continue
+        try:
+            if said.kind == ARENA and fds:
+                inode = os.fstat(fds[0].fileno()).st_ino
+                caches.append((inode, said, len(fds) > 1, pid))
+            elif said.kind == "arrays" and said.key.startswith(f"{PREFIX} "):
+                with contextlib.suppress(OSError, ValueError, SegmentError):
+                    jobs[said.key.rsplit(" ", 1)[1]] = _jobs(said, fds)
+        finally:
+            for fd in fds:
+                unforked.drop(fd)
+    found = [
+        CacheInfo(
+            said.key,
+            said.description,
+            said.capacity_bytes,
+            on_disk,
+            said.stats,
+            pid,
+            jobs.get(str(inode), []),
+        )
+        for inode, said, on_disk, pid in caches
+    ]
+    return sorted(found, key=lambda cache: cache.key)
+
+
+def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:
+    """Return the live jobs of a table; ValueError or SegmentError if it is none."""
+    fd = fds[list(said.meta["arrays"]).index("jobs")].fileno()
+    if os.fstat(fd).st_size < SLOTS * JOB.itemsize:
+        raise SegmentError("the table of jobs is smaller than it should be")
+    rows = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs").array.copy()
+    live = [s for s in range(SLOTS) if rows["token"][s] and is_locked(fd, start=s, length=1)]
+    rows = rows[live]
+    rows = rows[np.argsort(rows["since"], kind="stable")]
+    groups = [rows[rows["token"] == t] for t in dict.fromkeys(rows["token"].tolist())]
+    if not groups:
+        return []
+    first = np.stack([group[0] for group in groups])
+    rates = known_rates(first["rate"])
+    eligible = counted(first["gain"], first["threshold"])
+    return [
+        JobInfo(
+            name=bytes(group["name"][0]).decode(errors="replace"),
+            pid=int(group["pid"][0]),
+            processes=len(group),
+            kind=Kind(int(group["kind"][0])).name.lower(),
+            **{
+                name: int(group[name].sum())
+                for name in ("accesses", "hits", "fetched", "bytes_from_source")
+            },
+            rate=float(group["rate"][0]),
+            share=float(rates[at] / rates.sum()),
+            benefit=float(group["gain"][0]),
+            probed=bool(group["is_probed"][0]),
+            eligible=bool(eligible[at]),
+            fetch_seconds=float(group["fetch_seconds"][0]),
+            compute_seconds=float(group["compute_seconds"][0]),
+        )
+        for at, group in enumerate(groups)
+    ]

@@ -1,0 +1,205 @@
+"""Loaders of several jobs over one cache, in one process and in several."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pytorch.parts import number_of, numbers
+
+from stoker import recipes
+from stoker.jobs import Sharing
+from stoker.jobs.board import Kind
+from stoker.pytorch import Loader, SampleDataset
+
+NUM = 200
+
+
+def loader(recipe: Any = "belady", seed: int = 0, **options: Any) -> Loader:
+    options = {"batch_size": 10, "cache": "20%", "prefetch_bytes": 0} | options
+    return Loader(SampleDataset(numbers(NUM), number_of), recipe=recipe, seed=seed, **options)
+
+
+def arena_of(one: Loader) -> Any:
+    assert one._engine.cached is not None
+    return one._engine.cached.store.tier.arena  # type: ignore[attr-defined]
+
+
+def keys_of(one: Loader) -> dict[int, float]:
+    arena = arena_of(one)
+    ids = np.flatnonzero(arena.contains(np.arange(NUM))).astype(np.uint32)
+    return dict(zip(ids.tolist(), arena.keys(ids).tolist(), strict=True))
+
+
+def together(loaders: list[Loader], epochs: int, shown: Any = None) -> list[list[list[int]]]:
+    """Iterate them in turn, a batch each; return the samples of each epoch of each."""
+    seen: list[list[list[int]]] = [[] for _ in loaders]
+    for _ in range(epochs):
+        iterators: list[Iterator[Any]] = [iter(each) for each in loaders]
+        for of in seen:
+            of.append([])
+        going = dict(enumerate(iterators))
+        while going:
+            for number, iterator in list(going.items()):
+                batch = next(iterator, None)
+                if batch is None:
+                    del going[number]
+                    continue
+                seen[number][-1] += batch.tolist()
+                if shown is not None:
+                    loaders[number].observe(shown(number, batch))
+    return seen
+
+
+def test_alone_keys_are_those_of_the_policy() -> None:
+    found = []
+    for sharing in (Sharing(), Sharing(merge=False)):
+        with loader(sharing=sharing) as one:
+            together([one], 3)
+            found.append((keys_of(one), [each.hits for each in one.epoch_stats]))
+    assert found[0] == found[1]
+
+
+def test_a_job_that_comes_and_goes_leaves_the_keys_of_one() -> None:
+    with loader() as one:
+        together([one], 1)
+        with loader(seed=1) as other:
+            together([one, other], 1)
+        iterator = iter(one)
+        for _ in range(3):
+            next(iterator)
+        time.sleep(0.15)  # what is known of others' lives may be that old
+        next(iterator)
+        plan = one._planner.plan(one._engine.walk.start)  # type: ignore[union-attr]
+        # A copy outside keeps its key of the next access, one passed by has that after it.
+        keys = keys_of(one)
+        first = plan.first_use(NUM)
+        for sample, key in keys.items():
+            at = first[sample]
+            places = [at] if at >= 40 else [at, plan.next_use[at]]
+            assert key in [-(plan.start + place) for place in places], sample
+
+
+def test_the_keys_of_two_jobs_are_the_sooner_next_use() -> None:
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(loader(seed=seed)) for seed in range(2)]
+        together(jobs, 2)
+        board = jobs[0]._engine._setup.member._board  # type: ignore[union-attr]
+        assert board.kind is Kind.TIME
+        assert len(board.owners()) == 2
+        iterators = [iter(each) for each in jobs]
+        for iterator in iterators:
+            next(iterator)
+        policies = [each._engine._setup.policy for each in jobs]
+        ids = np.arange(NUM, dtype=np.uint32)
+        plans = [each._engine._followed for each in jobs]
+        merged = [p.keys_now(ids, None, plan) for p, plan in zip(policies, plans, strict=True)]
+        assert merged[0] is not None
+        assert merged[1] is not None
+        # Both see the same order, whoever computes it, but for the time that passes in between.
+        assert np.abs((merged[0] - merged[1]) - np.median(merged[0] - merged[1])).max() < 0.5
+        slots = board.owners()
+        rates = board.rates(slots)
+        assert (rates >= 0).all()
+        if (rates > 0).all():
+            waits = (board.positions(slots, ids) - board.jobs["position"][slots][:, None]) / rates[
+                :, None
+            ]
+            order = np.argsort(-waits.min(axis=0), kind="stable")
+            assert np.corrcoef(np.argsort(order), np.argsort(np.argsort(merged[0])))[0, 1] > 0.99
+
+
+def test_two_jobs_hit_more_together_than_alone() -> None:
+    def hits(sharing: Sharing) -> float:
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(loader(seed=seed, sharing=sharing)) for seed in range(4)]
+            together(jobs, 4)
+            return float(np.mean([each.epoch_stats[-1].hit_ratio for each in jobs]))
+
+    merged, apart = hits(Sharing()), hits(Sharing(merge=False))
+    assert merged > 0.35  # LRU would give .2
+    assert merged > apart + 0.05
+
+
+def test_each_job_gets_its_own_epoch_whole() -> None:
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(loader(seed=seed)) for seed in range(3)]
+        for epochs in together(jobs, 2):
+            for epoch in epochs:
+                assert sorted(epoch) == list(range(NUM))
+
+
+@pytest.mark.parametrize("recipe", ["icache", "shade"])
+def test_score_jobs_share_and_each_serves_each_sample_once(recipe: str) -> None:
+    params = {"warm_up": 1, "full_every": 2, "package_bytes": 100} if recipe == "icache" else {}
+    made = recipes.get(recipe, **params)
+
+    def losses(number: int, batch: Any) -> Any:
+        # Two models that find opposite samples hard.
+        return batch.float() + 1 if number else NUM - batch.float()
+
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(loader(made, seed, epochs=4, cache="40%")) for seed in range(2)]
+        seen = together(jobs, 4, losses)
+        board = jobs[0]._engine._setup.member._board  # type: ignore[union-attr]
+        assert board.kind is Kind.SCORE
+        values = board.value[board.owners()]
+        known = (values > 0).all(axis=0)
+        assert np.corrcoef(values[0, known], values[1, known])[0, 1] < -0.8
+        if recipe == "icache":
+            for epochs in seen:
+                for epoch in epochs:
+                    assert len(set(epoch)) == len(epoch)
+        for each in jobs:
+            stats = each.stats
+            assert stats.bypassed == 0
+            told = stats.hits + stats.substituted + stats.fetched + stats.packaged
+            assert told == stats.accesses
+        arena_of(jobs[0]).verify()
+
+
+OTHER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from jobs.test_two_loaders import loader
+one = loader(seed=7)
+iterator = iter(one)
+next(iterator)
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_job_stops_counting_and_keys_are_written_anew() -> None:
+    tests = str(Path(__file__).parents[1])
+    with loader() as one:
+        together([one], 1)
+        other = subprocess.Popen(
+            [sys.executable, "-c", OTHER, tests], stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        with other.stdout:
+            assert other.stdout.readline() == "there\n"
+            member = one._engine._setup.member
+            assert member is not None
+            iterator = iter(one)
+            next(iterator)
+            assert len(member.others) == 1
+            in_seconds = keys_of(one)
+            other.send_signal(signal.SIGKILL)
+            other.wait()
+        time.sleep(0.15)
+        assert not member.others
+        next(iterator)
+        in_accesses = keys_of(one)
+        # Times of a program seconds old are small; places in its third epoch are not.
+        assert min(in_seconds.values()) > -NUM
+        assert max(in_accesses.values()) <= -NUM
