@@ -23,6 +23,7 @@ BENCHMARKS = (
     "scoring_cost",
     "index_memory",
     "feed",
+    "pool",
     "tiering",
     "shim_cost",
 )

@@ -1,6 +1,7 @@
 """The parts of a pool that need no server: addresses, frames, keys, order, breakers, queue."""
 
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ from stoker.store.pool_breakers import Breakers
 from stoker.store.pool_frame import HEAD_BYTES, OWNER_BYTES, seal, unseal
 from stoker.store.pool_keys import BUCKETS, SLOTS, PoolKeys, slot_of
 from stoker.store.pool_order import LEVELS, PoolOrder
-from stoker.store.pool_threads import Threads
+from stoker.store.pool_threads import Threads, Watch
 from stoker.store.pool_writer import PoolWriter
 
 OWNER = b"o" * OWNER_BYTES
@@ -264,6 +265,30 @@ def test_work_is_waited_for_only_so_long():
     assert isinstance(failing.error, ZeroDivisionError)
     assert threads.start(lambda: 7) is not None
     threads.close()
+
+
+def test_what_is_watched_is_cut_at_its_deadline_and_not_before():
+    cut, came = [], threading.Event()
+
+    def note(thing):
+        cut.append(thing)
+        came.set()
+
+    watch = Watch(note)
+    late = watch.begin("late", time.monotonic() + 30)
+    in_time = watch.begin("in time", time.monotonic() + 30)
+    soon = watch.begin("soon", time.monotonic() + 0.05)  # earlier than what the thread waits for
+    assert watch.end(in_time)
+    assert came.wait(10)
+    assert cut == ["soon"]
+    assert not watch.end(soon)
+    assert watch.end(late)
+    assert not watch.end(late)
+    came.clear()
+    watch.begin("next", time.monotonic() - 1)
+    assert came.wait(10)
+    assert cut == ["soon", "next"]
+    watch.close()
 
 
 def test_a_full_queue_refuses_and_a_failing_job_ends_nothing():

@@ -19,8 +19,9 @@ from stoker.store.pool_breakers import Breakers
 from stoker.store.pool_frame import HEAD_BYTES, seal, unseal
 from stoker.store.pool_keys import PoolKeys
 from stoker.store.pool_order import PoolOrder
-from stoker.store.pool_servers import Command, PoolServers, Routes, is_elsewhere
-from stoker.store.pool_threads import Call, Threads
+from stoker.store.pool_servers import Command, PoolServers, Routes, ask, cut, is_elsewhere
+from stoker.store.pool_servers import answers as read_answers
+from stoker.store.pool_threads import Call, Threads, Watch
 from stoker.store.pool_writer import PoolWriter
 from stoker.store.tier import Ids, Mask
 
@@ -53,7 +54,9 @@ class _Question(NamedTuple):
     server: str
     places: list[NDArray[np.int64]]
     """``i64[k]`` of each command: where in the batch its samples are."""
-    call: Call
+    connection: Any
+    watch: int
+    """Number of the connection in the watch."""
 
 
 class PoolClient:
@@ -82,6 +85,7 @@ class PoolClient:
         self._order = order
         self._counters = counters
         self._threads = Threads()
+        self._watch = Watch(cut)
         self._finding: Call | None = None
         self._found_at = -np.inf
         self._warned: set[str] = set()
@@ -96,8 +100,13 @@ class PoolClient:
         values: list[bytes | None] = [None] * len(ids)
         routes = self.routes(begin + self.limit(len(ids)))
         if routes is not None:
-            for question in list(self._ask(ids, routes)):
-                self._take(question, values, begin, self.limit(len(ids)))
+            deadline = begin + self.limit(len(ids))
+            for question in list(self._ask(ids, routes, deadline)):
+                answers = self._answers(question, begin, deadline)
+                for places, answer in zip(question.places, answers, strict=True):
+                    if isinstance(answer, list) and len(answer) == len(places):
+                        for place, value in zip(places.tolist(), answer, strict=True):
+                            values[place] = value
         samples, found, damaged = unseal(ids, values, self._keys.owner)
         self._counters.add(
             pool_asked=len(ids),
@@ -157,46 +166,79 @@ class PoolClient:
         """Write what waits, ``timeout`` seconds at most, and let go. May be called again."""
         self.writer.close(timeout)
         self._threads.close()
+        self._watch.close()
         self.servers.close()
 
     # --- reading ---
 
-    def _ask(self, ids: Ids, routes: Routes) -> Iterator[_Question]:
+    def _ask(self, ids: Ids, routes: Routes, deadline: float) -> Iterator[_Question]:
         """Ask all servers at once for what they have of ``ids``."""
         names = self._keys.names(ids)
         buckets = self._keys.buckets(ids)
         owners = routes.of_bucket[buckets]
         most = max(1, int(_REQUEST_BYTES / self._frame_bytes))
-        for owner in np.unique(owners[owners >= 0]).tolist():
-            server = routes.names[owner]
-            if self._is_passed_by(server):
+        there = [(k, routes.names[k]) for k in np.unique(owners[owners >= 0]).tolist()]
+        connections = self._connections([server for _, server in there], deadline)
+        for owner, server in there:
+            connection = connections.get(server)
+            if connection is None:
                 continue
             mine = np.flatnonzero(owners == owner)
             # A server of a cluster answers only for keys of one slot at a time.
             parts = _alike(mine, buckets[mine]) if routes.is_cluster else [mine]
             places = [part[k : k + most] for part in parts for k in range(0, len(part), most)]
             commands = [("MGET", *[names[k] for k in part.tolist()]) for part in places]
-            call = self.start(server, commands)
-            if call is not None:
-                yield _Question(server, places, call)
+            watch = self._watch.begin(connection, deadline)
+            try:
+                ask(connection, commands)
+            except Exception as error:
+                self._lost(server, connection, error, is_late=not self._watch.end(watch))
+                continue
+            yield _Question(server, places, connection, watch)
 
-    def _take(
-        self, question: _Question, values: list[bytes | None], begin: float, limit: float
-    ) -> None:
-        """Put the answers to a question where they belong, if they come in time."""
-        server, call = question.server, question.call
-        if not call.wait(begin + limit - time.monotonic()):
-            self._failed(server, TimeoutError(f"{server} did not answer within {limit:.2f} s"))
-            return
-        if call.error is not None:
-            self._failed(server, call.error)
-            return
-        self._look_at(server, call.result)
-        self.breakers.answered(server, is_slow=time.monotonic() - begin > limit / 2)
-        for places, answer in zip(question.places, call.result, strict=True):
-            if isinstance(answer, list) and len(answer) == len(places):
-                for place, value in zip(places.tolist(), answer, strict=True):
-                    values[place] = value
+    def _answers(self, question: _Question, begin: float, deadline: float) -> list[Any]:
+        """Return the answers to a question's commands, if they come in time."""
+        server, connection = question.server, question.connection
+        try:
+            answers = read_answers(connection, len(question.places))
+        except Exception as error:
+            self._lost(server, connection, error, is_late=not self._watch.end(question.watch))
+            return [None] * len(question.places)
+        if self._watch.end(question.watch):
+            self.servers.give_back(server, connection)
+        else:
+            connection.disconnect()  # it was cut, just when all had come
+        took = time.monotonic() - begin
+        self._look_at(server, answers)
+        self.breakers.answered(server, is_slow=took > (deadline - begin) / 2)
+        return answers
+
+    def _connections(self, servers: list[str], deadline: float) -> dict[str, Any]:
+        """Return an open connection to each server that is to be had before ``deadline``."""
+        found: dict[str, Any] = {}
+        opening: dict[str, Call | None] = {}
+        for server in servers:
+            if self._is_passed_by(server):
+                continue
+            found[server] = self.servers.take(server)
+            if found[server] is None:
+                opening[server] = self._threads.start(partial(self.servers.open, server))
+        for server, call in opening.items():
+            if call is None or not call.wait(deadline - time.monotonic()):
+                self._failed(server, TimeoutError(f"{server} takes too long to connect"))
+            elif call.error is not None:
+                self._failed(server, call.error)
+            else:
+                found[server] = self.servers.take(server)
+        return found
+
+    def _lost(self, server: str, connection: Any, error: Exception, *, is_late: bool) -> None:
+        """Note that a connection is of no use any more, and its answers with it."""
+        connection.disconnect()
+        self.servers.drop(server)
+        if is_late:
+            error = TimeoutError(f"{server} did not answer in time")
+        self._failed(server, error)
 
     # --- writing ---
 

@@ -21,7 +21,8 @@ BUCKETS = 256
 evenly, so few that a batch asks for several of each."""
 
 # Bits reversed, so that any few neighbouring ids are spread over all of them.
-_BUCKET_OF = np.array([int(f"{low:08b}"[::-1], 2) for low in range(BUCKETS)], np.int64)
+_BITS = BUCKETS.bit_length() - 1
+_BUCKET_OF = np.array([int(f"{i:0{_BITS}b}"[::-1], 2) for i in range(BUCKETS)], np.int64)
 
 
 class PoolKeys:

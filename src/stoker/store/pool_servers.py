@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class PoolServers:
         self._keys = keys
         self._mutex = threading.Lock()
         self._clients: dict[str, Any] = {}
+        self._idle: dict[str, list[Any]] = {}
+        self._is_closed = False
         self.routes: Routes | None = None
         """As they were found last; None until then."""
 
@@ -86,37 +89,55 @@ class PoolServers:
 
         An answer that is an error of one command is returned, as an exception, not raised.
         """
-        from redis.exceptions import ResponseError
-
-        answers: list[Any] = []
         with self.connection(name) as connection:
-            connection.send_packed_command(connection.pack_commands(commands))
-            for _ in commands:
-                try:
-                    answers.append(connection.read_response())
-                except ResponseError as error:
-                    answers.append(error)
-        return answers
+            ask(connection, commands)
+            return answers(connection, len(commands))
 
     @contextlib.contextmanager
     def connection(self, name: str) -> Iterator[Any]:
         """Lend a connection to the server ``name``; after an error it is not used again."""
-        pool = self._client(name).connection_pool
-        connection = pool.get_connection()
+        connection = self.take(name)
+        if connection is None:
+            connection = self._opened(name)
         try:
             yield connection
         except BaseException:
             connection.disconnect()
             raise
-        finally:
-            pool.release(connection)
+        self.give_back(name, connection)
+
+    def take(self, name: str) -> Any | None:
+        """Return a connection that is open and that nobody uses; None if there is none."""
+        with self._mutex:
+            idle = self._idle.get(name)
+            return idle.pop() if idle else None
+
+    def give_back(self, name: str, connection: Any) -> None:
+        """Let others use a connection on which nothing is under way."""
+        with self._mutex:
+            if not self._is_closed:
+                self._idle.setdefault(name, []).append(connection)
+                return
+        connection.disconnect()
+
+    def open(self, name: str) -> None:
+        """Open one more connection, for :meth:`take`."""
+        self.give_back(name, self._opened(name))
+
+    def drop(self, name: str) -> None:
+        """Close the connections that nobody uses: the server is another one by now, or away."""
+        with self._mutex:
+            idle = self._idle.pop(name, [])
+        for connection in idle:
+            connection.disconnect()
 
     def close(self) -> None:
-        """Close all connections that are not in use."""
+        """Close all connections, those in use when they are given back."""
         with self._mutex:
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
-            client.close()
+            self._is_closed = True
+            names = list(self._idle)
+        for name in names:
+            self.drop(name)
 
     def _known(self) -> list[tuple[str, int]]:
         """Return the servers of the cluster as it was: any of them knows of the others."""
@@ -151,7 +172,7 @@ class PoolServers:
         names = sorted({server_name(*server) for server in self._address.servers})
         return Routes(tuple(names), np.arange(BUCKETS) * len(names) // BUCKETS, is_cluster=False)
 
-    def _client(self, name: str) -> Any:
+    def _opened(self, name: str) -> Any:
         with self._mutex:
             client = self._clients.get(name)
             if client is None:
@@ -160,7 +181,37 @@ class PoolServers:
                 host, port = _split(name)
                 options = self._address.client_options()
                 client = self._clients[name] = Redis(host=host, port=port, **options)
-            return client
+        connection = client.connection_pool.make_connection()
+        connection.connect()
+        return connection
+
+
+def ask(connection: Any, commands: Sequence[Command]) -> None:
+    """Send commands in one go."""
+    connection.send_packed_command(connection.pack_commands(commands))
+
+
+def answers(connection: Any, count: int) -> list[Any]:
+    """Return the next ``count`` answers; those that are errors of one command as exceptions."""
+    from redis.exceptions import ResponseError
+
+    found: list[Any] = []
+    for _ in range(count):
+        try:
+            found.append(connection.read_response())
+        except ResponseError as error:
+            found.append(error)
+    return found
+
+
+def cut(connection: Any) -> None:
+    """End whatever waits for a connection, in another thread than the one that waits."""
+    # By another handle: that of TLS would be changed under the hands of who uses it.
+    with (
+        contextlib.suppress(OSError, AttributeError),
+        socket.fromfd(connection._sock.fileno(), socket.AF_INET, socket.SOCK_STREAM) as other,
+    ):
+        other.shutdown(socket.SHUT_RDWR)
 
 
 def is_elsewhere(answer: object) -> bool:

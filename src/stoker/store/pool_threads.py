@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,8 @@ class Call:
 class Threads:
     """Threads, ``most`` at most, each kept for the next work.
 
-    Sockets, TLS and name services each wait in their own way, and some cannot be told for how
-    long: what waits here is a thread that nobody needs, and never the batch. The interpreter does
+    For what cannot be told how long to wait, like a name service: what waits here is a thread that
+    nobody needs, and never the batch. The interpreter does
     not wait for them when it ends. Safe in any thread; of one process.
     """
 
@@ -72,3 +73,56 @@ class Threads:
             with self._mutex:
                 self._idle += 1
             del call  # the bytes that it brought
+
+
+class Watch:
+    """Ends what takes too long: calls ``cut`` for each thing that is watched past its deadline.
+
+    To watch something costs no switch of threads as a rule: the thread that sees to it sleeps until
+    the first deadline it knows of. It starts with the first use, and the interpreter does not wait
+    for it. Safe in any thread; of one process.
+    """
+
+    def __init__(self, cut: Callable[[Any], None]) -> None:
+        self._cut = cut
+        self._changed = threading.Condition()
+        self._watched: dict[int, tuple[float, Any]] = {}
+        self._count = 0
+        self._wakes = 0.0  # when the thread looks next; 0: when it is told
+        self._is_started = self._is_closed = False
+
+    def begin(self, thing: Any, deadline: float) -> int:
+        """Watch ``thing`` until ``deadline``, of time.monotonic(); return a number for it."""
+        with self._changed:
+            self._count += 1
+            self._watched[self._count] = deadline, thing
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="stoker-pool-watch", daemon=True).start()
+            elif not 0 < self._wakes <= deadline:
+                self._changed.notify()
+            return self._count
+
+    def end(self, number: int) -> bool:
+        """Watch it no more; return whether it was in time."""
+        with self._changed:
+            return self._watched.pop(number, None) is not None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                for number, (deadline, thing) in list(self._watched.items()):
+                    if deadline <= now:
+                        # With the lock held: it is not given to anybody else meanwhile.
+                        del self._watched[number]
+                        self._cut(thing)
+                first = min((deadline for deadline, _ in self._watched.values()), default=0.0)
+                self._wakes = first
+                self._changed.wait(first - now if first else None)
