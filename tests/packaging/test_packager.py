@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from companions import await_true, processes_of
 from packaging_bench import MIN_BYTES, NUM, SAMPLES, SIZES, H, L, two_regions
 from source.s3 import Bucket
 
@@ -100,28 +101,9 @@ def rank(source: SlowSource, arena: Arena, served: SharedArray, tmp_path: Path) 
     assert await_true(lambda: not processes(tmp_path))
 
 
-def await_true(test: Callable[[], object], patience: float = 20.0) -> bool:
-    end = time.monotonic() + patience
-    while not test():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def processes(tmp: Path) -> list[int]:
     """The packaging processes that use this test's runtime directory."""
-    found = []
-    listed = subprocess.run(
-        ["pgrep", "-f", "stoker.packaging.process"], capture_output=True, text=True
-    )
-    for pid in map(int, listed.stdout.split()):
-        try:
-            if str(tmp).encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+    return processes_of("stoker.packaging.process", tmp)
 
 
 def packages(tmp: Path) -> list[Path]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from companions import await_true, processes_of
 
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
@@ -74,28 +74,9 @@ class Rank:
         return missing
 
 
-def await_true(test: Callable[[], object], patience: float = 10.0) -> bool:
-    end = time.monotonic() + patience
-    while not test():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
-
-
 def processes(tmp: Path) -> list[int]:
     """The prefetch processes that use this test's runtime directory."""
-    found = []
-    listed = subprocess.run(
-        ["pgrep", "-f", "stoker.prefetch.process"], capture_output=True, text=True
-    )
-    for pid in map(int, listed.stdout.split()):
-        try:
-            if str(tmp).encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+    return processes_of("stoker.prefetch.process", tmp)
 
 
 def order(seed: int = 0) -> np.ndarray:

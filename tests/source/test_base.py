@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.source import BaseSource
-from stoker.source.base import about, check_ids
+from stoker.source.base import check_ids
 from stoker.source.packed import unpack
 
 
@@ -31,7 +31,7 @@ class Minimal(BaseSource):
         self.calls += 1
         failed = [int(i) for i in ids if i in self.broken]
         if failed and self.says_which:
-            raise about(self.error("broken"), failed)
+            raise self.error("broken", failed)
         if failed:
             raise self.error("broken")
         return [b"%d" % i for i in ids]
@@ -86,7 +86,7 @@ def test_it_is_a_context_manager_and_names_samples() -> None:
 
 def test_failed_ids_of_an_error_that_does_not_say() -> None:
     assert SampleNotFound("gone").ids == []
-    assert about(SampleNotFound("gone"), [4]).ids == [4]
+    assert SampleNotFound("gone", [4]).ids == [4]
 
 
 def test_checked_ids_are_u32_and_contiguous() -> None:

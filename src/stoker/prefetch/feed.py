@@ -97,11 +97,6 @@ class Feed:
         """Hand out no more than this from now on; what lies ready stays."""
         self._window_bytes = window_bytes
 
-    @property
-    def epochs(self) -> list[int]:
-        """The epochs that are not over."""
-        return [segment.epoch for segment in self._segments]
-
     def advance(self) -> int:
         """Look at what was served, and return the position up to which all groups are over."""
         while self._segments:

@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, SampleCorrupt
 from stoker.pytorch.decode import Decode, decode_image, to_pil
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
-from stoker.source.base import Source, about
+from stoker.source.base import Source
 from stoker.source.image_folder import ImageFolderSource
 from stoker.source.image_prefix import ImagePrefixSource
 from stoker.source.open import open_image_folder
@@ -79,8 +79,8 @@ class SourceDataset(BatchDataset):
         try:
             return self.decode(data)
         except SampleCorrupt as error:
-            named = SampleCorrupt(f"sample {index} ({self.source.name(index)}): {error}")
-            raise about(named, [index]) from error
+            what = f"sample {index} ({self.source.name(index)}): {error}"
+            raise SampleCorrupt(what, [index]) from error
 
     def __len__(self) -> int:
         return len(self.source)

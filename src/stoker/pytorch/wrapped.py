@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceErro
 from stoker.pytorch.compact import dumps, loads, same
 from stoker.pytorch.dataset import SourceDataset, Transform
 from stoker.pytorch.rng import preserved_generators, seed_generators
-from stoker.source.base import BaseSource, about, check_ids
+from stoker.source.base import BaseSource, check_ids
 
 _PROBES = 8  # samples read at construction
 _READS = 3  # times each: a coin flip escapes with probability 4 ** -8
@@ -105,12 +105,12 @@ class WrappedSource(BaseSource):
         try:
             return dumps(self.dataset[index])
         except FileNotFoundError as error:
-            raise about(SampleNotFound(f"{self.name(index)}: {error}"), [index]) from error
+            raise SampleNotFound(f"{self.name(index)}: {error}", [index]) from error
         except SourceError:
             raise
         except Exception as error:
             what = f"{self.name(index)} raised {type(error).__name__}: {error}"
-            raise about(SampleCorrupt(what), [index]) from error
+            raise SampleCorrupt(what, [index]) from error
 
 
 class WrappedDataset(SourceDataset):

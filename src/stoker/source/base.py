@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol, Self
 
 import numpy as np
@@ -166,9 +165,3 @@ def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:
             f"id {wanted[wrong][0]} is out of range: this source has ids 0 to {num_samples - 1}"
         )
     return np.ascontiguousarray(wanted, np.uint32)
-
-
-def about(error: SourceError, ids: Sequence[int]) -> SourceError:
-    """Return the error with its attribute ``ids`` set: the samples that failed."""
-    error.ids = list(ids)
-    return error

@@ -11,7 +11,6 @@ from stoker.errors import (
     SourceError,
     SourceUnavailable,
 )
-from stoker.source.base import about
 from stoker.source.remote.backend import Why
 from stoker.source.remote.request import Failure
 
@@ -36,7 +35,7 @@ def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceErro
         text = f"{name} did not arrive whole ({tried}); the last time: {failure.message}"
     else:
         text = f"{name} could not be read ({tried}); the last time: {failure.message}"
-    return about(kind(text), ids)
+    return kind(text, ids)
 
 
 def raise_refused(name: str, failure: Failure) -> None:

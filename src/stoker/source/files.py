@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stoker import _core
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, Packed, about, check_ids
+from stoker.source.base import Errors, Packed, check_ids
 from stoker.source.listing import AnyPath, Listing, failure, list_paths
 from stoker.source.packed import Offsets, offsets_of
 from stoker.source.packed_source import PackedSource, without
@@ -109,7 +109,8 @@ class FileSource(PackedSource):
         for index in np.flatnonzero(status).tolist():
             sample = int(ids[index])
             error = failure(self.name(sample), int(status[index]), int(self._sizes.array[sample]))
-            errors[index] = about(error, [sample])
+            error.ids = [sample]
+            errors[index] = error
         return errors
 
     def close(self) -> None:

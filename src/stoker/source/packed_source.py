@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stoker.source.base import BaseSource, Errors, Packed, about, check_ids
+from stoker.source.base import BaseSource, Errors, Packed, check_ids
 from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
 
 
@@ -17,7 +17,9 @@ class PackedSource(BaseSource):
         data, offsets, errors = self.read_packed(ids)
         if errors:
             wanted = check_ids(ids, len(self))
-            raise about(errors[min(errors)], wanted[sorted(errors)].tolist())
+            error = errors[min(errors)]
+            error.ids = wanted[sorted(errors)].tolist()
+            raise error
         return unpack(data, offsets)
 
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, Packed, Source, about, check_ids
+from stoker.source.base import Errors, Packed, Source, check_ids
 from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
 from stoker.source.packed_source import without
 from stoker.testing.slow_source import SlowSource, uniform
@@ -86,8 +86,9 @@ class FaultySource(SlowSource):
         """Return the samples; raises the error of the first one that failed."""
         data, offsets, errors = self.read_packed(ids)
         if errors:
-            failed = [int(check_ids(ids, len(self))[index]) for index in sorted(errors)]
-            raise about(errors[min(errors)], failed)
+            error = errors[min(errors)]
+            error.ids = check_ids(ids, len(self))[sorted(errors)].tolist()
+            raise error
         return unpack(data, offsets)
 
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
@@ -126,7 +127,7 @@ class FaultySource(SlowSource):
         for index in np.flatnonzero(lots < len(_ERRORS)).tolist():
             kind, what = _ERRORS[FAULTS[lots[index]]]
             sample = int(ids[index])
-            errors[index] = about(kind(f"{self.name(sample)}: {what} (on purpose)"), [sample])
+            errors[index] = kind(f"{self.name(sample)}: {what} (on purpose)", [sample])
         return errors
 
     def _damage(
