@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <mutex>
 #include <set>
@@ -43,6 +44,20 @@ void helpers_are_bounded_and_used() {
     seen.insert(std::this_thread::get_id());
   });
   CHECK(seen.size() > 1 && seen.size() <= 4);
+}
+
+/// Items that end only when all have begun: helpers have to wake each other until all are there.
+void all_helpers_are_woken_for_items_that_take_long() {
+  WorkPool pool(15);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> begun{0};
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    pool.run(16, [&](std::size_t) {
+      ++begun;
+      while (begun < 16 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+    });
+    CHECK(std::chrono::steady_clock::now() < patience);
+  }
 }
 
 void batches_of_several_threads_share_the_helpers() {
@@ -124,6 +139,7 @@ void helpers_leave_signals_to_the_program() {
 int main() {
   every_item_runs_once();
   helpers_are_bounded_and_used();
+  all_helpers_are_woken_for_items_that_take_long();
   batches_of_several_threads_share_the_helpers();
   works_after_fork_while_other_threads_run_batches();
   a_child_can_destroy_what_it_inherited();
