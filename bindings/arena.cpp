@@ -27,6 +27,7 @@ namespace {
 using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeyArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RegionArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OffsetArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -155,6 +156,32 @@ Array1<bool> put(const PyArena& self, const IdArray& ids,
                [&](bool* admitted) { arena->put(span(ids), samples.data(), placing, admitted); });
 }
 
+void check_keys(const KeyArray& keys, const IdArray& ids) {
+  if (keys.size() == ids.size()) return;
+  throw stoker::ConfigError(std::to_string(keys.size()) + " keys for " +
+                            std::to_string(ids.size()) + " ids: give one for each");
+}
+
+void check_lengths(const stoker::Arena& arena, const OffsetArray& lengths) {
+  if (lengths.size() == arena.header().num_ids) return;
+  throw stoker::ConfigError(std::to_string(lengths.size()) + " lengths for " +
+                            std::to_string(arena.header().num_ids) + " ids: give one for each");
+}
+
+// Samples of a blank arena: lengths by id, and no bytes.
+std::vector<stoker::Sample> measured(const PyArena& self, const IdArray& ids,
+                                     const OffsetArray& lengths) {
+  check_lengths(*self.open(), lengths);
+  std::vector<stoker::Sample> samples(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::uint32_t id = ids.data()[i];
+    if (id < lengths.size()) {  // else the put refuses it
+      samples[i] = {nullptr, static_cast<std::uint64_t>(lengths.data()[id])};
+    }
+  }
+  return samples;
+}
+
 std::vector<stoker::Sample> unpack(const IdArray& ids, const ByteArray& data,
                                    const OffsetArray& offsets) {
   if (offsets.size() != ids.size() + 1) {
@@ -175,12 +202,6 @@ std::vector<stoker::Sample> unpack(const IdArray& ids, const ByteArray& data,
   return samples;
 }
 
-void check_keys(const KeyArray& keys, const IdArray& ids) {
-  if (keys.size() == ids.size()) return;
-  throw stoker::ConfigError(std::to_string(keys.size()) + " keys for " +
-                            std::to_string(ids.size()) + " ids: give one for each");
-}
-
 template <typename T>
 Array1<T> copy_of(const std::vector<T>& values) {
   Buffer<T> buffer(values.size());
@@ -196,6 +217,29 @@ nb::tuple exchange(const PyArena& self, const IdArray& ids, const ByteArray& dat
       put(self, ids, unpack(ids, data, offsets), keys, region, overflow, &evicted);
   return nb::make_tuple(admitted, copy_of(evicted.ids), copy_of(evicted.data),
                         copy_of(evicted.offsets), copy_of(evicted.keys));
+}
+
+Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+                    const std::optional<KeyArray>& keys, const std::optional<KeyArray>& after,
+                    const std::optional<RegionArray>& regions, const std::string& entrance,
+                    const std::string& overflow, std::size_t at_once) {
+  const auto arena = self.open();
+  check_lengths(*arena, lengths);
+  if (keys) check_keys(*keys, ids);
+  if (after) check_keys(*after, ids);
+  if (regions && regions->size() != ids.size()) {
+    throw stoker::ConfigError(std::to_string(regions->size()) + " regions for " +
+                              std::to_string(ids.size()) + " ids: give one for each");
+  }
+  stoker::Arena::Run run;
+  run.lengths = lengths.data();
+  run.keys = keys ? keys->data() : nullptr;
+  run.after = after ? after->data() : nullptr;
+  run.regions = regions ? regions->data() : nullptr;
+  run.entrance = arena->region(entrance);
+  if (!overflow.empty()) run.overflow = arena->region(overflow);
+  run.at_once = at_once;
+  return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
 
 nb::tuple get(const PyArena& self, const IdArray& ids) {
@@ -276,12 +320,13 @@ void bind_arena(nb::module_& m) {
   m.attr("ABI") = stoker::kAbi;
   m.def(
       "segment_bytes",
-      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size, bool on_disk) {
+      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size, bool on_disk,
+         bool blank) {
         stoker::Header header{};
-        stoker::Segment::plan({num_ids, capacity, mean_size, on_disk, false, 0}, header);
+        stoker::Segment::plan({num_ids, capacity, mean_size, on_disk, false, 0, blank}, header);
         return header.total_bytes;
       },
-      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a,
+      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a, "blank"_a = false,
       "Bytes of memory that such an arena takes, payload included.");
   m.def(
       "file_bytes",
@@ -296,12 +341,13 @@ void bind_arena(nb::module_& m) {
       .def_static(
           "create",
           [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,
-             const std::string& path, bool exact, std::uint64_t seed) {
-            const stoker::Geometry geometry{num_ids,       capacity, mean_size,
-                                            !path.empty(), exact,    seed};
+             const std::string& path, bool exact, std::uint64_t seed, bool blank) {
+            const stoker::Geometry geometry{num_ids, capacity, mean_size, !path.empty(),
+                                            exact,   seed,     blank};
             return PyArena(std::make_shared<Arena>(geometry, path));
           },
-          "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "path"_a, "exact"_a, "seed"_a, release)
+          "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "path"_a, "exact"_a, "seed"_a,
+          "blank"_a = false, release)
       .def_static(
           "attach",
           [](int memory, int file) { return PyArena(std::make_shared<Arena>(memory, file)); },
@@ -336,6 +382,15 @@ void bind_arena(nb::module_& m) {
             return put(self, ids, unpack(ids, data, offsets), keys, region, overflow);
           },
           "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a, "overflow"_a)
+      .def(
+          "put_lengths",
+          [](const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+             std::optional<KeyArray> keys, const std::string& region, const std::string& overflow) {
+            return put(self, ids, measured(self, ids, lengths), keys, region, overflow);
+          },
+          "ids"_a, "lengths"_a, "keys"_a.none(), "region"_a, "overflow"_a)
+      .def("replay", &replay, "ids"_a, "lengths"_a, "keys"_a.none(), "after"_a.none(),
+           "regions"_a.none(), "entrance"_a, "overflow"_a, "at_once"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
       .def("get", &get, "ids"_a)

@@ -23,7 +23,8 @@ std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) {
     const Entry& entry = entries_[ids[i]];
     const std::uint64_t word = entry.word.load(std::memory_order_acquire);
     const bool ready = state_of(word) == State::kReady;
-    const std::uint32_t length = ready ? entry.length.load(std::memory_order_relaxed) : 0;
+    const bool stored = ready && header_->blank == 0;
+    const std::uint32_t length = stored ? entry.length.load(std::memory_order_relaxed) : 0;
     snapshots[i] = {ready ? word : 0, length};
     total += length;
   }

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kBatch = 64;                 // samples reserved under one lock
 constexpr std::uint64_t kBatchBytes = 4ull << 20;  // and at most about so many bytes
-constexpr std::int64_t kHold = 500'000;      // ns after which a batch lets others have the lock
+constexpr std::int64_t kHold = 500'000;      // ns after which a batch lets others have the lock,
+constexpr std::size_t kGlance = 8;           // looked at before every so many samples
 constexpr std::int64_t kSlice = 20'000'000;  // between two looks at whether a claimant lives
 
 const std::atomic<std::uint32_t>* futex_of(const Entry& entry) {
@@ -24,6 +25,7 @@ const std::atomic<std::uint32_t>* futex_of(const Entry& entry) {
 }  // namespace
 
 std::uint32_t Arena::blocks_of(std::uint64_t length) const {
+  if (header_->blank) return 0;
   return static_cast<std::uint32_t>((length + header_->block_size - 1) / header_->block_size);
 }
 
@@ -87,7 +89,7 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
     do {
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
       reserved[i] = place(ids[i], samples[i].size, key, placing);
-    } while (++i < ids.size() && monotonic_ns() < until);
+    } while (++i < ids.size() && (i % kGlance != 0 || monotonic_ns() < until));
     evicted_ = nullptr;
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -169,6 +171,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
 
 // Fills in the entry's extents.
 bool Arena::allocate(Entry& entry, std::uint32_t count) {
+  if (header_->blank) return true;
   if (!blocks_.allocate(count, kMostExtents, extents_)) return false;
   write_fence();  // readers of what was here must see that their version has gone
   std::uint32_t parts[4] = {0, 0, 0, 0};
@@ -196,6 +199,7 @@ bool Arena::allocate(Entry& entry, std::uint32_t count) {
 
 // Copies a reserved sample into its blocks. No lock is held.
 bool Arena::write(std::uint32_t id, const Sample& sample) {
+  if (header_->blank) return true;
   Entry& entry = entries_[id];
   write_fence();  // readers of what was in these blocks must see that their version has gone
   std::vector<Extent> extents;
@@ -296,10 +300,16 @@ void Arena::discard_from(std::uint32_t region, Ids ids) {
 
 void Arena::set_keys(Ids ids, const double* keys) {
   check(ids);
+  rekey(ids, keys, nullptr);
+}
+
+// Only those that `which` says, if it says anything.
+void Arena::rekey(Ids ids, const double* keys, const bool* which) {
   for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
     const Guard guard(*this);
     if (!guard) return;
     for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
+      if (which != nullptr && !which[i]) continue;
       const Rank& rank = ranks_[ids[i]];
       const std::uint8_t tag = rank.region.load(std::memory_order_relaxed);
       if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;

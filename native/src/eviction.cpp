@@ -82,7 +82,8 @@ bool Arena::evict_for(std::uint32_t region) {
 // -inf outranks nobody, not even its like.
 bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double key) {
   const Region& wanted = header_->regions[region];
-  std::vector<Victim> victims;
+  std::vector<Victim>& victims = victims_;
+  victims.clear();
   std::uint64_t freed = 0;
   std::uint64_t freed_blocks = 0;
   const bool unknown = key == -std::numeric_limits<double>::infinity();
@@ -137,6 +138,12 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
     }
   }
   for (const Victim& kept : aside) members.insert(kept.id, kept.key);
+  if (members.size() > 0) {
+    // Most likely the next to leave: what is known of it arrives meanwhile.
+    const std::uint32_t next = members.at(0).id;
+    __builtin_prefetch(&entries_[next], 1);
+    __builtin_prefetch(&ranks_[next], 1);
+  }
   // So many of the first are leased that any other is better than none.
   return found || (aside.size() == kMostAside && !header_->exact && random_victim(region, victim));
 }
@@ -279,6 +286,7 @@ void Arena::forget(std::uint32_t id) {
 }
 
 void Arena::free_blocks(const Entry& entry) {
+  if (header_->blank) return;
   Extent list{};
   std::vector<Extent>& extents = extents_;
   if (load_extents(entry, extents, &list)) {

@@ -5,8 +5,11 @@
 namespace stoker {
 namespace {
 
-// Equal keys leave in the order of their ids.
-bool before(const Node& a, const Node& b) { return a.key != b.key ? a.key < b.key : a.id < b.id; }
+// Equal keys leave in the order of their ids. Without a branch: nobody could predict it.
+bool before(const Node& a, const Node& b) {
+  return static_cast<bool>(static_cast<int>(a.key < b.key) |
+                           (static_cast<int>(a.key == b.key) & static_cast<int>(a.id < b.id)));
+}
 
 }  // namespace
 
@@ -31,11 +34,16 @@ void Heap::sift_down(std::uint32_t pos, Node node) {
     if (first >= region_->size) break;
     const auto last = static_cast<std::uint32_t>(std::min<std::uint64_t>(first + 4, region_->size));
     auto least = static_cast<std::uint32_t>(first);
+    Node smallest = at(least);
     for (std::uint32_t child = least + 1; child < last; ++child) {
-      if (before(at(child), at(least))) least = child;
+      const Node other = at(child);
+      const bool less = before(other, smallest);
+      least = less ? child : least;
+      smallest.key = less ? other.key : smallest.key;
+      smallest.id = less ? other.id : smallest.id;
     }
-    if (!before(at(least), node)) break;
-    place(pos, at(least));
+    if (!before(smallest, node)) break;
+    place(pos, smallest);
     pos = least;
   }
   place(pos, node);

@@ -24,9 +24,12 @@ constexpr std::uint64_t kFileRecord = 64;  // see block_store.cpp
 
 std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Closes the descriptor when that fails.
-unsigned char* map(int descriptor, std::uint64_t bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+// Closes the descriptor when that fails. A blank segment is nobody else's: its memory is private,
+// which the kernel gives in large pages.
+unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false) {
+  const int how = blank ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, blank ? -1 : descriptor, 0);
+  if (blank && base != MAP_FAILED) madvise(base, bytes, MADV_HUGEPAGE);
   if (base != MAP_FAILED) return static_cast<unsigned char*>(base);
   const int code = errno;
   close(descriptor);
@@ -56,6 +59,7 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   h.mean_size = geometry.mean_size;
   h.on_disk = geometry.on_disk;
   h.exact = geometry.exact;
+  h.blank = geometry.blank;
   h.random = geometry.seed * 2 + 1;
   // Small blocks waste little, large ones keep samples in one piece: about an eighth does both.
   std::uint64_t block = std::bit_ceil(std::max<std::uint64_t>(geometry.mean_size / 8, 1));
@@ -74,9 +78,11 @@ void Segment::plan(const Geometry& geometry, Header& h) {
              geometry.capacity / 20 / block + 64;
     if (blocks < kSpilled) break;
   }
+  if (geometry.blank) blocks = 0;
   h.block_size = static_cast<std::uint32_t>(block);
   h.num_blocks = static_cast<std::uint32_t>(blocks);
-  const std::uint64_t nodes = std::min<std::uint64_t>(geometry.num_ids, 2 * blocks);
+  const std::uint64_t nodes =
+      geometry.blank ? geometry.num_ids : std::min<std::uint64_t>(geometry.num_ids, 2 * blocks);
   h.num_chunks = static_cast<std::uint32_t>(nodes / kChunkNodes + kMaxRegions + 1);
   h.num_leases = static_cast<std::uint32_t>(std::min<std::uint64_t>(nodes / 8 + 4096, 1u << 24));
   std::uint64_t at = pages(sizeof(Header));
@@ -107,7 +113,7 @@ Segment Segment::create(const Geometry& geometry) {
   plan(geometry, header);
   const int descriptor = memfd_create("stoker", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) throw CapacityError(describe_errno("memfd_create", errno));
-  const auto bytes = static_cast<off_t>(header.total_bytes);
+  const auto bytes = static_cast<off_t>(geometry.blank ? 0 : header.total_bytes);
   // Reserved now, since a page that cannot be had later would be a SIGBUS in somebody's memcpy.
   int code = ftruncate(descriptor, bytes) != 0 ? errno : 0;
   if (code == 0) code = reserve_pages(descriptor, bytes);
@@ -119,7 +125,8 @@ Segment Segment::create(const Geometry& geometry) {
         code));
   }
   fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-  Segment segment(descriptor, map(descriptor, header.total_bytes), header.total_bytes);
+  Segment segment(descriptor, map(descriptor, header.total_bytes, geometry.blank),
+                  header.total_bytes);
   madvise(segment.base_ + header.data_at, header.total_bytes - header.data_at, MADV_HUGEPAGE);
   plan(geometry, *new (segment.base_) Header());
   return segment;

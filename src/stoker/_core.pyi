@@ -45,7 +45,9 @@ _Keys = npt.NDArray[np.float64]
 def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int: ...
 def mark_once(marks: _Ids, ids: _Ids, stamp: int) -> npt.NDArray[np.bool_]: ...
 def unmark(marks: _Ids, ids: _Ids, stamp: int) -> None: ...
-def segment_bytes(num_ids: int, capacity_bytes: int, mean_size: int, on_disk: bool) -> int: ...
+def segment_bytes(
+    num_ids: int, capacity_bytes: int, mean_size: int, on_disk: bool, blank: bool = False
+) -> int: ...
 def file_bytes(num_ids: int, capacity_bytes: int, mean_size: int) -> int: ...
 
 class Arena:
@@ -53,7 +55,13 @@ class Arena:
 
     @staticmethod
     def create(
-        num_ids: int, capacity_bytes: int, mean_size: int, path: str, exact: bool, seed: int
+        num_ids: int,
+        capacity_bytes: int,
+        mean_size: int,
+        path: str,
+        exact: bool,
+        seed: int,
+        blank: bool = False,
     ) -> Arena: ...
     @staticmethod
     def attach(memory: int, file: int) -> Arena: ...
@@ -83,6 +91,25 @@ class Arena:
         keys: _Keys | None,
         region: str,
         overflow: str,
+    ) -> npt.NDArray[np.bool_]: ...
+    def put_lengths(
+        self,
+        ids: _Ids,
+        lengths: npt.NDArray[np.int64],
+        keys: _Keys | None,
+        region: str,
+        overflow: str,
+    ) -> npt.NDArray[np.bool_]: ...
+    def replay(
+        self,
+        ids: _Ids,
+        lengths: npt.NDArray[np.int64],
+        keys: _Keys | None,
+        after: _Keys | None,
+        regions: npt.NDArray[np.uint8] | None,
+        entrance: str,
+        overflow: str,
+        at_once: int,
     ) -> npt.NDArray[np.bool_]: ...
     def exchange(
         self,

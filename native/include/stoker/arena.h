@@ -92,6 +92,20 @@ class Arena {
   // A sample that is refused everywhere gives its claim back. One that is there already stays in
   // its region, whichever is asked for: only move() and a region's own rules change that.
   void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
+  // What a store does with a run of accesses, `at_once` at a time: get, then claim and put what was
+  // missed. For a blank arena.
+  struct Run {
+    const std::int64_t* lengths;            // by id
+    const double* keys = nullptr;           // one an access: of a sample that is put, and of one
+                                            // that was found unless there are keys `after`
+    const double* after = nullptr;          // one an access, set when its batch is over
+    const std::uint8_t* regions = nullptr;  // one an access, where it goes; else all to `entrance`
+    std::uint32_t entrance;
+    std::uint32_t overflow = kNone;
+    std::size_t at_once;
+  };
+  // hits[i]: whether the access needed no put; of several misses of a sample in a batch the first.
+  void replay(Ids ids, const Run& run, bool* hits);
   void discard(Ids ids);
   // Only those in this region that nobody leases.
   void discard_from(std::uint32_t region, Ids ids);
@@ -173,6 +187,11 @@ class Arena {
   bool copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const;
   bool load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const;
   void touch(std::uint32_t id, std::uint64_t now);
+  void rekey(Ids ids, const double* keys, const bool* which);
+
+  // replaying (arena_replay.cpp)
+  void put_missed(Ids batch, std::size_t begin, const Run& run,
+                  const std::vector<std::uint32_t>& missed, bool* found);
 
   // writing (arena_write.cpp)
   Reserved reserve(std::uint32_t id, std::uint64_t length, const double* key, std::uint32_t region);
@@ -243,6 +262,7 @@ class Arena {
   Slots slots_;
   SlotLock lock_;
   std::vector<Extent> extents_;  // scratch, under the lock; never grows, so a fork finds it whole
+  std::vector<Victim> victims_;  // likewise
   Evicted* evicted_ = nullptr;   // of the put that holds the lock
   std::atomic<bool> leasing_{false};  // false: this process has no leases
   std::atomic<std::int64_t> stalled_until_{0};

@@ -130,6 +130,7 @@ struct Header {
   std::uint64_t file_data_at;  // segments on disk: where the blocks start in the file
   std::uint8_t on_disk;
   std::uint8_t exact;
+  std::uint8_t blank;  // samples have lengths, and no bytes: there are no blocks
 
   alignas(64) std::atomic<std::uint64_t> clock;
   alignas(64) std::atomic<std::uint32_t> lock;
