@@ -23,7 +23,7 @@ def ess(counts: ArrayLike) -> float:
     Survey Sampling, 1965.
     """
     n = np.asarray(counts, dtype=np.float64)
-    squares = float((n * n).sum())
+    squares = float(np.einsum("i,i", n.ravel(), n.ravel()))
     return float(n.sum()) ** 2 / squares if squares else 0.0
 
 

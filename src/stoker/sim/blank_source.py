@@ -1,4 +1,4 @@
-"""A source of samples that have a length and no contents."""
+"""A source of samples that have lengths and no bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.source.base import BaseSource, Packed, check_ids
-from stoker.source.packed import Offsets, offsets_of, unpack
+from stoker.source.packed import Offsets, unpack
 
 
 class BlankSource(BaseSource):
-    """Samples of zeros, ``sizes`` (``i64[N]``) bytes long; keeps their lengths only. Thread-safe.
+    """Samples ``sizes`` (``i64[N]``) bytes long, and empty when they are read. Thread-safe.
+
+    For an :class:`~stoker.sim.accounting.AccountingArena`, which knows how long they are.
 
     Raises :class:`~stoker.errors.ConfigError` for ids out of range.
     """
@@ -35,11 +37,11 @@ class BlankSource(BaseSource):
         return hashlib.blake2b(np.ascontiguousarray(self._sizes).data, digest_size=16).hexdigest()
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        """Return zeros for each of ``ids``."""
+        """Return nothing for each of ``ids``."""
         data, offsets, _ = self.read_packed(ids)
         return unpack(data, offsets)
 
     def read_packed(self, ids: npt.ArrayLike) -> Packed:
-        """Return zeros for all of ``ids`` in one array; there are never errors."""
-        offsets = offsets_of(self._sizes[check_ids(ids, len(self))])
-        return np.zeros(int(offsets[-1]), np.uint8), offsets, {}
+        """Return samples of no bytes; there are never errors."""
+        count = len(check_ids(ids, len(self)))
+        return np.empty(0, np.uint8), np.zeros(count + 1, np.int64), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -55,17 +56,27 @@ class MadeUpLosses:
     def __init__(
         self, num_samples: int, seed: int, spread: float = 1.5, noise: float = 0.5
     ) -> None:
-        self._seed, self._noise = seed, noise
-        rng = np.random.default_rng([seed, 0])
-        self._hardness = np.exp(spread * rng.standard_normal(num_samples))
-        self._epoch, self._now = -1, np.empty(0)
+        self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
+        self._epoch, self._now = -1, np.empty(0, np.float32)
+
+    @cached_property
+    def _hardness(self) -> NDArray[np.float32]:
+        rng = np.random.default_rng([self._seed, 0])
+        return _log_normal(rng, self._num_samples, self._spread)
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 1, epoch])
-            visit = np.exp(self._noise * rng.standard_normal(len(self._hardness)))
-            self._now = 2.3 * (epoch + 1) ** -0.6 * self._hardness * visit
+            self._now = _log_normal(rng, self._num_samples, self._noise)
+            self._now *= self._hardness
+            self._now *= np.float32(2.3 * (epoch + 1) ** -0.6)
             self._epoch = epoch
-        losses: NDArray[np.float64] = self._now[ids]
-        return losses
+        return self._now[ids].astype(np.float64)
+
+
+def _log_normal(rng: np.random.Generator, count: int, deviation: float) -> NDArray[np.float32]:
+    """Return f32[count] with median 1; in place, since there may be 100 million of them."""
+    drawn = rng.standard_normal(count, np.float32)
+    drawn *= np.float32(deviation)
+    return np.exp(drawn, out=drawn)

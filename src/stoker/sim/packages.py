@@ -54,8 +54,7 @@ class MemoryDepot:
 class Packages:
     """Packs and loads without delay: an upper bound of what the packaging process achieves.
 
-    ``settings`` are in units of ``source``; the other arguments are those of
-    :class:`~stoker.packaging.Packager`. Used by one thread.
+    Arguments are those of :class:`~stoker.packaging.Packager`. Used by one thread.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +14,10 @@ from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer
 from stoker.plan import Plan
+from stoker.policy.base import Policy
+from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe
-from stoker.sampler.base import Sampler
+from stoker.sampler.base import Sampler, begin_epoch, foresees
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
@@ -23,7 +25,11 @@ from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
 from stoker.sim.trace import Trace
+from stoker.store.served import Served
+from stoker.store.tier import Keys
 from stoker.types import parse_bytes
+
+_RUN = 1 << 16  # accesses at once: their keys take little memory, and calls little time
 
 IMAGENET_MEAN = 110_000
 """Bytes of a sample where no sizes are given: the mean of ImageNet's images."""
@@ -48,7 +54,7 @@ def replay(
 
     The recipe's own sampler, scorer, policy, regions, places, shares, substitution and packaging
     run over a native arena, as in the Loader with one rank and without prefetch, but for the bytes:
-    samples are miniatures of the same relative sizes. Deterministic.
+    the arena counts those of samples and stores none. Deterministic.
 
     ``recipe``: a name with its ``params``, or a Recipe. ``cache``: a share of the data set's bytes
     if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
@@ -56,14 +62,15 @@ def replay(
     by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
     (``[A]`` integers) in place of the sampler's; or what ``Loader(trace=PATH)`` wrote, whose
     accesses, batches, sizes and losses are then those of the replay, and the scores and neighbours
-    where the recipe scores by more than losses. ``batch_size`` is 256 otherwise. ``conditions``:
+    where the recipe scores by more than losses. ``batch_size`` is otherwise a thousandth of the
+    samples, from 256 to 1024. ``conditions``:
     what storage and processors are like, to have the time of each epoch computed. ``progress`` is
     called after each epoch.
 
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
     """
-    chosen = _recipe(recipe, params)
+    chosen = as_recipe(recipe, params)
     accesses: _Trace | Visits | None = None
     recorded = as_trace(trace, num_samples)
     if recorded is not None:
@@ -76,12 +83,13 @@ def replay(
         accesses = _Trace(trace, num_samples)  # type: ignore[arg-type]
     if accesses is not None and len(accesses) < epochs:
         raise ConfigError(f"the trace has {len(accesses)} epochs and {epochs} are asked for")
-    lengths = _sizes(sizes, num_samples)
-    batch_size = 256 if batch_size is None else batch_size
+    lengths = as_sizes(sizes, num_samples)
+    batch_size = default_batch(num_samples) if batch_size is None else batch_size
     if epochs < 1 or batch_size < 1:
         raise ConfigError(f"epochs={epochs}, batch_size={batch_size} are refused: give 1 or more")
-    share = _share(cache, lengths)
-    job = _Job(chosen, lengths, share, _losses(losses, num_samples, seed), epochs, batch_size, seed)
+    share = as_share(cache, lengths)
+    told = as_losses(losses, num_samples, seed)
+    job = Job(chosen, lengths, share, told, epochs, batch_size, seed)
     if conditions is not None:
         job.keep_time(conditions)
     per_epoch = []
@@ -91,6 +99,20 @@ def replay(
             if progress is not None:
                 progress()
     return SimResult(chosen.name, num_samples, share, tuple(per_epoch))
+
+
+def default_batch(num_samples: int) -> int:
+    """Return the samples of a batch where none are given: large data sets come in large batches."""
+    return int(np.clip(num_samples // 1000, 256, 1024))
+
+
+class Step(NamedTuple):
+    """A batch that was served."""
+
+    plan: Plan
+    places: NDArray[np.int64]
+    """``i64[n]``, its accesses in the plan."""
+    served: Served
 
 
 class _Trace:
@@ -120,8 +142,11 @@ class _Trace:
         return Plan(epoch, self._starts[epoch], ids, None, following)
 
 
-class _Job:
-    """One training: plans, serves and scores its epochs one after the other."""
+class Job:
+    """One training: plans, serves and scores its epochs one after the other.
+
+    ``cache``: that of another job beside it, or None for one of its own.
+    """
 
     def __init__(
         self,
@@ -132,6 +157,7 @@ class _Job:
         epochs: int,
         batch_size: int,
         seed: int,
+        cache: ReplayedCache | None = None,
     ) -> None:
         self._sizes, self._losses = sizes, losses
         self._epochs, self._batch_size = epochs, batch_size
@@ -139,9 +165,9 @@ class _Job:
         self._sampler: Sampler = recipe.sampler(
             len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
-        self.cache = ReplayedCache(recipe, sizes, share, seed)
+        self.cache = cache or ReplayedCache(recipe, sizes, share, seed)
         self._follows = getattr(self.cache.policy, "follows_scores", False)
-        self._is_scored = self._follows or self._sampler.uses_scores or recipe.needs_plan
+        self._is_scored = self._sampler.uses_scores or _reads_scores(self.cache.policy, recipe)
         if self._is_scored and (unknown := self._scorer.needs - {"losses"}):
             self.cache.close()
             raise ConfigError(
@@ -153,7 +179,10 @@ class _Job:
             self._scorer.cache_samples = held  # type: ignore[attr-defined]
         self._scores = Scores(len(sizes))
         self._step, self._seed = 0, seed
+        self._foreseen: Plan | None = None
         self._clock: Clock | None = None
+        self.on_plan: Callable[[Plan], None] = lambda plan: None
+        """Is told each plan before the cache is arranged for it."""
 
     def keep_time(self, conditions: Conditions) -> None:
         """Have the time of each epoch computed."""
@@ -163,10 +192,21 @@ class _Job:
 
     def run(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
         """Run one epoch; return what was counted."""
-        scores = self._settle(epoch)
-        plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
-        cache = self.cache
-        cache.begin_epoch(scores, plan, self._epochs)
+        if self.cache.serves_runs and self._clock is None:
+            return self._run_at_once(epoch, trace)
+        steps = self.steps(epoch, trace)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: EpochResult = end.value
+                return result
+
+    def steps(
+        self, epoch: int, trace: _Trace | Visits | None = None
+    ) -> Generator[Step, None, EpochResult]:
+        """Run one epoch, and yield each of its batches; return what was counted."""
+        plan, cache = self._begin(epoch, trace), self.cache
         reads, tally, losses = cache.package_reads, Tally(epoch, self._sizes), _Mean()
         for start in range(0, len(plan), self._batch_size):
             places = np.arange(start, min(start + self._batch_size, len(plan)))
@@ -177,31 +217,86 @@ class _Job:
                 self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
             if self._is_scored:
                 losses.add(self._observe(served.ids, epoch))
+            yield Step(plan, places, served)
+        return self._end(tally, losses, cache.package_reads - reads)
+
+    def _run_at_once(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
+        """Run one epoch in runs of batches: what :meth:`steps` does, where no sample stands in.
+
+        What is served is what the plan says, so that scores do not depend on what is cached.
+        """
+        plan, tally, losses = self._begin(epoch, trace), Tally(epoch, self._sizes), _Mean()
+        span = max(1, _RUN // self._batch_size) * self._batch_size
+        for start in range(0, len(plan), span):
+            places = np.arange(start, min(start + span, len(plan)))
+            ids = plan.ids[start : start + span]
+            if self._is_scored:
+                keys, after = self._score_run(ids, plan, places, losses)
+            else:
+                keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
+            tally.add(ids, self.cache.serve_run(ids, keys, after, self._batch_size))
+        return self._end(tally, losses, 0)
+
+    def _score_run(
+        self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], seen: _Mean
+    ) -> tuple[Keys, Keys]:
+        """Score a run of batches; return their keys before, and after if they follow scores."""
+        policy, batch = self.cache.policy, self._batch_size
+        keys = None if policy.natural_keys else np.empty(len(ids))
+        after = np.empty(len(ids)) if self._follows else None
+        losses = self._losses(ids, plan.epoch)
+        for start in range(0, len(ids), batch):
+            part = slice(start, start + batch)
+            if keys is not None:
+                keys[part] = policy.keys(ids[part], self._scores, plan, places[part])
+            self._score(ids[part], plan.epoch, losses[part])
+            self._step += 1
+            if after is not None:
+                after[part] = policy.keys(ids[part], self._scores, plan, None)
+        seen.add(losses)
+        return keys, after
+
+    def _begin(self, epoch: int, trace: _Trace | Visits | None) -> Plan:
+        """Plan an epoch and arrange the cache for it."""
+        scores = self._settle(epoch)
+        plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
+        self.on_plan(plan)
+        self.cache.begin_epoch(scores, plan, self._epochs)
+        return plan
+
+    def _end(self, tally: Tally, losses: _Mean, package_reads: int) -> EpochResult:
+        """Write down what is known of an epoch; return what was counted."""
         if losses.count:
-            self._scores.record_epoch(epoch, accuracy=losses.accuracy, loss=losses.loss)
+            self._scores.record_epoch(tally.epoch, accuracy=losses.accuracy, loss=losses.loss)
         time = None if self._clock is None else self._clock.end_epoch()
-        return tally.result(cache.package_reads - reads, time)
+        return tally.result(package_reads, time)
 
     def _settle(self, epoch: int) -> Scores:
-        """Return the scores that the epoch is planned by: a snapshot, after what is scored anew."""
+        """Return the scores that the epoch is planned by, after what is scored anew.
+
+        No snapshot: nobody scores before the cache is arranged.
+        """
         if not self._is_scored:
             return self._scores
-        begin_epoch = getattr(self._scorer, "begin_epoch", None)
-        if begin_epoch is not None:
-            begin_epoch(self._scores, epoch)
+        score_begin = getattr(self._scorer, "begin_epoch", None)
+        if score_begin is not None:
+            score_begin(self._scores, epoch)
         volatile = getattr(self._scorer, "volatile", None)
         if volatile is not None and len(volatile):
             self._score(volatile, epoch, self._losses(volatile, epoch))
-        return self._scores.snapshot()
+        begin_epoch(self._sampler, self._scores, epoch)
+        return self._scores
 
     def _plan(self, scores: Scores, epoch: int) -> Plan:
         """Return the plan of the epoch, which knows the next one where the policy looks ahead."""
-        uses_scores = self._sampler.uses_scores
-        plan = self._sampler.plan(scores if uses_scores else None, epoch)
-        if uses_scores or not getattr(self.cache.policy, "looks_ahead", False):
+        plan, self._foreseen = self._foreseen, None
+        if plan is None or plan.epoch != epoch:
+            plan = self._sampler.plan(scores, epoch)
+        looks_ahead = getattr(self.cache.policy, "looks_ahead", False)
+        if not looks_ahead or not foresees(self._sampler, scores, epoch + 1):
             return plan
-        following = self._sampler.plan(None, epoch + 1)
-        return Plan(plan.epoch, plan.start, plan.ids, plan.weights, following)
+        self._foreseen = self._sampler.plan(scores, epoch + 1)
+        return plan.followed_by(self._foreseen)
 
     def _observe(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Score a batch that was served as its step would; return its losses."""
@@ -215,6 +310,12 @@ class _Job:
 
     def _score(self, ids: NDArray[np.uint32], epoch: int, losses: NDArray[np.float64]) -> None:
         self._scorer.update(self._scores, Observation(ids, self._step, epoch, losses=losses))
+
+
+def _reads_scores(policy: Policy, recipe: Recipe) -> bool:
+    """Whether the cache asks for scores; a policy with keys of its own may, but for next use."""
+    by_scores = not policy.natural_keys and not isinstance(policy, NextUse)
+    return by_scores or hasattr(policy, "places") or recipe.shares is not None
 
 
 class _Mean:
@@ -238,7 +339,8 @@ class _Mean:
         return self._right / self.count
 
 
-def _recipe(recipe: str | Recipe, params: dict[str, Any]) -> Recipe:
+def as_recipe(recipe: str | Recipe, params: dict[str, Any]) -> Recipe:
+    """Return the recipe, or that of this name with ``params``; ConfigError for both."""
     if isinstance(recipe, str):
         return recipes.get(recipe, **params)
     if params:
@@ -246,7 +348,8 @@ def _recipe(recipe: str | Recipe, params: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def _sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
+def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
+    """Return ``i64[num_samples]`` bytes; ConfigError for what are none."""
     if num_samples < 1:
         raise ConfigError(f"num_samples={num_samples} is refused: give at least 1")
     if sizes is None:
@@ -260,7 +363,7 @@ def _sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
     return lengths.astype(np.int64)
 
 
-def _share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:
+def as_share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:
     """Return the cache's share of the data set's bytes, at most 1."""
     total = int(sizes.sum())
     if isinstance(cache, float):
@@ -270,7 +373,8 @@ def _share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:
     return min(1.0, parse_bytes(cache, of=total) / total)
 
 
-def _losses(losses: ArrayLike | Losses | None, num_samples: int, seed: int) -> Losses:
+def as_losses(losses: ArrayLike | Losses | None, num_samples: int, seed: int) -> Losses:
+    """Return what says the losses."""
     if losses is None:
         return MadeUpLosses(num_samples, seed)
     return losses if callable(losses) else GivenLosses(losses, num_samples)

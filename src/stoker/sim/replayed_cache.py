@@ -1,7 +1,8 @@
-"""The cache of a replay: production arena, store and packaging, over samples in miniature."""
+"""The cache of a replay: production arena, store and packaging, over samples without bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.importance.neighbours import Neighbours
+from stoker.packaging import Packaging
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.homophily import NO_SAMPLE
@@ -16,16 +18,21 @@ from stoker.policy.shares import Shares
 from stoker.recipes import Recipe
 from stoker.scores import Scores
 from stoker.shared import SharedArray
+from stoker.sim.accounting import AccountingArena
 from stoker.sim.blank_source import BlankSource
 from stoker.sim.packages import Packages
-from stoker.sim.scale import Scale
 from stoker.store import MemoryTier, Store
-from stoker.store.arena import Arena
 from stoker.store.null import NullTier
-from stoker.store.preload import preload
+from stoker.store.packed import Packed
 from stoker.store.served import Served
 from stoker.store.tier import Keys, Tier
 from stoker.types import Outcome
+
+_PACKAGES = 1000  # of all bytes together, at most: each takes as long as thousands of samples
+_LARGEST_PACKAGE = 1 << 28
+
+Outcomes = NDArray[np.int8]
+"""How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
 
 
 class ReplayedCache:
@@ -33,30 +40,45 @@ class ReplayedCache:
 
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
     one :meth:`serve` batches, and :meth:`follow` their scores. Also a context manager. Used by one
-    thread. Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
+    thread. ``beside``: the cache of the job that came first, whose memory is used; it divides it,
+    and closes it. ``wrap`` makes the policy of the recipe's.
+
+    Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
     """
 
-    def __init__(self, recipe: Recipe, sizes: NDArray[np.int64], share: float, seed: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        sizes: NDArray[np.int64],
+        share: float,
+        seed: int,
+        *,
+        beside: ReplayedCache | None = None,
+        wrap: Callable[[Policy], Policy] = lambda policy: policy,
+    ) -> None:
         fit = getattr(recipe.policy, "for_sizes", None)
-        self.policy: Policy = recipe.policy if fit is None else fit(sizes)
+        self.policy: Policy = wrap(recipe.policy if fit is None else fit(sizes))
         """The policy, told the sizes of the samples if it asks for them."""
+        self._arranges = beside is None
         self._regions = self.policy.regions()
         self._names = [region.name for region in self._regions]
         self._recipe, self._seed = recipe, seed
-        scale = Scale.of(sizes)
-        self.capacity = scale.units(1.0 if recipe.preload else share)
+        self._data_bytes = int(sizes.sum())
+        self.capacity = round((1.0 if recipe.preload else share) * self._data_bytes)
         self._ids = np.arange(len(sizes), dtype=np.uint32)
         self._time = 0.0
         self._reads_told = 0
         self._plan: Plan | None = None
         self._counts: dict[str, int] = {}
-        source = BlankSource(scale.sizes)
-        self._arena = self._make_arena(source) if self.capacity else None
+        source = BlankSource(sizes)
+        self._arena = self._make_arena(source) if self.capacity and beside is None else None
+        if beside is not None:
+            self._arena = beside._arena
         self._store = self._make_store(source)
         self._shares = recipe.shares
-        self._packages = self._make_packages(source, scale)
+        self._packages = self._make_packages(source)
         if recipe.preload:
-            preload(source, self._store.tier, self._ids, threads=1)
+            self._store.tier.put_many(self._ids, _no_bytes(len(sizes)))
 
     # --- epochs ---
 
@@ -75,14 +97,42 @@ class ReplayedCache:
         keys = None
         if not self.policy.natural_keys:
             keys = self.policy.keys(self._ids, scores, plan, None)
-        store.rearrange(self._regions, keys, wanted)
+        if self._arranges:
+            store.rearrange(self._regions, keys, wanted)
+        elif keys is not None:
+            store.tier.set_keys(self._ids, keys)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
 
+    @property
+    def serves_runs(self) -> bool:
+        """Whether batches may be served by :meth:`serve_run`: none but what is asked for is."""
+        return self._recipe.substitution is None and self._arena is not None
+
+    def serve_run(self, ids: NDArray[np.uint32], keys: Keys, after: Keys, batch: int) -> Outcomes:
+        """Serve a run of batches ``u32[n]`` in one call; return its outcomes ``i8[n]``.
+
+        As :meth:`serve` for each, with the keys ``f64[n]`` where the policy has any, and then the
+        keys ``after`` it (``f64[n]``) where scores change them.
+        """
+        assert self._arena is not None
+        places = self._store.places
+        hits = self._arena.replay(
+            ids,
+            keys,
+            after=after,
+            regions=None if places is None else places.array[ids],
+            entrance=self._names[0],
+            overflow=getattr(self.policy, "overflow", ""),
+            at_once=batch,
+        )
+        return np.where(hits, Outcome.HIT, Outcome.FETCHED).astype(np.int8)
+
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
-        self._time += 1.0
+        # A search for substitutes looks at all samples: 50 an epoch are enough of them.
+        self._time += 0.1 * len(ids) / len(self._ids)
         served = self._store.serve(ids, keys)
         if self._packages is not None:
             missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
@@ -103,8 +153,12 @@ class ReplayedCache:
 
     @property
     def package_reads(self) -> int:
-        """Packages read so far."""
-        return 0 if self._packages is None else self._packages.stats()["package_reads"]
+        """Packages read so far, of the size that the recipe gives them."""
+        packaging = self._recipe.packaging
+        if self._packages is None or packaging is None:
+            return 0
+        each = _package_bytes(packaging, self._data_bytes) / packaging.min_bytes
+        return round(self._packages.stats()["package_reads"] * each)
 
     def take_package_reads(self) -> tuple[int, float]:
         """Return the packages read since the last call, and bytes of one of them."""
@@ -114,7 +168,8 @@ class ReplayedCache:
 
     def close(self) -> None:
         """Let go of the cache's memory."""
-        self._store.close()
+        if self._arranges:
+            self._store.close()
 
     def __enter__(self) -> ReplayedCache:
         return self
@@ -129,9 +184,8 @@ class ReplayedCache:
 
     # --- inside ---
 
-    def _make_arena(self, source: BlankSource) -> Arena:
-        mean = float(source.sizes.mean())
-        arena = Arena(len(source), self.capacity, mean, exact=True, seed=self._seed)
+    def _make_arena(self, source: BlankSource) -> AccountingArena:
+        arena = AccountingArena(source.sizes, self.capacity, seed=self._seed)
         arena.configure(self._regions)
         return arena
 
@@ -140,7 +194,8 @@ class ReplayedCache:
         tier: Tier = NullTier()
         if self._arena is not None:
             overflow = getattr(self.policy, "overflow", "")
-            tier = MemoryTier(self._arena, self._names[0], regions=self._names, overflow=overflow)
+            first = next(iter(self._arena.stats()["regions"]))
+            tier = MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
         places = serves = packaged = None
         if hasattr(self.policy, "places"):
             places = SharedArray.create(num_samples, np.uint8, name="sim-places")
@@ -160,21 +215,21 @@ class ReplayedCache:
             clock=lambda: self._time,
         )
 
-    def _make_packages(self, source: BlankSource, scale: Scale) -> Packages | None:
+    def _make_packages(self, source: BlankSource) -> Packages | None:
         packaging, substitution = self._recipe.packaging, self._recipe.substitution
         store, arena = self._store, self._arena
         if packaging is None or substitution is None or arena is None:
             return None
         assert store.served is not None
         assert store.packaged is not None
-        settings = replace(packaging, min_bytes=max(1, round(packaging.min_bytes / scale.unit)))
-        self._shares = self._fitting(settings.least_region_bytes(source.sizes))
+        coarse = replace(packaging, min_bytes=_package_bytes(packaging, self._data_bytes))
+        self._shares = self._fitting(coarse.least_region_bytes(source.sizes))
         return Packages(
             source,
             arena,
             store.served,
             store.packaged,
-            settings,
+            coarse,
             low=self._names.index(substitution.region),
             region=substitution.region,
             seed=self._seed,
@@ -187,3 +242,13 @@ class ReplayedCache:
             return self._recipe.shares
         fitted: Shares = fit(self.capacity, least_low)
         return fitted
+
+
+def _no_bytes(count: int) -> Packed:
+    """Return so many samples of no bytes."""
+    return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+
+
+def _package_bytes(packaging: Packaging, data_bytes: int) -> int:
+    """Return the least bytes of a replay's packages: large data sets have coarser ones."""
+    return max(packaging.min_bytes, min(data_bytes // _PACKAGES, _LARGEST_PACKAGE))

@@ -1,0 +1,144 @@
+"""An arena without bytes: what it counts, and its runs, against arenas with bytes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker import policy as policies
+from stoker.errors import ConfigError, SegmentError
+from stoker.policy import Region
+from stoker.sim.accounting import AccountingArena
+from stoker.store.arena import Arena
+from stoker.testing.reference_arena import ReferenceArena
+
+NUM_IDS, CAPACITY = 40, 1000
+
+RULES: dict[str, tuple[Region, ...]] = {
+    "lru": policies.LRU().regions(),
+    "lfu": policies.LFU().regions(),
+    "fifo": policies.FIFO().regions(),
+    "random": policies.Random().regions(),
+    "minio": policies.MinIO().regions(),
+    "sieve": policies.Sieve().regions(),
+    "s3fifo": policies.S3FIFO().regions(),
+    "score": policies.Score().regions(),
+    "strict score": policies.Score(ties=False).regions(),
+    "two regions": (
+        Region("H", 0.6, admission="beats_victims"),
+        Region("L", 0.4, admission="while_room"),
+    ),
+}
+
+
+def accesses(rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
+    """Return ids, keys and places of skewed accesses."""
+    ids = np.minimum(rng.integers(0, NUM_IDS, count), rng.integers(0, NUM_IDS, count))
+    return ids.astype(np.uint32), rng.integers(0, 9, count).astype(float), rng.integers(0, 2, count)
+
+
+def in_steps(arena, ids, lengths, keys, after, places, regions, at_once):
+    """Do what a store does with each batch, by the arena's own calls; return which hit."""
+    hits = np.zeros(len(ids), np.bool_)
+    for start in range(0, len(ids), at_once):
+        batch = slice(start, start + at_once)
+        some, order = ids[batch], keys[batch]
+        found = arena.get_many(some)[2]
+        if after is None and found.any():
+            arena.set_keys(some[found], order[found])
+        missed = np.flatnonzero(~found)
+        first = np.sort(missed[np.unique(some[missed], return_index=True)[1]])
+        hits[batch] = True
+        hits[start + first] = False
+        arena.claim(some[first])
+        targets = np.zeros(len(first), int) if places is None else places[batch][first]
+        for target in np.unique(targets).tolist():
+            put = first[targets == target]
+            samples = [bytes(int(lengths[i])) for i in some[put]]
+            arena.put_many(some[put], samples, order[put], regions[target].name)
+        if after is not None:
+            arena.set_keys(some, after[batch])
+    return hits
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(RULES)),
+    st.integers(0, 2**32),
+    st.integers(1, 30),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_run_is_the_same_as_its_steps(name, seed, at_once, follows, reference):
+    regions, rng = RULES[name], np.random.default_rng(seed)
+    ids, keys, places = accesses(rng, 400)
+    lengths = rng.integers(0, 60, NUM_IDS)
+    after = keys[::-1].copy() if follows else None
+    if name != "two regions":
+        places = None
+    counting = AccountingArena(lengths, CAPACITY, seed=3)
+    if reference and name != "random":  # which draws as it likes
+        stepwise = ReferenceArena(NUM_IDS, CAPACITY, float(lengths.mean()))
+    else:
+        stepwise = Arena(NUM_IDS, CAPACITY, float(lengths.mean()), exact=True, seed=3)
+    with counting, stepwise:
+        for arena in (counting, stepwise):
+            arena.configure(regions)
+        hits = counting.replay(
+            ids,
+            keys,
+            after=after,
+            regions=None if places is None else places.astype(np.uint8),
+            entrance=regions[0].name,
+            at_once=at_once,
+        )
+        expected = in_steps(stepwise, ids, lengths, keys, after, places, regions, at_once)
+        assert hits.tolist() == expected.tolist()
+        every = np.arange(NUM_IDS, dtype=np.uint32)
+        assert counting.contains(every).tolist() == stepwise.contains(every).tolist()
+        assert counting.where(every).tolist() == stepwise.where(every).tolist()
+        counting.verify()
+
+
+def test_lengths_count_and_bytes_are_none():
+    lengths = np.arange(10) * 100
+    with AccountingArena(lengths, 1000) as arena:
+        kept = arena.put_many(np.array([9, 3, 2]))
+        data, offsets, found = arena.get_many(np.array([9, 3, 2]))
+        assert kept.all()
+        assert found.tolist() == [False, True, True]  # 900 had to leave for 300
+        assert not data.size
+        assert offsets.tolist() == [0, 0, 0, 0]
+        assert arena.stats()["payload_bytes"] == 500
+
+
+def test_terabytes_take_no_memory():
+    with AccountingArena(np.full(1000, 1 << 30), 1 << 39) as arena:
+        kept = arena.put_many(np.arange(1000, dtype=np.uint32))
+        assert kept.all()
+        assert arena.stats()["entries"] == 512
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ConfigError, match="are refused"):
+        AccountingArena(np.array([1, -1]), 100)
+    with pytest.raises(ConfigError, match="are refused"):
+        AccountingArena(np.empty(0, np.int64), 100)
+    ids = np.array([1, 2], np.uint32)
+    with AccountingArena(np.full(10, 5), 100) as arena:
+        for call in (
+            lambda: arena.replay(np.array([10], np.uint32)),
+            lambda: arena.replay(ids, np.zeros(1)),
+            lambda: arena.replay(ids, after=np.zeros(3)),
+            lambda: arena.replay(ids, regions=np.zeros(1, np.uint8)),
+            lambda: arena.replay(ids, at_once=0),
+            lambda: arena.replay(ids, entrance="nowhere"),
+        ):
+            with pytest.raises(ConfigError):
+                call()
+        with pytest.raises(SegmentError):
+            Arena.attach(arena.handle)
+    with pytest.raises(SegmentError, match="closed"):
+        arena.replay(ids)
