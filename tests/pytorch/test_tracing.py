@@ -68,8 +68,9 @@ def test_what_the_loop_saw_is_there(tmp_path, recipe, num_workers):
     sizes = np.concatenate([epoch.batch_sizes for epoch in epochs])
     assert sizes.tolist() == [len(meta) for meta in metas]
     for shown, meta in zip((s for e in epochs for s in e.shown), metas, strict=True):
-        assert shown[0].tolist() == meta.ids.tolist()
-        assert shown[1].tolist() == LOSSES[meta.ids].tolist()
+        assert shown.ids.tolist() == meta.ids.tolist()
+        assert not shown.is_aside
+        assert shown.losses.tolist() == LOSSES[meta.ids].tolist()
     played = np.zeros(N)
     for update in (u for e in epochs for u in e.updates):
         played[update.ids] = update.values
@@ -160,7 +161,7 @@ def test_a_resumed_run_goes_on_with_its_trace(tmp_path):
         assert len(epoch.ids) == N
         assert epoch.ids[5 * BATCH :].tolist() == np.concatenate([m.ids for m in metas]).tolist()
         assert len(epoch.shown) == len(epoch.batch_sizes) == len(epoch.updates)
-        assert max(losses.max() for _, losses in epoch.shown) <= LOSSES.max()
+        assert max(shown.losses.max() for shown in epoch.shown) <= LOSSES.max()
 
 
 def test_a_killed_run_leaves_whole_blocks(tmp_path):

@@ -1,5 +1,7 @@
 """Blocks of columns: the same back, whole up to where a file was cut, and nothing that is wrong."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,3 +102,24 @@ def test_what_is_no_trace_of_ours_is_refused(tmp_path):
     written(tmp_path / "ours")
     with pytest.raises(ConfigError, match="seed=0"):
         check_continues(tmp_path / "ours", ABOUT | {"seed": 1})
+
+
+def write_too(path, told):
+    try:
+        TraceWriter(path, ABOUT, SIZES)
+    except OSError as error:
+        told.put(str(error))
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    writer = TraceWriter(tmp_path / "t", ABOUT, SIZES)
+    writer.append(Kind.ROWS, 0, ROWS[0])
+    other = context.Process(target=write_too, args=(tmp_path / "t", told))
+    other.start()
+    assert "another process" in told.get(timeout=60)
+    other.join()
+    writer.append(Kind.ROWS, 0, ROWS[2])
+    writer.close()
+    assert rows_of(tmp_path / "t") == [EXPECTED[0], EXPECTED[2]]

@@ -173,7 +173,7 @@ class RecordedLosses:
         self._losses = np.full(self._trace.num_samples, np.nan)
 
     def _take(self, found: EpochTrace) -> None:
-        for ids, losses in found.shown:
+        for ids, losses, _ in found.shown:
             self._losses[ids] = losses
             self._sum += float(losses.sum())
             self._count += len(losses)

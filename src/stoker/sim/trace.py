@@ -35,6 +35,17 @@ Ids = NDArray[np.uint32]
 _NO_IDS = np.empty(0, np.uint32)
 
 
+class Shown(NamedTuple):
+    """The losses of one batch."""
+
+    ids: Ids
+    """``u32[n]``, those of its samples whose losses were finite."""
+    losses: NDArray[np.float64]
+    """``f64[n]``."""
+    is_aside: bool
+    """Whether they were scored anew before the epoch, and not by a step of training."""
+
+
 class Update(NamedTuple):
     """The scores that the samples of one batch got."""
 
@@ -64,8 +75,8 @@ class EpochTrace:
     """``f64[B]``, seconds when the first rank got each batch, from when its file was opened."""
     stalls: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """``f64[B]``, seconds that the first rank waited for each."""
-    shown: list[tuple[Ids, NDArray[np.float64]]] = field(default_factory=list)
-    """Samples and losses ``f64[n]`` of each batch that was observed, asides included."""
+    shown: list[Shown] = field(default_factory=list)
+    """The losses of each batch that was observed, in order, those shown aside first."""
     updates: list[Update] = field(default_factory=list)
     """All changes of the scores in order, those made aside first."""
     accuracy: float | None = None
@@ -241,7 +252,7 @@ class _Assembly:
         if "ids" in columns:
             self._add_batches(columns)
         shown = _shown(columns)
-        found.shown += [(ids, losses) for ids, losses in shown]
+        found.shown += shown
         updates = _updates(columns, shown, self._steps)
         found.updates += updates
         self._steps += len(updates)
@@ -281,9 +292,8 @@ class _Assembly:
             joined = np.concatenate(self._columns[name])
             self._columns[name] = [joined[rows if len(joined) == len(rows) else keep]]
         found, kept = self._found, int(keep.sum())
-        found.shown = found.shown[:kept]
-        asides = sum(update.is_aside for update in found.updates)
-        found.updates = found.updates[: asides + kept]
+        found.shown = found.shown[: kept + sum(shown.is_aside for shown in found.shown)]
+        found.updates = found.updates[: kept + sum(update.is_aside for update in found.updates)]
 
 
 _BATCH_COLUMNS = {
@@ -296,20 +306,23 @@ _BATCH_COLUMNS = {
 }
 
 
-def _shown(columns: dict[str, NDArray[Any]]) -> list[tuple[Ids, NDArray[np.float64]]]:
-    """Return the steps of a block: samples and losses."""
+def _shown(columns: dict[str, NDArray[Any]]) -> list[Shown]:
+    """Return the steps of a block."""
     if "step_size" not in columns:
         return []
     batches = _split(columns["ids"], columns["batch_size"]) if "ids" in columns else []
     apart = _Queue(columns.get("step_ids"))
     losses = _Queue(columns["losses"].astype(np.float64))
-    rows = zip(columns["step_batch"].tolist(), columns["step_size"].tolist(), strict=True)
-    return [(batches[b] if b >= 0 else apart.take(n), losses.take(n)) for b, n in rows]
+    names = ("step_batch", "step_size", "step_aside")
+    return [
+        Shown(batches[b] if b >= 0 else apart.take(n), losses.take(n), bool(aside))
+        for b, n, aside in zip(*(columns[name].tolist() for name in names), strict=True)
+    ]
 
 
 def _updates(
     columns: dict[str, NDArray[Any]],
-    shown: list[tuple[Ids, NDArray[np.float64]]],
+    shown: list[Shown],
     number: int,
 ) -> list[Update]:
     """Return the updates of a block, the first of which is the epoch's ``number``."""

@@ -10,6 +10,8 @@ midst of a block, or damaged there, is good up to that block.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import struct
@@ -72,13 +74,15 @@ class TraceWriter:
     """Appends blocks to a file, each by one write. Used by one thread.
 
     A file that is there already is gone on with, after its last whole block, if its ABOUT says
-    the same; else ConfigError. Raises OSError when the file cannot be written.
+    the same; else ConfigError. Raises OSError when the file cannot be written, or another process
+    is writing it.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], sizes: NDArray[np.int64]) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             end = check_continues(path, about)
+            _lock(self._fd)
             os.ftruncate(self._fd, end)
             os.lseek(self._fd, end, os.SEEK_SET)
             if not end:
@@ -206,6 +210,17 @@ class TraceReader:
 
 def _check(kind: int, epoch: int, raw: int, stored: bytes) -> int:
     return zlib.crc32(stored, zlib.crc32(_HEAD.pack(kind, epoch, len(stored), raw, 0)))
+
+
+def _lock(fd: int) -> None:
+    """Let no other process write the file as long as this one has it open."""
+    try:
+        # Of the process, so that workers that outlive it do not hold it.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise BlockingIOError(error.errno, "another process is writing it") from error
+        # A file system without locks: one writer is up to the user.
 
 
 def _write(fd: int, data: bytes) -> None:
