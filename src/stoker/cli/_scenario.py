@@ -152,7 +152,7 @@ class Scenario:
                 sizes=self.sizes,
                 losses=self.losses,
                 seeds=range(self.seed, self.seed + self.jobs),
-                batch_size=self.batch or 256,
+                batch_size=self.batch,
                 progress=progress,
             ).together
         return replay(
