@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.hybrid import Hybrid
 from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
 from stoker.recipes import Recipe
@@ -180,13 +181,23 @@ class Recorder:
 
 
 class Player:
-    """A scorer that gives out the scores of a record, whatever it is shown."""
+    """A scorer that gives out the scores of a record, whatever it is shown.
+
+    Which samples are volatile is found anew from those scores, since how many there are depends on
+    the cache; scored anew, as far as the record has it, are those of the training.
+    """
 
     needs: frozenset[Signal] = frozenset({"losses"})
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, num_samples: int) -> None:
         self._record = record
         self._coming = iter(record.updates)
+        self._hybrid: Hybrid | None = None
+        if any(len(ids) for ids in record.volatile):
+            # An overlap above 1 never is: the warm-up is as long as it was.
+            warm_up = record.ready.index(True)
+            self._hybrid = Hybrid(num_samples, overlap=1.0, max_warm_up=warm_up)
+        self.cache_samples: int | None = None
         self.neighbours: Neighbours | None = None
         self.volatile: Ids = np.empty(0, np.uint32)
 
@@ -198,9 +209,11 @@ class Player:
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Say what the recorded scorer said, and ask for what was scored anew then."""
+        if self._hybrid is not None:
+            self._hybrid.cache_samples = self.cache_samples
+            self._hybrid.begin_epoch(scores, epoch)
         if self._record.ready:  # nothing is said where nobody looks at scores
             scores.ready = self._record.ready[epoch]
-            scores.set_volatile(self._record.volatile[epoch])
         aside = [u.ids for u in self._record.updates if u.epoch == epoch and u.is_aside]
         self.volatile = np.concatenate([self.volatile[:0], *aside])
 
@@ -253,6 +266,6 @@ def played(recipe: Recipe, record: Record) -> Recipe:
     return replace(
         recipe,
         sampler=lambda num_samples, **job: PlayedSampler(record),
-        scorer=lambda num_samples: Player(record),
+        scorer=partial(Player, record),
         backward=None,
     )

@@ -180,7 +180,8 @@ def _live(trained: list[Found], replayed: list[Found], about: str, smoke: bool) 
     report.remarks = [
         "Where samples stand in for others, training goes another way than the record, which was "
         "made without: scores and visits differ from the replay, not the rules.",
-        f"At {LIVE_AT:.0%} the first seed only. ImPACT's record is that of {TRAINED_AT:.0%}.",
+        f"At {LIVE_AT:.0%} the first seed only. ImPACT's record is that of {TRAINED_AT:.0%}: at "
+        "other sizes its volatile samples are found anew, and more of them have no fresh score.",
     ]
     return report
 
