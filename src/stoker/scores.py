@@ -16,7 +16,7 @@ MAX_EPOCHS = 4096
 """Epochs whose history a Scores has room for."""
 
 _ROWS = ("values", "last", "seen", "volatile", "basis")
-_HISTORY = ("accuracies", "losses", "deviations")
+_HISTORY = ("accuracies", "losses", "deviations", "supplies", "hit_ratios")
 
 
 class Scores:
@@ -27,9 +27,9 @@ class Scores:
     ``importance``; any process may read. A reader that wants values that do not move under it
     takes a :meth:`snapshot`. Not locked: a row read while it is written may mix two updates.
 
-    The history (:attr:`accuracies`, :attr:`losses`, :attr:`deviations`) is there so that what
-    adapts to training, like a sampler's repetition or a cache's split, is a pure function of the
-    scores and the epoch.
+    The history (:attr:`accuracies`, :attr:`losses`, :attr:`deviations`, :attr:`supplies`,
+    :attr:`hit_ratios`) is there so that what adapts to training, like a sampler's repetition or a
+    cache's split, is a pure function of the scores and the epoch.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -123,8 +123,28 @@ class Scores:
         """
         return self._epochs("deviations")
 
+    @property
+    def supplies(self) -> NDArray[np.float64]:
+        """f64[E], samples a second that storage gave in each epoch / those that training took.
+
+        Of training's rate while it did not wait. Where it never waited, only what it asked for is
+        known, and storage could have given more. NaN where not known. Read-only view.
+        """
+        return self._epochs("supplies")
+
+    @property
+    def hit_ratios(self) -> NDArray[np.float64]:
+        """f64[E], hits / accesses of each epoch so far, NaN where not known. Read-only view."""
+        return self._epochs("hit_ratios")
+
     def record_epoch(
-        self, epoch: int, *, accuracy: float | None = None, loss: float | None = None
+        self,
+        epoch: int,
+        *,
+        accuracy: float | None = None,
+        loss: float | None = None,
+        supply: float | None = None,
+        hit_ratio: float | None = None,
     ) -> None:
         """Write what is known at the end of ``epoch``, and the deviation of the scores now.
 
@@ -141,7 +161,8 @@ class Scores:
             )
         seen = self._values.array[self._seen.array > 0]
         deviation = float(seen.std()) if len(seen) else None
-        for row, value in zip(self._history.array, (accuracy, loss, deviation), strict=True):
+        known = (accuracy, loss, deviation, supply, hit_ratio)
+        for row, value in zip(self._history.array, known, strict=True):
             if value is not None and np.isfinite(value):
                 row[epoch] = value
         self._num_epochs.array.fill(max(int(self._num_epochs.array), epoch + 1))
@@ -196,8 +217,8 @@ class Scores:
         """Return copies of everything, for a checkpoint; :meth:`restore` takes them by name.
 
         ``values f64[N]``, ``last i64[N]``, ``seen i64[N]``, ``volatile bool[N]``, ``accuracies``,
-        ``losses`` and ``deviations f64[E]``, ``ready bool[]``, ``basis f32[N]``, ``basis_epoch
-        i64[]``.
+        ``losses``, ``deviations``, ``supplies`` and ``hit_ratios f64[E]``, ``ready bool[]``,
+        ``basis f32[N]``, ``basis_epoch i64[]``.
         """
         names = (*_ROWS, *_HISTORY)
         return {
@@ -215,6 +236,8 @@ class Scores:
         accuracies: ArrayLike = (),
         losses: ArrayLike = (),
         deviations: ArrayLike = (),
+        supplies: ArrayLike | None = None,
+        hit_ratios: ArrayLike | None = None,
         ready: ArrayLike = True,
         basis: ArrayLike | None = None,
         basis_epoch: ArrayLike = -1,
@@ -235,7 +258,11 @@ class Scores:
                 raise ConfigError(
                     f"rows of shape {row.shape} are refused: give {len(self)} finite numbers"
                 )
-        history = [np.asarray(given, np.float64) for given in (accuracies, losses, deviations)]
+        unknown = np.full(np.shape(accuracies), np.nan)
+        history = [
+            np.asarray(unknown if given is None else given, np.float64)
+            for given in (accuracies, losses, deviations, supplies, hit_ratios)
+        ]
         lengths = {row.shape for row in history}
         if len(lengths) != 1 or history[0].ndim != 1 or len(history[0]) > MAX_EPOCHS:
             raise ConfigError(

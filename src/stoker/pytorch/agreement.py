@@ -23,6 +23,10 @@ class Ended(NamedTuple):
     epoch: int
     accuracy: float = float("nan")
     """As the training loop told it; NaN if it did not."""
+    supply: float = float("nan")
+    """What storage gave, as a share of what training took; see ``Scores.supplies``."""
+    hit_ratio: float = float("nan")
+    """Hits / accesses of this rank."""
 
 
 class Agreement:
@@ -93,13 +97,18 @@ class Agreement:
     ) -> None:
         """Put a saved state in the place of this one; ``agreed`` are arrays of Scores."""
         self.agreed = None if agreed is None else scores_of(agreed, len(agreed["values"]))
-        self.ended = None if ended is None else Ended(int(ended[0]), float(ended[1]))
+        self.ended = None if ended is None else Ended(int(ended[0]), *map(float, ended[1:]))
         self.is_uniform = bool(is_uniform)
 
     def _said(self) -> NDArray[np.float64]:
-        """Return f64[4], what this rank has to say: losses, how many, accuracy, is it starved."""
-        accuracy = np.nan if self.ended is None else self.ended.accuracy
-        return np.array([*self._observer.take_loss(), accuracy, self._observer.is_starved])
+        """Return f64[6], what this rank has to say.
+
+        Losses, how many, accuracy, whether it is starved, supply, hit ratio.
+        """
+        ended = self.ended or Ended(0)
+        losses, observer = self._observer.take_loss(), self._observer
+        measured = ended.supply, ended.hit_ratio
+        return np.array([*losses, ended.accuracy, observer.is_starved, *measured])
 
     def _record(self, scores: Scores, said: list[NDArray[np.float64]]) -> None:
         """Write the epoch that is over into the history, as means over the ranks that know."""
@@ -111,6 +120,9 @@ class Agreement:
             self.ended.epoch,
             accuracy=sum(known) / len(known) if known else None,
             loss=loss_sum / count if count else None,
+            # One rank's clock is enough, and all have to say the same.
+            supply=float(said[0][4]),
+            hit_ratio=float(said[0][5]),
         )
         self.ended = None
 

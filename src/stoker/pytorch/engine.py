@@ -28,6 +28,7 @@ from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.inner import InnerLoader
 from stoker.pytorch.meta import Envelope, Meta
+from stoker.pytorch.nodes import Locality, Nodes, find_nodes
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError
 from stoker.pytorch.open_cache import CacheSetup
@@ -73,6 +74,7 @@ class Engine:
         on_error: OnError,
         prefetch_bytes: int,
         rescore: Rescore | None,
+        locality: bool,
         sharing: Sharing,
         trace: Path | None,
     ) -> None:
@@ -91,6 +93,7 @@ class Engine:
         self._on_error = on_error
         self._prefetch_bytes = prefetch_bytes
         self._rescore = rescore
+        self._wants_locality = locality and not own_order and not setup.recipe.preload
         self._sharing = sharing
         self._trace = trace
         if trace is not None:
@@ -120,22 +123,25 @@ class Engine:
             self.tracer = self._observer.tracer = self._make_tracer(self._trace)
         setup = self._setup
         batch_bytes = setup.mean_size * (outer.batch_size or 1)
+        nodes = self._find_nodes(ranks, outer.batch_size or 1)
+        ranks_here = ranks_on_node(ranks) if nodes is None else nodes.ranks_here
         window = 0
         if not self._own_order and setup.capacity and setup.stage.is_bytes_of_source:
             window = window_bytes(
-                self._prefetch_bytes, setup.capacity, batch_bytes, outer.num_workers, ranks
+                self._prefetch_bytes, setup.capacity, batch_bytes, outer.num_workers, ranks_here
             )
         join = partial(self._join, ranks, max(1, outer.num_workers))
-        cached = setup.open(ranks, window, join)
+        has_homes = self._planner.locality is not None
+        cached = setup.open(ranks, window, join, has_homes=has_homes)
         try:
-            self._placing = Placing(setup, cached, ranks, self._seed)
+            self._placing = Placing(setup, cached, ranks, self._seed, nodes)
         except BaseException:
             cached.close()
             raise
         self.cached = cached
         self._placing.accesses = self._accesses
         if window and can_prefetch(cached.store):
-            share = window // ranks_on_node(ranks)
+            share = window // ranks_here
             skip = self._placing.may_be_served_by_others
             first = self._sharing.probe * (outer.batch_size or 1)
             self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip, first)
@@ -192,7 +198,10 @@ class Engine:
             self._records.finish_epoch(self.stats())
             if self.tracer is not None:
                 self.tracer.end()
-            self._agreement.ended = Ended(self._records.epoch)
+            records = self._records
+            self._agreement.ended = Ended(
+                records.epoch, supply=records.supply(), hit_ratio=records.epochs[-1].hit_ratio
+            )
 
     def save(self, outer: DataLoader[Any], owner: Owner) -> LoaderState:
         """Return the state of this rank; see ``Loader.state_dict``."""
@@ -288,6 +297,17 @@ class Engine:
 
     # --- inside ---
 
+    def _find_nodes(self, ranks: Ranks, batch: int) -> Nodes | None:
+        """Return the nodes, if samples may have homes; have ranks prefer what is at home here."""
+        if not self._wants_locality or not self._setup.capacity:
+            return None
+        nodes = find_nodes(ranks)
+        if nodes is not None and nodes.count > 1:
+            homes = self._setup.homes(nodes.count)
+            self._planner.locality = Locality(nodes, homes, batch)
+            log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
+        return nodes
+
     def _join(
         self, ranks: Ranks, readers: int, arena: SharedArena, policy: Merged
     ) -> Member | None:
@@ -374,7 +394,12 @@ class Engine:
         if self._setup.member is not None:
             self._setup.member.begin_epoch(plan, at.consumed + len(plan))
             self._followed = plan
-        self._placing.begin_epoch(scores, plan, whole, at.consumed, self._epochs)
+        are_here = None
+        if planner.locality is not None:
+            are_here = planner.locality.are_here(planner.super_epoch(at.epoch))
+        self._placing.begin_epoch(
+            scores, plan, whole, at.consumed, self._epochs, planner.elsewhere(plan), are_here
+        )
         if self.tracer is not None:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
             self.tracer.prepared(plan, scores.ready, volatile)
@@ -390,7 +415,8 @@ class Engine:
         if at.epoch == self._resumed:
             scores = agreement.agreed or self._observer.scores
         else:
-            scores = agreement.reach(at.epoch, ranks, self._rescorer(outer, at.epoch))
+            rescorer = self._rescorer(outer, at.epoch)
+            scores = agreement.reach(at.epoch, ranks, rescorer, planner.begin_epoch)
         self._resumed = None
         if planner.uses_scores:
             planner.settle(scores, is_uniform=agreement.is_uniform)
@@ -407,6 +433,7 @@ class Engine:
         def run(ids: NDArray[np.uint32]) -> None:
             begin = time.perf_counter()
             ids = self._setup.population.visited(ids)
+            ids = self._planner.by_node(ids, epoch)
             draws = partial(rescoring_draws, ids, self._ranks.now(), outer.batch_size, keys)
             inner.requests.begin(self._next_token(), epoch, draws, _NONE, is_aside=True)
             score_anew(inner, rescore, self._observer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.pytorch.cursor import Cursor, Walk
+from stoker.pytorch.nodes import Locality
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory, uniform
-from stoker.sampler.base import Sampler
+from stoker.sampler.base import Sampler, begin_epoch, foresees
 from stoker.scores import Scores
 from stoker.store.tier import Keys
+
+log = logging.getLogger("stoker")
 
 
 class Draw(NamedTuple):
@@ -63,6 +67,8 @@ class Planner:
     ) -> None:
         self.coming = Cursor()
         """Where the next iteration begins."""
+        self.locality: Locality | None = None
+        """Where samples are at home, if ranks are to prefer those of their node."""
         self._population = population
         self._make_sampler = self._make_now = make_sampler
         self._ranks = ranks
@@ -75,6 +81,7 @@ class Planner:
         self._scores = scores
         self._basis = population.scores(scores)
         self._lengths: dict[tuple[int, int, bool], int] = {}
+        self._orders: dict[tuple[int, int, int], NDArray[np.int64]] = {}
         self._identity: tuple[int, str] | None = None
         self._told = False
         # Refuses what it must while the user's call is on the stack.
@@ -130,6 +137,14 @@ class Planner:
         self._make_now = uniform if is_uniform else self._make_sampler
         self._forget()
 
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Let the sampler keep in ``scores``, of the base data set, what it draws from."""
+        sampler = self._divided()
+        begin_epoch(sampler, scores, epoch)
+        describe = getattr(sampler, "describe", None)
+        if describe is not None:
+            log.info("epoch %d: %s", epoch, describe(scores, epoch))
+
     # --- the whole job ---
 
     def order(self, at: Cursor) -> Plan:
@@ -145,10 +160,10 @@ class Planner:
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
 
-        It knows the plan that follows if the cache policy looks ahead, and scores do not matter.
+        It knows the plan that follows if the cache policy looks ahead, and it is foreseen.
         """
         following = None
-        if looks_ahead(self._policy) and not self.uses_scores:
+        if looks_ahead(self._policy) and self._foresees(at.epoch + 1):
             following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
         return self._with_ids(self.order(at), following)
 
@@ -198,16 +213,14 @@ class Planner:
 
     def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
         """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
-        rank, world_size = self._ranks.now()
         plan = self.plan(at)
-        positions = np.arange(rank, len(plan), world_size)[: self._batched(at)]
+        positions = self._own(plan)[: self._batched(at)]
         ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
 
     def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
         """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""
-        rank, world_size = self._ranks.now()
-        positions = np.arange(rank, len(plan), world_size)[first:end]
+        positions = self._own(plan)[first:end]
         return self._policy.keys(plan.ids[positions], self._scores, plan, positions)
 
     def keys(self, ids: NDArray[np.uint32]) -> Keys:
@@ -216,13 +229,29 @@ class Planner:
 
     def earlier(self, at: Cursor) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
-        rank, world_size = self._ranks.now()
         if not at.consumed:
             return np.empty(0, np.uint32)
         whole = self._undivided(at.epoch)
-        return self._population.ids(
-            whole.ids[np.arange(rank, at.consumed, world_size) % len(whole)]
-        )
+        over = whole.ids[np.arange(at.consumed) % len(whole)]
+        plan = Plan(at.epoch, 0, self._population.ids(over))
+        return plan.ids[self._own(plan)]
+
+    def elsewhere(self, plan: Plan) -> NDArray[np.uint32]:
+        """Return the ids ``u32[n]`` of the accesses of ``plan`` that other nodes' ranks take."""
+        if self.locality is None:
+            return np.empty(0, np.uint32)
+        return plan.ids[self.locality.elsewhere(self._order(self.locality, plan))]
+
+    def by_node(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.uint32]:
+        """Return ``ids`` ``u32[m]`` so that ranks which divide them get those of their node."""
+        if self.locality is None:
+            return ids
+        return ids[self.locality.order(ids, self.super_epoch(epoch))]
+
+    def super_epoch(self, epoch: int) -> int:
+        """Return the epoch with which the super-epoch of ``epoch`` begins."""
+        began = getattr(self._divided(), "began", None)
+        return epoch if began is None else int(began(epoch))
 
     def walk(self, at: Cursor) -> Walk:
         """Return the training loop's way through the plan from ``at`` on."""
@@ -232,31 +261,51 @@ class Planner:
 
     def indices(self) -> Iterator[int]:
         """Yield this rank's share of the coming iteration, in indices of the population's view."""
-        return iter(self.order(self.coming).rank_view(*self._ranks.now()).tolist())
+        order = self.order(self.coming)
+        return iter(order.ids[self._own(self._with_ids(order, None))].tolist())
 
     def draws(self, plan: Plan, at: Cursor) -> Iterator[Draw]:
         """Yield this rank's batches of ``plan``, which begins at ``at``.
 
         One by one with ``batch_size=None``.
         """
-        rank, world_size = self._ranks.now()
-        ids = plan.rank_view(rank, world_size, equal=self._shuffle)
-        weights = None if plan.weights is None else plan.weights[rank::world_size]
-        size, end = self._batch_size or 1, self._batched(at)
+        plan.rank_view(*self._ranks.now(), equal=self._shuffle)  # refuses unequal parts
+        own, size, end = self._own(plan), self._batch_size or 1, self._batched(at)
         for begin in range(0, end, size):
-            part = slice(begin, min(begin + size, end))
-            wanted = np.ascontiguousarray(ids[part])
-            places = np.arange(part.start, part.stop) * world_size + rank
+            places = own[begin : min(begin + size, end)]
+            wanted = plan.ids[places]
             yield Draw(
                 wanted,
                 at.consumed + places,
-                None if weights is None else np.ascontiguousarray(weights[part]),
+                None if plan.weights is None else plan.weights[places],
                 self._policy.keys(wanted, self._scores, plan, places),
                 first=begin,
                 single=self._batch_size is None,
             )
 
     # --- inside ---
+
+    def _own(self, plan: Plan) -> NDArray[np.int64]:
+        """Return i64[n], the accesses of ``plan``, in ids of the base, that this rank takes."""
+        rank, world_size = self._ranks.now()
+        if self.locality is None:
+            return np.arange(rank, len(plan), world_size)
+        return self._order(self.locality, plan)[rank::world_size]
+
+    def _order(self, locality: Locality, plan: Plan) -> NDArray[np.int64]:
+        """Return i64[A], the accesses of ``plan`` in the order that ranks divide."""
+        key = plan.epoch, plan.start, len(plan)
+        if key not in self._orders:
+            if len(self._orders) > 3:
+                self._orders.clear()
+            self._orders[key] = locality.order(plan.ids, self.super_epoch(plan.epoch))
+        return self._orders[key]
+
+    def _foresees(self, epoch: int) -> bool:
+        """Whether the plan of a later epoch is known; not while training plays no part in it."""
+        if self.uses_scores and self._make_now is not self._make_sampler:
+            return False
+        return foresees(self._divided(), self._basis, epoch)
 
     def _divided(self) -> Sampler:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
@@ -287,6 +336,7 @@ class Planner:
 
     def _forget(self) -> None:
         self._lengths.clear()
+        self._orders.clear()
         self._identity = None
 
     def _in_batches(self, accesses: int) -> int:
@@ -306,8 +356,12 @@ class Planner:
         return accesses - (accesses % (self._batch_size or 1) if self._drop_last else 0)
 
     def _with_ids(self, order: Plan, following: Plan | None) -> Plan:
-        ids = self._population.ids(order.ids) if self._population.label else order.ids
-        return Plan(order.epoch, order.start, ids, order.weights, following)
+        population = self._population
+        if not population.label:
+            return order.followed_by(following)
+        beyond = None if order.beyond is None else population.spread(order.beyond)
+        ids = population.ids(order.ids)
+        return Plan(order.epoch, order.start, ids, order.weights, following, beyond)
 
 
 class PlanSampler(TorchSampler[int]):

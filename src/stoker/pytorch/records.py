@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +36,7 @@ class Records:
         self._stall_seconds = 0.0
         self._before = Stats()
         self._began: Stats | None = None
+        self._began_at = self._last_at = 0.0
 
     def stats(
         self, cached: CachedDataset | None, aside: CachedDataset | None, share: int, **counts: Any
@@ -65,6 +68,7 @@ class Records:
         self._visits.begin_epoch()
         self._visits.add(earlier)
         self._began = now
+        self._began_at = self._last_at = time.perf_counter()
 
     @property
     def is_open(self) -> bool:
@@ -77,8 +81,20 @@ class Records:
         self.epochs.append(now.since(self._began))
         self._began = None
 
+    def supply(self) -> float:
+        """Return what storage gave in the epoch that ended last, as a share of what training took.
+
+        See ``Scores.supplies``. NaN where nothing was read or next to no time passed.
+        """
+        last, seconds = self.epochs[-1], self._last_at - self._began_at
+        if not last.accesses or not last.fetched or seconds <= 0:
+            return math.nan
+        working = max(0.0, 1 - last.stall_seconds / seconds)
+        return working * last.fetched / last.accesses
+
     def add_batch(self, envelope: Envelope) -> None:
         """Count a batch that is handed out."""
+        self._last_at = time.perf_counter()
         self._visits.add(envelope.meta.ids)
         for failure in envelope.failures:
             if failure.id not in self.failures:

@@ -53,7 +53,7 @@ class LoaderState(NamedTuple):
     """Sum and number of the losses that are in no epoch's record yet."""
     agreed: Arrays | None
     """Likewise, of what all ranks held when the latest epoch began; None where nobody asked."""
-    ended: tuple[int, float] | None
+    ended: tuple[int, float, float, float] | None
     """An epoch that is in no record yet, and the accuracy after it, NaN if not known."""
     is_uniform: bool
     """Whether plans are uniform because training does not play its part."""

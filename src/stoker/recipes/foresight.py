@@ -6,6 +6,7 @@ from stoker.errors import ConfigError
 from stoker.policy.next_use import NextUse
 from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.part import part
+from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.superepoch import SuperEpochSampler
@@ -15,6 +16,7 @@ def foresight(
     repeat: int = 1,
     importance: bool = False,
     prune: float = 0.0,
+    adaptive: bool = False,
     annealed: float = 0.125,
     request_bytes: float = 0.0,
     uniform_part: float = 0.2,
@@ -34,36 +36,36 @@ def foresight(
       are drawn at once. Where the next visit is not drawn yet, the one to be expected counts.
     - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
       ``loader.weights`` make up for them (InfoBatch).
+    - ``adaptive``: each sample once an epoch while storage keeps up; where it does not, as many
+      repeats, and at last importance, as it takes (:class:`AdaptiveSampler`). What is done, and
+      why, is logged as each epoch begins.
 
     The last share ``annealed`` of the training, for which the Loader has to be told ``epochs``,
     visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
-    large ones. Raises :class:`~stoker.errors.ConfigError` for ``prune`` with one of the others.
-    Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
+    large ones. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` with
+    another. Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
-    if prune and (importance or repeat != 1):
+    if (prune != 0) + adaptive + (importance or repeat != 1) > 1:
         raise ConfigError(
-            f"prune={prune} with repeat={repeat}, importance={importance} is refused: what is left "
-            "out of an epoch is drawn when it begins; give prune alone"
+            f"repeat={repeat}, importance={importance}, prune={prune}, adaptive={adaptive} are "
+            "refused: prune and adaptive each choose samples in a way of their own, give them alone"
         )
+    bounds = {"uniform_part": uniform_part, "min_ess": min_ess, "annealed": annealed}
     sampler: SamplerFactory = part(SuperEpochSampler, repeat=repeat, annealed=annealed)
-    limit = part(hit_ratio, repeat=repeat)
     if importance:
-        sampler = part(
-            ImportanceSampler,
-            repeat=repeat,
-            uniform_part=uniform_part,
-            min_ess=min_ess,
-            annealed=annealed,
-        )
+        sampler = part(ImportanceSampler, repeat=repeat, **bounds)
     elif prune:
         sampler = part(InfoBatchSampler, prune=prune, delta=1 - annealed)
+    elif adaptive:
+        sampler = part(AdaptiveSampler, **bounds)
+    is_exact = not (importance or prune or adaptive)
     return Recipe(
         "foresight",
         "the sample needed latest leaves, by the plan; samples may repeat, or be drawn unbiased",
         policy=NextUse(request_bytes),
         sampler=sampler,
-        limit=None if importance or prune else limit,
+        limit=part(hit_ratio, repeat=repeat) if is_exact else None,
     )
 
 

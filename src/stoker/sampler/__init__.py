@@ -1,5 +1,6 @@
 """Samplers: from scores to the plan of an epoch."""
 
+from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.base import Sampler
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.sampler.importance import ImportanceSampler
@@ -12,6 +13,7 @@ from stoker.sampler.uniform import UniformSampler
 from stoker.sampler.weighted import WeightedSampler
 
 __all__ = [
+    "AdaptiveSampler",
     "Draw",
     "EpochSampler",
     "ImportanceSampler",

@@ -39,8 +39,8 @@ class ImportanceSampler(EpochSampler):
     sample is to be expected, and a cache that looks ahead keeps what comes soon. With equal scores
     these are super-epochs. Source: Stoker's own.
 
-    Raises :class:`~stoker.errors.ConfigError` as its base does, for shares out of range and for a
-    ``repeat`` below 1.
+    Raises :class:`~stoker.errors.ConfigError` as its base does, for shares out of range, a
+    ``repeat`` below 1 and a negative ``warm_up``.
     """
 
     repeat: int = field(default=4, kw_only=True)
@@ -55,6 +55,9 @@ class ImportanceSampler(EpochSampler):
     """Share of the training, at its end, in full passes, 0 to 1; rounded up to whole epochs, and
     none where the number of ``epochs`` is not known."""
 
+    warm_up: int = field(default=0, kw_only=True)
+    """Full passes at the start, in which scores ripen."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("uniform_part", "clip"):
@@ -63,13 +66,17 @@ class ImportanceSampler(EpochSampler):
                 raise ConfigError(f"{name}={value} is refused: give a share above 0, up to 1")
         if self.repeat < 1:
             raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
+        if self.warm_up < 0:
+            raise ConfigError(f"warm_up={self.warm_up} is refused: give 0 epochs or more")
         if not 0 <= self.min_ess < 1:
             raise ConfigError(f"min_ess={self.min_ess} is refused: give a share, 0 to below 1")
         if not 0 <= self.annealed <= 1:
             raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
 
     def is_full(self, epoch: int) -> bool:
-        """Whether ``epoch`` belongs to the annealed end."""
+        """Whether ``epoch`` belongs to the warm-up or to the annealed end."""
+        if epoch < self.warm_up:
+            return True
         return self.epochs is not None and epoch >= annealed_from(self.epochs, self.annealed)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
@@ -110,7 +117,7 @@ class ImportanceSampler(EpochSampler):
         return Draw(own, 1 / visits[own], visits)
 
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
-        return super_epoch(epoch, self.repeat, self.epochs, self.annealed)
+        return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)
 
 
 def scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:

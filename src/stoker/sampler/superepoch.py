@@ -27,7 +27,7 @@ class SuperEpochSampler(UniformSampler):
     is the uniform sampler. Frozen and pure: safe in any thread or process.
 
     Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
-    ``repeat`` or ``epochs`` below 1 and an ``annealed`` share out of range.
+    ``repeat`` or ``epochs`` below 1, a negative ``warm_up`` and an ``annealed`` share out of range.
     """
 
     repeat: int = 2
@@ -37,6 +37,8 @@ class SuperEpochSampler(UniformSampler):
     annealed: float = 0.125
     """Share of the training, at its end, with each sample once an epoch, 0 to 1. Rounded up to
     whole epochs: without it the samples visited last are unlike those visited long ago."""
+    warm_up: int = 0
+    """Epochs at the start with each sample once, before the first super-epoch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,6 +46,8 @@ class SuperEpochSampler(UniformSampler):
             raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
         if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"epochs={self.epochs} is refused: give at least 1, or None")
+        if self.warm_up < 0:
+            raise ConfigError(f"warm_up={self.warm_up} is refused: give 0 epochs or more")
         if not 0 <= self.annealed <= 1:
             raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
 
@@ -70,16 +74,20 @@ class SuperEpochSampler(UniformSampler):
         """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
         if epoch < 0 or not self.shuffle:
             return epoch, 1
-        return super_epoch(epoch, self.repeat, self.epochs, self.annealed)
+        return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)
 
 
-def super_epoch(epoch: int, repeat: int, epochs: int | None, annealed: float) -> tuple[int, int]:
+def super_epoch(
+    epoch: int, repeat: int, epochs: int | None, annealed: float, warm_up: int
+) -> tuple[int, int]:
     """Return where the super-epoch of ``epoch`` begins, and how many epochs it has.
 
     They have ``repeat`` each, the last one what is left before the annealed end of a training of
-    ``epochs``, whose epochs stand alone.
+    ``epochs``. The epochs of that end, and of the warm-up, stand alone.
     """
-    begin = epoch - epoch % repeat
+    if epoch < warm_up:
+        return epoch, 1
+    begin = epoch - (epoch - warm_up) % repeat
     if epochs is None:
         return begin, repeat
     mixed = annealed_from(epochs, annealed)
