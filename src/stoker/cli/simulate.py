@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,14 +15,18 @@ from rich.table import Table
 
 from stoker import recipes
 from stoker.cli._choice import choose_recipes
+from stoker.cli._scenario import Scenario, scenario_options, timed
 from stoker.errors import ConfigError
-from stoker.sim import SimResult, limits, replay
+from stoker.sim import SimResult, limits
 from stoker.sim.replay import IMAGENET_MEAN
+from stoker.sim.report import write_html, write_plot
+
+_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--samples", type=click.IntRange(100), default=20_000, show_default=True)
-@click.option("--epochs", type=click.IntRange(2), default=10, show_default=True)
+@click.option("--samples", type=click.IntRange(100), help="By default 20000, or the trace's.")
+@click.option("--epochs", type=click.IntRange(2), help="By default 10, or the trace's.")
 @click.option(
     "--cache",
     default="0.1,0.2,0.4",
@@ -36,26 +41,38 @@ from stoker.sim.replay import IMAGENET_MEAN
     show_default=True,
     help="How much sizes differ: sigma of a log-normal distribution; 0 makes them equal.",
 )
-@click.option("--batch", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--batch", type=click.IntRange(1), help="By default 256 to 1024, or the trace's.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@scenario_options
+@click.option("--plot", type=_NEW_FILE, help="Draw the curves into a picture: out.png, out.svg.")
+@click.option("--html", type=_NEW_FILE, help="Write curves and tables as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def simulate(
-    samples: int,
-    epochs: int,
+    samples: int | None,
+    epochs: int | None,
     cache: str,
     names: str,
     spread: float,
-    batch: int,
+    batch: int | None,
     seed: int,
+    plot: Path | None,
+    html: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Replay recipes with their own samplers, scores and caches on made-up losses.
+    """Replay recipes with their own samplers, scores and caches.
+
+    Losses are made up, unless --losses or --trace takes those of a recorded training. The time of
+    epochs is computed where --compute-rate is given.
 
     Hits are from the second half of the epochs on. The limit is the most that any cache could hit
     in samples: its share of the data, in samples where sizes differ, and of accesses that repeat
     within their epoch all. Recipes that need more than losses are left out of "all".
     """
-    sizes = _draw_sizes(samples, spread, seed)
+    scenario = Scenario.of(
+        lambda count: _draw_sizes(count, spread, seed), samples, epochs, batch, seed, **options
+    )
+    sizes, epochs = scenario.sizes, scenario.epochs
     shares = [_share(part.strip()) for part in cache.split(",")]
     chosen = choose_recipes(names)
     if names == "all":
@@ -64,24 +81,19 @@ def simulate(
     with _bar(as_json) as bar:
         for share in shares:
             for name in chosen:
-                task = bar.add_task(f"{name} at {share:.0%}", total=epochs)
-                found = replay(
-                    name,
-                    samples,
-                    epochs,
-                    share,
-                    sizes=sizes,
-                    seed=seed,
-                    batch_size=batch,
-                    progress=lambda task=task: bar.advance(task),  # type: ignore[misc]
-                )
+                task = bar.add_task(f"{name} at {share:.0%}", total=epochs * scenario.jobs)
+                found = scenario.replay(name, share, lambda task=task: bar.advance(task))  # type: ignore[misc]
                 bar.remove_task(task)
                 rows.append(_row(found.after(epochs // 2), share, sizes))
+    facts = scenario.facts | {"spread": spread, "batch": batch or "default"}
+    if plot is not None:
+        write_plot(plot, rows, facts, sizes)
+    if html is not None:
+        write_html(html, rows, facts, sizes)
     if as_json:
-        about = {"samples": samples, "epochs": epochs, "spread": spread, "batch": batch}
-        click.echo(json.dumps({**about, "seed": seed, "rows": rows}, indent=1))
+        click.echo(json.dumps({**facts, "rows": rows}, indent=1))
     else:
-        _show(rows, f"{samples:,} samples, epochs {epochs // 2 + 1} to {epochs}")
+        _show(rows, f"{len(sizes):,} samples, epochs {epochs // 2 + 1} to {epochs}")
 
 
 def _row(
@@ -109,6 +121,7 @@ def _row(
         "ess": found.ess,
         "coverage": found.coverage,
         "reads_per_distinct_sample": reads / distinct,
+        **timed(found),
     }
 
 
@@ -125,20 +138,25 @@ def _show(rows: list[dict[str, Any]], title: str) -> None:
         "theory": "closed_form",
         "ESS/N": "ess",
     }
+    if "epoch_seconds" in rows[0]:
+        columns = {name: columns[name] for name in ("recipe", "hits", "limit", "below")}
+        columns |= {"epoch s": "epoch_seconds", "stall s": "stall_seconds", "busy": "utilisation"}
     table.add_column("cache", justify="right", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
     for row, after in zip(rows, [*rows[1:], None], strict=True):
-        cells = [_cell(row[key]) for key in columns.values()]
+        cells = [_cell(row[key], key) for key in columns.values()]
         is_last = after is None or after["cache"] != row["cache"]
         table.add_row(f"{100 * row['cache']:g}", *cells, end_section=is_last)
     Console().print(table)
 
 
-def _cell(value: str | float | None) -> str:
+def _cell(value: str | float | None, key: str) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else f"{100 * value:.1f}"
+    if isinstance(value, str):
+        return value
+    return f"{value:.3g}" if key.endswith("_seconds") else f"{100 * value:.1f}"
 
 
 def _bar(is_quiet: bool) -> Progress:
