@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from stoker.pytorch.batch_server import BatchServer, as_it_is
+from stoker.pytorch.hand_over import by_value_if_small
 from stoker.pytorch.requests import RequestSampler
 
 
@@ -19,7 +20,7 @@ class InnerLoader(DataLoader[Any]):
         super().__init__(
             server,
             batch_sampler=sampler,  # type: ignore[arg-type]
-            collate_fn=as_it_is,  # type: ignore[arg-type]
+            collate_fn=by_value_if_small if outer.num_workers else as_it_is,  # type: ignore[arg-type]
             **_same_as(outer),
         )
         self.requests = sampler
