@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.sim import limits
+from stoker.sim import limits, replay
 from stoker.sim.clock import Clock, Conditions
+from stoker.sim.replayed_cache import ReplayedCache
 from stoker.types import Outcome
 
 
@@ -201,6 +202,15 @@ def test_a_long_epoch_takes_what_its_bottleneck_does(miss, changes):
     )
     assert float(least) * 0.999 <= found.seconds <= float(least) * 1.05
     assert found.utilisation == pytest.approx(count / 1500 / found.seconds)
+
+
+@pytest.mark.parametrize("name", ["lru", "belady", "shade"])
+def test_runs_of_batches_take_the_time_of_their_batches(name, monkeypatch):
+    given = Conditions(1000.0, iops=800.0, tail=0.5, workers=2, window_bytes=1e6)
+    at_once = replay(name, 900, 3, 0.3, batch_size=30, conditions=given)
+    monkeypatch.setattr(ReplayedCache, "serves_runs", False)
+    assert replay(name, 900, 3, 0.3, batch_size=30, conditions=given) == at_once
+    assert at_once.seconds > 0
 
 
 def test_a_tail_costs_and_repeats():

@@ -144,6 +144,11 @@ class Clock:
         self._stall += taken - self._now
         self._now = taken + len(ids) / self._given.compute_rate
 
+    def add_run(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8], batch_size: int) -> None:
+        """Take several batches of samples ``u32[n]`` served so, without packages."""
+        for start in range(0, len(ids), batch_size):
+            self.add(ids[start : start + batch_size], outcomes[start : start + batch_size])
+
     def end_epoch(self) -> EpochTime:
         """Return the time of the epoch that is over, and begin the next one."""
         found = EpochTime(self._now - self._began, self._stall)

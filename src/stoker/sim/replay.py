@@ -192,7 +192,7 @@ class Job:
 
     def run(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
         """Run one epoch; return what was counted."""
-        if self.cache.serves_runs and self._clock is None:
+        if self.cache.serves_runs:
             return self._run_at_once(epoch, trace)
         steps = self.steps(epoch, trace)
         while True:
@@ -234,7 +234,10 @@ class Job:
                 keys, after = self._score_run(ids, plan, places, losses)
             else:
                 keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
-            tally.add(ids, self.cache.serve_run(ids, keys, after, self._batch_size))
+            outcomes = self.cache.serve_run(ids, keys, after, self._batch_size)
+            tally.add(ids, outcomes)
+            if self._clock is not None:
+                self._clock.add_run(ids, outcomes, self._batch_size)
         return self._end(tally, losses, 0)
 
     def _score_run(
