@@ -58,7 +58,7 @@ def epoch(loader: Loader) -> list[int]:
 
 
 def loader_of(dataset: Any, server: Server, **options: Any) -> Loader:
-    given = {"batch_size": 16, "cache": "20%", "pool": f"valkey://{server.name}"}
+    given = {"batch_size": 16, "cache": "20%", "pool": f"valkey://{server.name}?timeout=5"}
     return Loader(dataset, **(given | options))
 
 
@@ -158,7 +158,7 @@ def test_a_sample_that_does_not_decode_does_not_stay(server: Server) -> None:
 
 
 def test_without_the_loader_too(server: Server) -> None:
-    address = f"redis://{server.name}"
+    address = f"redis://{server.name}?timeout=5"
     with_cache(slow_dataset(), "10%", pool=address).close()
     for _ in range(2):
         dataset = slow_dataset()

@@ -4,8 +4,12 @@ import contextlib
 import gc
 import multiprocessing
 import pickle
+import socket
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +36,7 @@ def sum_of_sizes(num_ids=NUM):
     return sum(len(sample_of(i)) for i in range(num_ids))
 
 
-def pool_at(*servers, name="data", options="", num_ids=NUM, capacity=None):
+def pool_at(*servers, name="data", options="?timeout=5", num_ids=NUM, capacity=None):
     hosts = ",".join(server.name for server in servers)
     address = PoolAddress.parse(f"redis://{hosts}{options}")
     return PoolTier(address, name, num_ids, sum_of_sizes(num_ids), capacity)
@@ -277,6 +281,20 @@ def test_passed_on_it_shows_no_password(server):
     tier.close()
 
 
+def test_threads_that_begin_at_once_all_find_everything(server, pool):
+    fill(pool)
+    late = pool_at(server)
+    start = threading.Barrier(16)
+
+    def read(_):
+        start.wait()
+        return check(late, range(NUM)).all()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(read, range(16)))
+    late.close()
+
+
 # --- bytes that are not ours ---
 
 
@@ -388,9 +406,6 @@ def test_a_slow_server_is_passed_by(server):
 
 def test_a_server_that_never_ends_its_answer_is_waited_for_no_longer(make_server):
     """Each byte comes in time, the whole of them does not."""
-    import socket
-    import threading
-
     listener = socket.create_server(("127.0.0.1", 0))
 
     def drip():
@@ -477,8 +492,6 @@ def test_a_wrong_password_is_told_once_and_costs_misses(make_server):
 
 
 def test_an_acl_user_with_the_rights_of_the_documentation_is_enough(make_server):
-    from pathlib import Path
-
     server = make_server(*TTL, "--maxmemory", "100mb")
     text = (Path(__file__).parents[2] / "docs" / "pool.md").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("ACL SETUSER")]

@@ -96,6 +96,8 @@ def serve(job: Job, listener: socket.socket) -> None:
             log.info("the cache is not to be had: %s", error)
             pause = _IDLE
     fetcher.close()
+    if job.pool is not None:
+        job.pool.close()  # with what waits to be written
 
 
 def _divide(room: int, ranks: list[Rank]) -> bool:

@@ -241,6 +241,7 @@ class PoolTier(NullTier):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        require_redis()  # now, and not while the first batch waits
         self._set_up()
 
 

@@ -57,6 +57,8 @@ class _Question(NamedTuple):
     connection: Any
     watch: int
     """Number of the connection in the watch."""
+    asked: float
+    """When it was sent."""
 
 
 class PoolClient:
@@ -102,7 +104,7 @@ class PoolClient:
         if routes is not None:
             deadline = begin + self.limit(len(ids))
             for question in list(self._ask(ids, routes, deadline)):
-                answers = self._answers(question, begin, deadline)
+                answers = self._answers(question, deadline)
                 for places, answer in zip(question.places, answers, strict=True):
                     if isinstance(answer, list) and len(answer) == len(places):
                         for place, value in zip(places.tolist(), answer, strict=True):
@@ -188,15 +190,15 @@ class PoolClient:
             parts = _alike(mine, buckets[mine]) if routes.is_cluster else [mine]
             places = [part[k : k + most] for part in parts for k in range(0, len(part), most)]
             commands = [("MGET", *[names[k] for k in part.tolist()]) for part in places]
-            watch = self._watch.begin(connection, deadline)
+            asked, watch = time.monotonic(), self._watch.begin(connection, deadline)
             try:
                 ask(connection, commands)
             except Exception as error:
                 self._lost(server, connection, error, is_late=not self._watch.end(watch))
                 continue
-            yield _Question(server, places, connection, watch)
+            yield _Question(server, places, connection, watch, asked)
 
-    def _answers(self, question: _Question, begin: float, deadline: float) -> list[Any]:
+    def _answers(self, question: _Question, deadline: float) -> list[Any]:
         """Return the answers to a question's commands, if they come in time."""
         server, connection = question.server, question.connection
         try:
@@ -208,29 +210,31 @@ class PoolClient:
             self.servers.give_back(server, connection)
         else:
             connection.disconnect()  # it was cut, just when all had come
-        took = time.monotonic() - begin
+        left = deadline - time.monotonic()
         self._look_at(server, answers)
-        self.breakers.answered(server, is_slow=took > (deadline - begin) / 2)
+        self.breakers.answered(server, is_slow=left < (deadline - question.asked) / 2)
         return answers
 
     def _connections(self, servers: list[str], deadline: float) -> dict[str, Any]:
         """Return an open connection to each server that is to be had before ``deadline``."""
-        found: dict[str, Any] = {}
-        opening: dict[str, Call | None] = {}
-        for server in servers:
-            if self._is_passed_by(server):
-                continue
-            found[server] = self.servers.take(server)
-            if found[server] is None:
-                opening[server] = self._threads.start(partial(self.servers.open, server))
+        wanted = [server for server in servers if not self._is_passed_by(server)]
+        found = {server: self.servers.take(server) for server in wanted}
+        opening = {s: self._open(s) for s, connection in found.items() if connection is None}
         for server, call in opening.items():
-            if call is None or not call.wait(deadline - time.monotonic()):
-                self._failed(server, TimeoutError(f"{server} takes too long to connect"))
-            elif call.error is not None:
-                self._failed(server, call.error)
-            else:
+            while found[server] is None:
+                if call is None or not call.wait(deadline - time.monotonic()):
+                    self._failed(server, TimeoutError(f"{server} takes too long to connect"))
+                    break
+                if call.error is not None:
+                    self._failed(server, call.error)
+                    break
                 found[server] = self.servers.take(server)
+                if found[server] is None:  # another thread was faster
+                    call = self._open(server)
         return found
+
+    def _open(self, server: str) -> Call | None:
+        return self._threads.start(partial(self.servers.open, server))
 
     def _lost(self, server: str, connection: Any, error: Exception, *, is_late: bool) -> None:
         """Note that a connection is of no use any more, and its answers with it."""
