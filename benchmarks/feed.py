@@ -5,8 +5,10 @@ Parts (``--part``, several allowed; all by default):
 - s3: 6,000 objects of 110 KB on a SeaweedFS server, 7 ms away each way, 60 MB/s; cache 20 %. The
   first epoch against bytes / bandwidth, later ones against (1 - c) of that; then with a disk cache.
 - small: 10,000 objects of 3 KB, against a bare client with 64 requests under way.
-- posix: files behind FUSE, late and narrow, against torch's DataLoader with 4 workers; the stall
-  where the limit formula says that there need not be any; against a bare reader of 32 threads.
+- posix: files behind FUSE, late and narrow, against torch's DataLoader with 4 workers; against a
+  bare reader of 32 threads.
+- stall: the wait for batches from such files where the limit formula says that there need not be
+  any, and what torch takes to hand over batches from memory.
 - compute: files in the page cache and a slower model, against training from memory.
 - flight: reads of the storage against misses, with ranks, workers and jobs that share a cache.
 - belady: hits by next use through the Loader, by bytes and by number.
@@ -25,7 +27,7 @@ from pathlib import Path
 from feed_servers import Unavailable
 from harness import Report, parser
 
-PARTS = ("s3", "small", "posix", "compute", "flight", "belady", "peers")
+PARTS = ("s3", "small", "posix", "stall", "compute", "flight", "belady", "peers")
 
 
 def main() -> None:
@@ -57,6 +59,7 @@ def _part(name: str):
         "s3": feed_s3.large,
         "small": feed_s3.small,
         "posix": feed_posix.posix,
+        "stall": feed_posix.stall,
         "compute": feed_local.compute,
         "flight": feed_local.flight,
         "belady": feed_local.belady,

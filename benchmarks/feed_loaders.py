@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,12 +126,15 @@ def train(
 ) -> dict[str, Any]:
     """Go through the epochs, with ``step`` as the training; by default the accelerator sleeps.
 
-    Returns when the epochs began and ended, and what passed the proxy meanwhile.
+    Returns when the epochs began and ended, how long batches were waited for in each, and what
+    passed the proxy meanwhile.
     """
     began = time.monotonic()
-    ends, passed, count = [], [], 0
+    ends, passed, waits, count = [], [], [], 0
     for epoch in range(run.epochs):
-        for batch, length in loader_of(epoch):
+        waits.append(0.0)
+        for (batch, length), waited in timed(loader_of(epoch)):
+            waits[-1] += waited
             count += length
             if step is not None:
                 step(batch)
@@ -144,8 +147,44 @@ def train(
         "count": count,
         "start_s": first - began,
         "epoch_s": np.diff([first, *ends]).tolist(),
+        "wait_s": waits,
         "passed": np.diff([0, *passed]).tolist(),
     }
+
+
+def timed(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    """Yield each batch and the seconds it was waited for; the first with the epoch's start."""
+    asked = time.monotonic()
+    for batch in batches:
+        yield batch, time.monotonic() - asked
+        asked = time.monotonic()
+
+
+class InMemory(Dataset[Any]):
+    """Encoded samples that cost nothing to read, decoded each time."""
+
+    def __init__(self, samples: list[bytes], decode: Callable[[bytes], Any] = bytes) -> None:
+        self._samples, self._decode = samples, decode
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._decode(self._samples[index])
+
+
+def from_memory(place: Files, run: Run) -> dict[str, Any]:
+    """Train through torch's DataLoader on samples that lie in memory."""
+    samples = place.open().read(range(len(place.paths)))
+    loader: DataLoader[Any] = DataLoader(
+        InMemory(samples),
+        run.batch_size,
+        shuffle=True,
+        num_workers=run.workers,
+        collate_fn=tensor_of,
+        persistent_workers=True,
+    )
+    return train(run, lambda epoch: loader)
 
 
 class OneByOne(Dataset[bytes]):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from feed_loaders import Files, Run, train
+from feed_loaders import Files, InMemory, Run, train
 from feed_posix import choose, digits
 from feed_process import Running, run_alone
 from harness import Report, interleave, paired_ratio
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import stoker
 from stoker.pytorch.decode import decode_image
@@ -86,7 +86,7 @@ def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
 def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
     """Train on images whose bytes lie in memory, through torch's DataLoader."""
     loader: DataLoader[Any] = DataLoader(
-        InMemory(place.open().read(range(len(place.paths)))),
+        InMemory(place.open().read(range(len(place.paths))), decode_image),
         run.batch_size,
         shuffle=True,
         num_workers=run.workers,
@@ -94,19 +94,6 @@ def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
         persistent_workers=True,
     )
     return train(run, lambda epoch: loader, step=_step_of(run))
-
-
-class InMemory(Dataset[Any]):
-    """Encoded images that cost nothing to read."""
-
-    def __init__(self, samples: list[bytes]) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return decode_image(self._samples[index])
 
 
 def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:

@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from feed_loaders import Files, Run, bare_threads, through_stoker, through_torch
+from feed_loaders import Files, Run, bare_threads, from_memory, through_stoker, through_torch
 from feed_process import run_alone
 from feed_servers import slow_folder
 from harness import Report, interleave, paired_ratio
@@ -26,9 +27,16 @@ def posix(report: Report, args: argparse.Namespace, folder: Path) -> None:
         root = args.data or stack.enter_context(digits(smoke=args.smoke))
         with slow_folder(root, 10, 10, MB_PER_S, IOPS) as far:
             against_torch(report, args, choose(far, 200 if args.smoke else 4_000))
-            without_need_to_stall(report, args, choose(far, 200 if args.smoke else 10_000))
         with slow_folder(root, 2, 2, MB_PER_S, 0) as far:
             against_threads(report, args, choose(far, 200 if args.smoke else 10_000))
+
+
+def stall(report: Report, args: argparse.Namespace, folder: Path) -> None:
+    """Files behind 10 + 10 ms, and training that is slower than these."""
+    with contextlib.ExitStack() as stack:
+        root = args.data or stack.enter_context(digits(smoke=args.smoke))
+        far = stack.enter_context(slow_folder(root, 10, 10, MB_PER_S, IOPS))
+        without_need_to_stall(report, args, root, far)
 
 
 @contextlib.contextmanager
@@ -63,15 +71,19 @@ def against_torch(report: Report, args: argparse.Namespace, place: Files) -> Non
     report.target("epoch one, speed to torch's DataLoader", ratio, 4, at_least=True)
 
 
-def without_need_to_stall(report: Report, args: argparse.Namespace, place: Files) -> None:
-    """Computing slower than the storage can give the misses, nobody need wait."""
+def without_need_to_stall(report: Report, args: argparse.Namespace, root: Path, far: Path) -> None:
+    """Computing slower than the storage can give the misses, nobody need wait.
+
+    What torch takes to hand batches over stands beside it: its loader, with all samples in memory.
+    """
     x_storage = IOPS / 2
-    cases = ((0.2, 800), (0.2, 1_500), (0.6, 3_000))
-    for share, x_compute in cases[-1:] if args.smoke else cases:
+    cases = ((0.2, 800, 10_000), (0.2, 1_500, 10_000), (0.6, 3_000, 50_000))
+    for share, x_compute, count in cases[-1:] if args.smoke else cases:
+        place = choose(far, 200 if args.smoke else count)
         needed = x_storage / x_compute  # the miss ratio without a stall, m* of the algorithms
         run = Run(3, 64, 4, x_compute, {"cache": f"{share:.0%}"})
         result = run_alone(through_stoker, place, run)
-        stalls = [s / e for s, e in zip(result["stall_s"], result["epoch_s"], strict=True)]
+        stalls = _shares(result)
         stall = float(np.median(stalls[1:]))
         report.row(
             case=f"10 + 10 ms, {x_compute} samples/s computed, cache {share:.0%}",
@@ -84,6 +96,20 @@ def without_need_to_stall(report: Report, args: argparse.Namespace, place: Files
             cpu_s_an_epoch=result["cpu_s"] / run.epochs,
         )
         report.target(f"stall share, {x_compute} samples/s, cache {share:.0%}", stall, 0.05)
+    result = run_alone(from_memory, choose(root, 200 if args.smoke else count), run)
+    report.row(
+        case=f"in memory, {x_compute} samples/s computed",
+        loader="torch DataLoader",
+        samples_per_s=len(place.paths) / float(np.median(result["epoch_s"][1:])),
+        stall_first=_shares(result)[0],
+        stall_later=float(np.median(_shares(result)[1:])),
+        cpu_s_an_epoch=result["cpu_s"] / run.epochs,
+    )
+
+
+def _shares(result: dict[str, Any]) -> list[float]:
+    """Return the share of each epoch that was spent waiting for batches."""
+    return [wait / epoch for wait, epoch in zip(result["wait_s"], result["epoch_s"], strict=True)]
 
 
 def against_threads(report: Report, args: argparse.Namespace, place: Files) -> None:
