@@ -75,10 +75,12 @@ class Placing:
             wanted = shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
         missed = self._take_missed()
         self._place(scores, whole)
+        keys, pool = None, self._store.pool
+        if (self._keeps_house or pool is not None) and not self._policy.natural_keys:
+            keys = self._policy.keys(self._ids, scores, plan, None)
+        if pool is not None and keys is not None and not self._keeps_house:
+            pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
         if self._keeps_house:
-            keys = None
-            if not self._policy.natural_keys:
-                keys = self._policy.keys(self._ids, scores, plan, None)
             arranges = self._member is None or self._member.arranges
             self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=arranges)
         earlier = whole.ids[:consumed] if consumed else _NONE
