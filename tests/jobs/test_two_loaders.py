@@ -18,6 +18,7 @@ from pytorch.parts import number_of, numbers
 from stoker import recipes
 from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
+from stoker.jobs.survey import survey
 from stoker.pytorch import Loader, SampleDataset
 
 NUM = 200
@@ -203,3 +204,30 @@ def test_a_killed_job_stops_counting_and_keys_are_written_anew() -> None:
         # Times of a program seconds old are small; places in its third epoch are not.
         assert min(in_seconds.values()) > -NUM
         assert max(in_accesses.values()) <= -NUM
+
+
+def test_a_probe_reads_past_the_cache_at_an_epochs_start() -> None:
+    with loader("minio", cache="100%", sharing=Sharing("probed", probe=4)) as one:
+        together([one], 5)
+        # Of 20 batches of 10 the first 4 are read past the cache, also when all is cached.
+        assert one.epoch_stats[-1].fetched == 40
+        assert [each.accesses for each in one.epoch_stats] == [NUM] * 5
+        [cache] = [cache for cache in survey() if cache.jobs]
+        assert cache.jobs[0].name == "probed"
+        assert cache.jobs[0].probed
+        assert cache.jobs[0].benefit >= 1
+
+
+def test_only_the_job_that_came_first_arranges_the_cache() -> None:
+    made = recipes.get("icache", warm_up=1, full_every=2, package_bytes=100)
+    with ExitStack() as stack:
+        first = stack.enter_context(loader(made, 0, epochs=3, cache="40%"))
+        second = stack.enter_context(loader(made, 1, epochs=3, cache="40%"))
+        iter(first)
+        iter(second)
+        members = [each._engine._setup.member for each in (first, second)]
+        assert [member.arranges for member in members if member is not None] == [True, False]
+        first.close()
+        time.sleep(0.15)
+        assert members[1] is not None
+        assert members[1].arranges

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker import _core
-from stoker.errors import CapacityError
+from stoker.errors import SegmentError
 from stoker.jobs.protocol import Refused, ask, service_path
 from stoker.policy.base import Region
 from stoker.store.place import Place
@@ -45,22 +45,27 @@ def capacity_allowed(
 
 
 def check_disk(path: str, size: int) -> None:
-    """Raise :class:`~stoker.errors.CapacityError` if the service lets no disk cache be there."""
+    """Raise :class:`~stoker.errors.SegmentError` if the service lets no disk cache be there."""
     room = _ask("admit_disk", path=path, size=size)
     if room is not None:
-        raise CapacityError(
+        raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
             f"in {path} takes {format_bytes(size)}: ask for less with disk_cache=, or give "
             "`stoker serve` more with --disk"
         )
 
 
+def tell_opened() -> None:
+    """Have the service hold what was opened just now, also if the job ends at once."""
+    _ask("look")
+
+
 def _ask(question: str, **values: Any) -> int | None:
     """Return the room that the service has, None if that is enough or nobody says."""
     if not service_path().exists():
         return None
-    with contextlib.suppress(OSError, Refused, ValueError):
-        room = ask(question, **values)["room"]
+    with contextlib.suppress(OSError, Refused, ValueError, TypeError):
+        room = ask(question, **values).get("room")
         return None if room is None else int(room)
     log.info("the service of this node does not answer: training goes on without")
     return None

@@ -122,6 +122,11 @@ class Holding:
             "disk_limit_bytes": self._disk,
         }
 
+    def keys(self) -> list[str]:
+        """Return the keys of all caches that are held."""
+        with self._mutex:
+            return sorted(h.met.said.key for h in self._held.values() if h.met.said is not None)
+
     def idle(self) -> list[str]:
         """Return the keys of caches that no job holds."""
         with self._mutex:

@@ -29,8 +29,8 @@ def service_path() -> Path:
     return runtime_dir() / "service.sock"
 
 
-def ask(question: str, path: Path | None = None, **values: Any) -> dict[str, Any]:
-    """Return the answer of the service at ``path``, by default this user's own.
+def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, Any]:
+    """Return the answer of the service ``at`` a socket, by default this user's own.
 
     Raises :class:`OSError` if nobody answers in time, or not as a service of this version would,
     and :class:`Refused` if it refuses.
@@ -39,7 +39,7 @@ def ask(question: str, path: Path | None = None, **values: Any) -> dict[str, Any
     deadline = time.monotonic() + PATIENCE
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(PATIENCE)
-        with SocketAddress(path or service_path()) as address:
+        with SocketAddress(at or service_path()) as address:
             connection.connect(address)
         connection.sendall(line)
         answer = parse(read_line(connection, MAX_ANSWER, deadline))

@@ -141,8 +141,11 @@ class Service:
             return {"pid": os.getpid(), "caches": caches, "idle": idle, **self.holding.limits()}
         if question == "metrics":
             return {"text": self.metrics()}
-        if question in ("admit", "admit_disk") and not is_owner:
+        if question in ("admit", "admit_disk", "look") and not is_owner:
             return {"refused": "only the user of the service may have caches here"}
+        if question == "look":
+            self.holding.look()
+            return {}
         if question == "admit":
             values = _checked(
                 message, {"name": str, "memory": int, "capacity": int, "regions": list}

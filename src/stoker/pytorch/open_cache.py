@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker import recipes
 from stoker.errors import CapacityError, ConfigError, SegmentError
-from stoker.jobs.admission import capacity_allowed, check_disk
+from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.policy.base import Policy, Region
@@ -285,7 +285,7 @@ class CacheSetup:
         base = self.population.base
         self.key = key
         regions = with_window(self.policy.regions(), self.capacity, window)
-        return open_arena(
+        opened = open_arena(
             key,
             len(base),
             self._allowed(key, self.capacity + window, regions),
@@ -293,6 +293,8 @@ class CacheSetup:
             regions,
             description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
         )
+        tell_opened()
+        return opened
 
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""

@@ -1,0 +1,486 @@
+"""The node's service: real processes, real sockets, clients of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch.parts import number_of, numbers
+
+from stoker.errors import CapacityError, ConfigError
+from stoker.jobs import protocol
+from stoker.jobs.protocol import MAX_REQUEST, VERSION, Refused, ask, service_path
+from stoker.jobs.service import Service, ServiceSettings
+from stoker.jobs.survey import survey
+from stoker.policy.lru import LRU
+from stoker.policy.next_use import NextUse
+from stoker.pytorch import Loader, SampleDataset
+from stoker.store.registry import open_arena
+
+REGIONS = LRU().regions()
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[Service]:
+    with Service(ServiceSettings(**settings)) as service:
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.stop()
+            thread.join()
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def loader(**options: Any) -> Loader:
+    options = {"batch_size": 10, "cache": "20%", "prefetch_bytes": 0, "recipe": "lru"} | options
+    return Loader(SampleDataset(numbers(200), number_of), **options)
+
+
+def serve_in_a_process(*arguments: str) -> subprocess.Popen[str]:
+    program = "from stoker.cli.root import root; root()"
+    command = [sys.executable, "-c", program, "serve", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "serving" in process.stdout.readline()
+    return process
+
+
+def held() -> list[str]:
+    return [cache.key for cache in survey()]
+
+
+# --- between jobs ---
+
+
+def test_a_cache_outlives_its_job_and_the_next_one_finds_it_full() -> None:
+    with running() as service:
+        with loader(recipe="minio") as one:
+            list(one)
+            first = one.stats.fetched
+            until(service.holding.keys)
+        until(lambda: len(held()) == 1)  # who answers for it changes
+        with loader(recipe="minio") as two:
+            list(two)
+            assert first == 200
+            assert two.stats.hits > 0
+    assert held() == []
+
+
+def test_without_a_service_the_cache_goes_with_its_job() -> None:
+    with loader() as one:
+        list(one)
+    assert held() == []
+
+
+def test_jobs_go_on_when_it_is_killed_and_the_next_one_finds_their_caches() -> None:
+    first = serve_in_a_process()
+    with loader() as one:
+        iterator = iter(one)
+        got = [next(iterator) for _ in range(3)]
+        key = one._engine._setup.key
+        until(lambda: any(c["key"] == key for c in ask("list")["caches"]))
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert first.stdout is not None
+        first.stdout.close()
+        got += [next(iterator) for _ in range(3)]
+        second = serve_in_a_process()
+        try:
+            until(lambda: ask("list")["memory_bytes"])
+            got += list(iterator)
+            assert sorted(i for batch in got for i in batch.tolist()) == list(range(200))
+            one.close()
+            until(lambda: held() == [key])
+            until(lambda: ask("list")["idle"] == [key])
+        finally:
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(10) == 0
+            assert second.stdout is not None
+            second.stdout.close()
+    assert held() == []
+
+
+def test_there_is_one_at_a_time() -> None:
+    with running(), pytest.raises(ConfigError, match="runs already"):
+        Service()
+
+
+# --- bounds ---
+
+
+def test_an_idle_cache_makes_room_and_one_in_use_does_not() -> None:
+    mib = 1 << 20
+    with running(memory=12 * mib) as service:
+        admit = service.holding.admit
+        with open_arena("first", 100, 8 * mib, 1000, REGIONS):
+            until(service.holding.keys)
+            room = admit("second", 8 * mib, 8 * mib, [])
+            assert room is not None
+            assert 0 <= room < 4 * mib
+        until(lambda: len(held()) == 1)
+        assert admit("second", 8 * mib, 8 * mib, []) is None
+        assert held() == []
+        # What was admitted counts before it is there.
+        assert admit("third", 8 * mib, 8 * mib, []) is not None
+
+
+def test_a_job_gets_a_smaller_cache_or_a_clear_error() -> None:
+    everything = int(numbers(200).sizes.sum())
+    with loader(cache="100%") as one:
+        iter(one)
+        assert one._engine.cached is not None
+        arena: Any = one._engine.cached.store.tier.arena  # type: ignore[attr-defined]
+        needed = arena.overhead_bytes + arena.capacity_bytes
+    less = pytest.warns(RuntimeWarning, match="no room for more")
+    with running(memory=needed - everything // 2), less, loader(cache="100%") as one:
+        assert len(list(one)) == 20
+        assert one._engine.cached is not None
+        held_bytes = one._engine.cached.store.tier.stats()["capacity_bytes"]
+        assert everything * 0.2 < held_bytes < everything
+    with running(memory=10), loader() as one, pytest.raises(CapacityError, match="--memory"):
+        iter(one)
+
+
+def test_an_idle_cache_of_another_policy_gives_way() -> None:
+    with running() as service:
+        for recipe in ("lru", "belady"):
+            with loader(recipe=recipe) as one:  # would warn of another job's policy
+                list(one)
+                assert one.stats.hits == 0
+                until(service.holding.keys)
+        with loader(recipe="belady", seed=1) as one:
+            list(one)
+            assert one.stats.hits > 0
+
+
+def test_an_idle_cache_is_let_go_after_a_while() -> None:
+    with running(keep=0.3):
+        with open_arena("short", 100, 1 << 20, 1000, REGIONS):
+            until(lambda: ask("list")["memory_bytes"])
+        until(lambda: held() == [])
+
+
+def test_disk_caches_are_bounded_and_remembered(tmp_path: Path) -> None:
+    def job(name: str) -> int:
+        with loader(cache_dir=tmp_path / name, disk_cache="50%") as one:
+            list(one)
+            return int(one.stats.fetched)
+
+    with running(disk=1 << 40) as service:
+        assert job("one") == 200
+        size = service.holding.limits()["disk_bytes"]
+        assert size
+    with running(disk=size + 10) as service:
+        assert service.holding.limits()["disk_bytes"] == size
+        job("one")
+        with pytest.warns(RuntimeWarning, match="no disk cache"):
+            job("two")
+
+
+# --- clients ---
+
+
+def said_to(data: bytes, *, wait: float = 5.0) -> bytes:
+    """Return all that the service answers to raw bytes."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(wait)
+        connection.connect(str(service_path()))
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        answer = b""
+        try:
+            while part := connection.recv(65536):
+                answer += part
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+BAD = {
+    "garbage": b"\xff\x00 no json\n",
+    "nothing": b"",
+    "cut short": b'{"stoker": 1, "ask"',
+    "a list": b"[1, 2]\n",
+    "another version": b'{"stoker": 99, "ask": "list"}\n',
+    "no version": b'{"ask": "list"}\n',
+    "too much": b'{"stoker": 1, "ask": "' + b"x" * MAX_REQUEST + b'"}\n',
+    "deep": b"[" * 60_000 + b"\n",
+    "unknown": b'{"stoker": 1, "ask": "rm"}\n',
+    "odd values": b'{"stoker": 1, "ask": "admit", "name": 3}\n',
+    "negative": b'{"stoker": 1, "ask": "admit_disk", "path": "/x", "size": -1}\n',
+    "a truth": b'{"stoker": 1, "ask": "admit_disk", "path": "/x", "size": true}\n',
+    "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\n",
+}
+
+
+@pytest.fixture(scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Serve many tests in a directory of their own."""
+    folder = tmp_path_factory.mktemp("served") / "run"
+    before = os.environ.get("STOKER_RUNTIME_DIR")
+    os.environ["STOKER_RUNTIME_DIR"] = str(folder)
+    try:
+        with running():
+            yield folder
+    finally:
+        if before is None:
+            os.environ.pop("STOKER_RUNTIME_DIR", None)
+        else:
+            os.environ["STOKER_RUNTIME_DIR"] = before
+
+
+@pytest.fixture
+def there(one_service: Path, monkeypatch: pytest.MonkeyPatch, _own_runtime_dir: None) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(one_service))
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("kind", BAD)
+def test_a_client_that_talks_nonsense_is_refused_and_harms_nobody(kind: str) -> None:
+    answer = said_to(BAD[kind])
+    if answer:
+        message = json.loads(answer)
+        assert message["stoker"] == VERSION
+        assert "refused" in message
+    assert ask("list")["pid"] == os.getpid()
+
+
+@pytest.mark.usefixtures("there")
+def test_clients_that_say_nothing_do_not_keep_others_from_being_heard() -> None:
+    silent = []
+    try:
+        for _ in range(20):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(str(service_path()))
+            silent.append(connection)
+        slow = socket.socket(socket.AF_UNIX)
+        slow.connect(str(service_path()))
+        silent.append(slow)
+        slow.sendall(b'{"stoker"')  # and then a byte now and then
+        assert ask("list")["pid"] == os.getpid()
+        begin = time.monotonic()
+        while time.monotonic() - begin < 30:
+            try:
+                slow.sendall(b" ")
+            except OSError:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("a slow client was never cut off")
+        for connection in silent[:-1]:
+            connection.settimeout(10)
+            assert connection.recv(1) == b""
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+@pytest.mark.usefixtures("there")
+def test_more_clients_than_threads_are_turned_away_and_later_ones_heard() -> None:
+    many = []
+    try:
+        for _ in range(60):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(10)
+            many.append(connection)
+            try:
+                connection.connect(str(service_path()))
+            except BlockingIOError:  # too many wait to be let in
+                many.pop().close()
+        assert all(connection.recv(1) == b"" for connection in many)  # none for ever
+    finally:
+        for connection in many:
+            connection.close()
+    assert ask("list")["pid"] == os.getpid()
+
+
+def test_who_asks_judges_the_answer(tmp_path: Path) -> None:
+    for answer in (b"", b"hello\n", b'{"stoker": 7}\n', b"x" * 100):
+        path = tmp_path / f"{len(answer)}.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(1)
+
+            def reply(listener: socket.socket = listener, answer: bytes = answer) -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            with pytest.raises(OSError, match=r"cut short|no JSON|no message"):
+                ask("list", path)
+            thread.join()
+
+
+def test_a_job_goes_on_beside_a_service_that_hangs(tmp_path: Path) -> None:
+    with loader() as warm:  # the runtime directory is there
+        iter(warm)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(service_path()))
+        listener.listen(5)  # and nobody accepts
+        with loader() as one:
+            assert len(list(one)) == 20
+
+
+# --- users ---
+
+OTHER_USER = """
+import os, socket, sys
+os.setgroups([int(g) for g in sys.argv[3].split(",") if g])
+os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as c:
+    c.settimeout(5)
+    try:
+        c.connect(sys.argv[1])
+        c.sendall(sys.argv[2].encode() + b"\\n")
+        print(c.recv(1 << 20).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+def as_nobody(path: Path, question: str, groups: str = "") -> str:
+    line = json.dumps({"stoker": VERSION, "ask": question, "path": "/x", "size": 1})
+    command = [sys.executable, "-c", OTHER_USER, str(path), line, groups]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@needs_root
+def test_another_user_gets_nothing_not_even_where_the_file_lets_him(tmp_path: Path) -> None:
+    with running():
+        path = service_path()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert as_nobody(path, "list") == "PermissionError"
+        for folder in (path, *path.parents[:-1]):
+            if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+                folder.chmod(folder.stat().st_mode | 0o777 if folder == path else 0o755)
+        assert as_nobody(path, "list") in ("", "BrokenPipeError", "ConnectionResetError")
+        path.parent.chmod(0o700)
+
+
+@needs_root
+def test_members_of_the_group_may_look_and_do_nothing_else(tmp_path: Path) -> None:
+    import grp
+    import tempfile
+
+    group = next(g for g in grp.getgrall() if g.gr_gid not in (0, 65534))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        path = folder / "look.sock"
+        with running(socket=path, group=group.gr_name):
+            assert path.stat().st_mode & 0o777 == 0o660
+            assert path.stat().st_gid == group.gr_gid
+            assert as_nobody(path, "list") == "PermissionError"
+
+
+@needs_root
+def test_a_member_by_his_first_group_is_heard() -> None:
+    import grp
+    import tempfile
+
+    try:
+        group = grp.getgrgid(65534)
+    except KeyError:
+        pytest.skip("this system has no group 65534")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        path = folder / "look.sock"
+        with running(socket=path, group=group.gr_name):
+            assert "caches" in json.loads(as_nobody(path, "list"))
+            assert "text" in json.loads(as_nobody(path, "metrics"))
+            assert "only the user" in json.loads(as_nobody(path, "admit_disk"))["refused"]
+
+
+def test_the_kernel_says_who_asks() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert protocol.peer(one) == (os.getpid(), os.geteuid(), os.getegid())
+        assert struct.calcsize("iII") == 12
+
+
+# --- metrics ---
+
+LINE = re.compile(r'[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)*\})? [-+0-9.e]+')
+
+
+def test_metrics_over_http_are_of_the_format() -> None:
+    with running(metrics_port=0, memory=1 << 40) as service, loader(recipe="belady") as one:
+        list(one)
+        list(one)
+        until(service.holding.keys)
+        url = f"http://127.0.0.1:{service.metrics_port}"
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text = answer.read().decode()
+        names = set()
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                assert LINE.fullmatch(line), line
+                names.add(re.split(r"[{ ]", line)[0])
+        assert {"stoker_cache_hits_total", "stoker_job_benefit", "stoker_job_eligible"} <= names
+        assert {"stoker_service_memory_bytes", "stoker_service_memory_limit_bytes"} <= names
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{url}/else", timeout=10)
+        assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": -1},
+        {"disk": -1},
+        {"keep": -0.1},
+        {"metrics_port": 70_000},
+        {"group": "root"},
+        {"socket": Path("/x")},
+        {"socket": Path("/x"), "group": "no-such-group-here"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=list(settings)[-1]):
+        ServiceSettings(**settings)
+
+
+def test_a_refusal_is_an_error_of_its_own() -> None:
+    with running(), pytest.raises(Refused, match="nothing is known"):
+        ask("dance")
+
+
+def test_regions_of_policies_pass_through_json() -> None:
+    with running() as service, open_arena("k", 50, 1 << 20, 100, NextUse().regions()):
+        until(service.holding.keys)
+        assert service.holding.idle() == []
