@@ -25,7 +25,9 @@ BENCHMARKS = (
     "feed",
     "pool",
     "tiering",
+    "tiering_small",
     "shim_cost",
+    "nodes",
 )
 HOURS = ("importance", "importance_time")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")

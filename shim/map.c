@@ -16,7 +16,13 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "crc32 below reads wor
 
 enum { MAX_PROBES = 4096 };  // an index that is full or garbage must not hold anyone
 
-static const char* mapped;          // set once, by the attaching thread
+// A daemon silent for this long is asked for by its lock, at most so often.
+#define SILENCE_NS 1000000000ull
+#define LOOK_AGAIN_NS 200000000ull
+
+static const char* mapped;  // set once, by the attaching thread
+static char table_path[1024];
+static ino_t table_ino;
 static struct stoker_table header;  // a private copy, checked
 static struct stoker_counters* counters;
 static char socket_path[108];  // empty when the directory's name is too long for it
@@ -105,41 +111,45 @@ static bool is_affordable(uint64_t bytes) {
          bytes <= limit.rlim_cur / 8;
 }
 
-// Maps `directory`/`name` whole. NULL when it is shorter than `bytes` or cannot be mapped.
-static void* map_file(const char* directory, const char* name, int flags, uint64_t* bytes) {
-  char path[1024];
-  if (!name_file(directory, name, path, sizeof(path))) return NULL;
+// Maps a file whole. NULL when it is shorter than `least` or cannot be mapped.
+static void* map_file(const char* path, int flags, uint64_t least, struct stat* status) {
   const int fd = raw_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return NULL;
-  struct stat status;
   void* address = MAP_FAILED;
-  if (raw_fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-      (uint64_t)status.st_size >= *bytes && is_affordable((uint64_t)status.st_size)) {
-    *bytes = (uint64_t)status.st_size;
+  if (raw_fstat(fd, status) == 0 && S_ISREG(status->st_mode) &&
+      (uint64_t)status->st_size >= least && is_affordable((uint64_t)status->st_size)) {
     const int protection = flags == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
-    address = raw_mmap(NULL, *bytes, protection, MAP_SHARED, fd, 0);
+    address = raw_mmap(NULL, (size_t)status->st_size, protection, MAP_SHARED, fd, 0);
   }
   raw_close(fd);
   return address == MAP_FAILED ? NULL : address;
 }
 
+static void attach_counters(const char* directory) {
+  char path[1024];
+  struct stat status;
+  if (!name_file(directory, "counters", path, sizeof(path))) return;
+  counters = map_file(path, O_RDWR, sizeof(*counters), &status);
+  if (counters && memcmp(counters->magic, STOKER_COUNTERS_MAGIC, sizeof(counters->magic)) != 0) {
+    munmap(counters, (size_t)status.st_size);
+    counters = NULL;
+  }
+}
+
 static void attach(const char* directory) {
-  uint64_t bytes = sizeof(header);
-  const char* table = map_file(directory, "table", O_RDONLY, &bytes);
+  struct stat status;
+  if (!name_file(directory, "table", table_path, sizeof(table_path))) return;
+  const char* table = map_file(table_path, O_RDONLY, sizeof(header), &status);
   if (!table) return;
   memcpy(&header, table, sizeof(header));
-  if (!header_is_sound(bytes)) {
-    munmap((void*)table, bytes);
+  if (!header_is_sound((uint64_t)status.st_size)) {
+    munmap((void*)table, (size_t)status.st_size);
     return;
   }
   mapped = table;
+  table_ino = status.st_ino;
   if (!name_file(directory, "socket", socket_path, sizeof(socket_path))) socket_path[0] = '\0';
-  bytes = sizeof(*counters);
-  counters = map_file(directory, "counters", O_RDWR, &bytes);
-  if (counters && memcmp(counters->magic, STOKER_COUNTERS_MAGIC, sizeof(counters->magic)) != 0) {
-    munmap(counters, bytes);
-    counters = NULL;
-  }
+  attach_counters(directory);
 }
 
 void map_attach(void) {
@@ -162,12 +172,38 @@ const struct stoker_table* map_header(void) {
 
 static const struct stoker_table* shared(void) { return (const struct stoker_table*)mapped; }
 
+// Whether somebody holds the lock of the very table that is mapped here, as its daemon does.
+static bool is_table_held(void) {
+  const int saved = errno;
+  struct stat status;
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  const int fd = raw_openat(AT_FDCWD, table_path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const bool held = fd >= 0 && raw_fstat(fd, &status) == 0 && status.st_ino == table_ino &&
+                    raw_find_lock(fd, &lock) == 0 && lock.l_type != F_UNLCK;
+  if (fd >= 0) raw_close(fd);
+  errno = saved;
+  return held;
+}
+
+static bool is_table_held_lately(uint64_t now) {
+  static _Atomic(uint64_t) verdict;  // when it was found, and in the lowest bit, what
+  const uint64_t last = atomic_load_explicit(&verdict, memory_order_relaxed);
+  if (last != 0 && now - last < LOOK_AGAIN_NS) return last & 1;
+  const bool held = is_table_held();
+  atomic_store_explicit(&verdict, (now & ~1ull) | held, memory_order_relaxed);
+  return held;
+}
+
+// A daemon on a busy machine is slow, not gone; one that is stopped for long helps nobody.
 const struct stoker_table* map_live(void) {
   if (!map_header()) return NULL;
   const uint64_t beat = LOAD(&shared()->heartbeat_ns);
+  if (beat == 0) return NULL;
   const uint64_t now = now_ns();
-  const bool fresh = beat != 0 && (now <= beat || now - beat <= header.heartbeat_ms * 1000000ull);
-  return fresh ? &header : NULL;
+  const uint64_t silence = now > beat ? now - beat : 0;
+  if (silence <= SILENCE_NS) return &header;
+  if (silence > header.heartbeat_ms * 1000000ull) return NULL;
+  return is_table_held_lately(now) ? &header : NULL;
 }
 
 struct stoker_counters* map_counters(void) { return map_header() ? counters : NULL; }

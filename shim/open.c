@@ -40,7 +40,10 @@ static __attribute__((noinline)) int open_joined(struct opening* opening) {
   const int saved = errno;
   const bool complete = path_join(opening->dirfd, opening->path, joined);
   const bool found = complete && path_is_under_source(joined, &file);
-  if (complete && !opening->known_as.path) opening->known_as = (struct named_place){joined, 0};
+  if (complete && !opening->known_as.path) {
+    opening->known_as = (struct named_place){joined, 0};
+    opening->outside = path_is_outside(opening->known_as);
+  }
   errno = saved;
   return found ? open_named(opening, &file) : open_source(opening, NULL);
 }
@@ -99,8 +102,8 @@ static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool str
   } else if (!directory_of(&opening)) {
     return open_source(&opening, NULL);
   }
-  const bool outside = opening.known_as.path && path_is_outside(opening.known_as);
-  return joins && !outside ? open_joined(&opening) : open_source(&opening, NULL);
+  opening.outside = opening.known_as.path && path_is_outside(opening.known_as);
+  return joins && !opening.outside ? open_joined(&opening) : open_source(&opening, NULL);
 }
 
 int open_for_stream(const char* path, int flags) {

@@ -20,20 +20,20 @@ static bool append(char path[PATH_MAX], size_t* end, const char* bytes, size_t l
   return true;
 }
 
-static bool name_copy(uint32_t number, const struct stoker_entry* entry, char path[PATH_MAX]) {
-  const struct stoker_table* table = map_header();
+static bool name_part(uint32_t number, const struct stoker_entry* entry, char path[PATH_MAX]) {
+  char digits[12];
+  size_t first = sizeof(digits), end = 0;
+  do {
+    digits[--first] = (char)('0' + number % 10);
+  } while ((number /= 10) > 0);
+  const struct stoker_string folder = map_header()->tiers[entry->tier].part_dir;
+  return append(path, &end, map_string(folder), folder.length) &&
+         append(path, &end, digits + first, sizeof(digits) - first);
+}
+
+static bool name_copy(const struct stoker_entry* entry, char path[PATH_MAX]) {
   size_t end = 0;
-  if (entry_state(entry) == STOKER_COPYING) {
-    char digits[12];
-    size_t first = sizeof(digits);
-    do {
-      digits[--first] = (char)('0' + number % 10);
-    } while ((number /= 10) > 0);
-    const struct stoker_string folder = table->tiers[entry->tier].part_dir;
-    return append(path, &end, map_string(folder), folder.length) &&
-           append(path, &end, digits + first, sizeof(digits) - first);
-  }
-  const struct stoker_string folder = table->copy_dirs[entry->source][entry->tier];
+  const struct stoker_string folder = map_header()->copy_dirs[entry->source][entry->tier];
   const struct stoker_string name = {entry->path_offset, entry->path_length, 0};
   return append(path, &end, map_string(folder), folder.length) &&
          append(path, &end, map_string(name), name.length);
@@ -48,13 +48,21 @@ static bool is_copy(const struct stat* status, const struct stoker_entry* entry)
           time_ns(status->st_mtim) == entry->source_mtime_ns);
 }
 
+static int open_path_of(bool named, const char* path, int flags) {
+  if (named) return raw_openat(AT_FDCWD, path, flags);
+  errno = ENAMETOOLONG;
+  return -1;
+}
+
 int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags) {
   char path[PATH_MAX];
-  if (!name_copy(number, entry, path)) {
-    errno = ENAMETOOLONG;
-    return -1;
+  int fd = -1;
+  const bool copying = entry_state(entry) == STOKER_COPYING;
+  if (copying) fd = open_path_of(name_part(number, entry, path), path, flags);
+  // The copier renames its file a moment before the entry says so.
+  if (!copying || (fd < 0 && errno == ENOENT)) {
+    fd = open_path_of(name_copy(entry, path), path, flags);
   }
-  const int fd = raw_openat(AT_FDCWD, path, flags);
   struct stat status;
   if (fd < 0 || (raw_fstat(fd, &status) == 0 && is_copy(&status, entry))) return fd;
   raw_close(fd);
@@ -130,17 +138,35 @@ static bool waits_for_whole(uint64_t size, const struct opening* opening) {
   return size <= table->small_bytes || (opening->stream && size <= table->ahead_bytes);
 }
 
+// Asks for a file that has no entry, and waits for its whole copy where that is worth it: before
+// the source is opened, which the storage then need not do. A status it often has at hand.
+static uint32_t ask(const struct named_file* file, struct opening* opening,
+                    struct stoker_entry* entry) {
+  struct stat status;
+  opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
+  if (!opening->asked || raw_fstatat(opening->dirfd, opening->path, &status, 0) != 0 ||
+      !S_ISREG(status.st_mode) || status.st_size == 0 ||
+      !waits_for_whole((uint64_t)status.st_size, opening)) {
+    return NO_ENTRY;
+  }
+  opening->waited = true;
+  return wait_for_entry(file, true, entry);
+}
+
 int place_open(const struct named_file* file, struct opening* opening) {
   struct stoker_entry entry;
   uint32_t number = map_find(file);
-  if (number == NO_ENTRY || !map_read(number, &entry) || entry_state(&entry) == STOKER_DROPPED) {
+  if (number == NO_ENTRY) {
+    number = ask(file, opening, &entry);
+    if (number == NO_ENTRY) return -1;
+  } else if (!map_read(number, &entry) || entry_state(&entry) == STOKER_DROPPED) {
     opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
     return -1;
   }
   opening->asked = true;
   if (entry.link && (opening->flags & O_NOFOLLOW)) return -1;
-  if (entry_state(&entry) != STOKER_PLACED && entry_state(&entry) != STOKER_REFUSED &&
-      waits_for_whole(entry.source_size, opening)) {
+  if (!opening->waited && entry_state(&entry) != STOKER_PLACED &&
+      entry_state(&entry) != STOKER_REFUSED && waits_for_whole(entry.source_size, opening)) {
     number = wait_for_entry(file, true, &entry);
     opening->waited = true;
   }
@@ -211,7 +237,7 @@ void place_settle(int fd, const struct named_file* file, struct opening* opening
     return;
   }
   watch_set(fd, 0);
-  if (!file && opening->known_as.path && path_is_outside(opening->known_as)) return;
+  if (!file && opening->outside) return;
   if (raw_fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return;
   if (file) {
     settle_named(fd, &status, file, opening);

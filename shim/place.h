@@ -12,6 +12,7 @@ struct opening {
   struct named_place known_as;  // its `path` is NULL where its directory cannot be remembered
   int flags;                    // of open
   bool stream;                  // for a FILE: its reads cannot be seen, so it is not watched
+  bool outside;                 // its directory is remembered as one of other files
   bool asked;                   // the daemon knows of the file
   bool waited;                  // for the copy, long enough
   bool refused;                 // there will be no copy

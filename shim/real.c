@@ -54,6 +54,11 @@ int raw_statx(int dirfd, const char* path, int flags, unsigned mask, struct stat
 #endif
 }
 
+int raw_find_lock(int fd, struct flock* lock) {
+  enum { OFD_GETLK = 36 };  // F_OFD_GETLK, which old headers lack
+  return (int)syscall(SYS_fcntl, fd, OFD_GETLK, lock);
+}
+
 off_t raw_lseek(int fd, off_t offset, int whence) { return syscall(SYS_lseek, fd, offset, whence); }
 
 ssize_t raw_preadv(int fd, const struct iovec* parts, int count, off_t offset) {

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+struct flock;
 struct statx;
 
 #define STOKER_REAL_FUNCTIONS(X)                                   \
@@ -52,6 +53,8 @@ int raw_dup3(int from, int to, int flags);
 int raw_fstat(int fd, struct stat* status);
 int raw_fstatat(int dirfd, const char* path, struct stat* status, int flags);
 int raw_statx(int dirfd, const char* path, int flags, unsigned mask, struct statx* status);
+// fcntl(F_OFD_GETLK): who holds a lock that stands against this one.
+int raw_find_lock(int fd, struct flock* lock);
 off_t raw_lseek(int fd, off_t offset, int whence);
 ssize_t raw_preadv(int fd, const struct iovec* parts, int count, off_t offset);
 ssize_t raw_preadv2(int fd, const struct iovec* parts, int count, off_t offset, int flags);

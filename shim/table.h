@@ -12,6 +12,7 @@
 // The daemon's duties, on which the shim relies:
 // - `magic` of either file is written last. Every byte is allocated (posix_fallocate) before it is
 //   published, for a hole in a full tmpfs would be a SIGBUS in the program. Files never shrink.
+// - It holds an open-file-description lock of the whole table as long as it lives.
 // - Words marked atomic are written whole: through numpy, or memoryview.cast("I" or "Q"), never by
 //   struct.pack_into("<..."), which writes byte by byte. What they publish is written before them.
 // - An entry describes one version of one source file. Its path and its source_* fields never
@@ -122,7 +123,7 @@ struct stoker_table {  // 4096 bytes, the beginning of the file
   uint64_t ahead_bytes;       // a read this far beyond `copied`, or nearer, waits for it; so does
                               // fopen of a file of this size
   uint32_t wait_ms;           // the longest wait without progress
-  uint32_t heartbeat_ms;      // a daemon silent for longer counts as gone
+  uint32_t heartbeat_ms;      // a daemon silent for longer counts as gone, lock or not
   uint32_t source_count;      // rows of `sources`
   uint32_t tier_count;
   struct stoker_source sources[STOKER_MAX_SOURCES];

@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 import stoker._core
+from stoker.store.ofd import unlock
 from stoker.tiering.layout import (
     COUNTERS,
     COUNTERS_MAGIC,
     ENTRY,
+    HEADER,
     REQUEST,
     Kind,
     State,
@@ -110,6 +112,16 @@ class HandDaemon:
         """Answer no more, and give no more signs of life."""
         self._done.set()
         self._thread.join()
+
+    def silence(self, seconds: float, table: str = "table") -> None:
+        """Let the last sign of life be that old."""
+        with (self.root / table).open("r+b") as file:
+            file.seek(offset_of(HEADER, "heartbeat_ns"))
+            file.write(struct.pack("=Q", time.monotonic_ns() - int(seconds * 1e9)))
+
+    def die(self) -> None:
+        """Lose the lock, as a daemon does that is killed."""
+        unlock(self.table._file)
 
     def end(self) -> None:
         """End in order: programs read the source from now on."""

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from shim.hand import LIBRARY, HandDaemon
+from stoker.store.ofd import try_lock
 from stoker.tiering.layout import HEADER, Kind, State, offset_of
 
 SOURCE = b"one of the source\n"
@@ -75,6 +76,7 @@ DAMAGES: dict[str, Callable[[HandDaemon], object]] = {
     ),
     "a hundred sources": lambda daemon: overwrite(daemon, at("source_count"), b"\x64"),
     "daemon ended": lambda daemon: daemon.end(),
+    "daemon died": lambda daemon: (daemon.silence(2), daemon.die()),
     "daemon silent": lambda daemon: overwrite(daemon, at("heartbeat_ns"), struct.pack("=Q", 1)),
     "run's directory gone": lambda daemon: daemon.root.rename(daemon.root.with_suffix(".gone")),
 }
@@ -93,6 +95,61 @@ def test_falls_through_to_the_source(damage: str, source: Path) -> None:
         gone = daemon.root.with_suffix(".gone")
         if gone.exists():
             gone.rename(daemon.root)
+
+
+def test_a_slow_daemon_is_not_gone(source: Path) -> None:
+    with HandDaemon(source, wait_ms=200) as daemon:
+        daemon.place("one", COPY)
+        daemon.pause()
+        daemon.silence(2)
+        assert cat(daemon, source / "one") == COPY, "its lock says that it lives"
+        daemon.silence(31)
+        assert cat(daemon, source / "one") == SOURCE
+
+
+def test_another_daemon_s_table_is_no_sign_of_life(source: Path) -> None:
+    with HandDaemon(source, wait_ms=200) as daemon:
+        daemon.place("one", COPY)
+        daemon.pause()
+        code = (
+            "import os, sys, time\nopen(sys.argv[1]).read()\nprint('ready', flush=True)\n"
+            "sys.stdin.readline()\nprint(open(sys.argv[1]).read(), end='')"
+        )
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, source / "one"],
+            env=daemon.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert program.stdout and program.stdout.readline() == b"ready\n"
+        table = daemon.root / "table"
+        content = table.read_bytes()[: 1 << 16]
+        table.rename(daemon.root / "old")
+        table.write_bytes(content)
+        with table.open("r+b") as other:
+            assert try_lock(other.fileno())
+            daemon.silence(2, "old")
+            out, _ = program.communicate(b"go on\n", timeout=60)
+        assert out == SOURCE
+
+
+def test_a_copy_that_was_renamed_a_moment_ago(source: Path) -> None:
+    """Between the rename and the word of it, what is copied is read from the copy all the same."""
+    content = bytes(reversed((source / "large").read_bytes()))
+    code = (
+        "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nprint('ready', flush=True)\n"
+        "sys.stdin.readline()\nsys.stdout.buffer.write(os.pread(fd, 1000, 500))"
+    )
+    with HandDaemon(source) as daemon:
+        number = daemon.begin("large")
+        daemon.advance(number, content)
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, source / "large"],
+            env=daemon.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert program.stdout and program.stdout.readline() == b"ready\n"
+        (daemon.parts / str(number)).rename(daemon.copies / "large")
+        out, _ = program.communicate(b"go on\n", timeout=60)
+        assert out == content[500:1500]
+        assert daemon.counted()["source_bytes"] == 0
 
 
 def test_garbage_behind_a_good_header(source: Path) -> None:

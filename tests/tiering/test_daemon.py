@@ -81,6 +81,21 @@ def test_what_makes_no_sense_is_ignored(member: Membership, tmp_path: Path) -> N
     assert [path.name for path in copies.rglob("*")] == ["b"]
 
 
+def test_requests_about_another_table_s_entries_are_ignored(
+    member: Membership, tmp_path: Path
+) -> None:
+    """A program that outlived its daemon still has that one's numbers."""
+    tell(member, request(b"a"))
+    wait_for(lambda: member.report()["tiers"][0]["files"] == 1)
+    (tmp_path / "source" / "a").write_bytes(b"another")
+    tell(member, request(b"b", kind=Kind.CHANGED, entry=0))
+    tell(member, request(b"b"))
+    wait_for(lambda: member.report()["tiers"][0]["files"] == 2)
+    assert member.report()["dropped"] == 0
+    tell(member, request(b"a", kind=Kind.CHANGED, entry=0))
+    wait_for(lambda: member.report()["dropped"] == 1)
+
+
 def test_a_member_that_asks_nonsense_costs_nothing(member: Membership) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.connect(str(member.folder.members))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from stoker.tiering import layout
+from stoker.tiering.free_room import file_system
 from tiering.conftest import age, write_files
 from tiering.runs import Done, Setup, direct
 
@@ -106,6 +108,23 @@ def test_with_room_for_a_part_the_rest_is_read_from_the_source(source: Path) -> 
     report = done.report
     assert 0.9 * 100_000 < report["tiers"][0]["used"] <= 100_000
     assert report["refused"] == len(SIZES) - report["tiers"][0]["files"]
+
+
+def test_a_tier_in_memory_before_one_on_disk(source: Path, tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or file_system(memory.stat().st_dev) != "tmpfs":
+        pytest.skip("no file system in memory at /dev/shm")
+    expected = direct(*SUMS, source)
+    with tempfile.TemporaryDirectory(prefix="stoker-test-", dir=memory) as folder:
+        tiers = ((Path(folder) / "tier", 200_000), (tmp_path / "disk", 20_000_000))
+        for copied in (TOTAL, 0):
+            done = Setup(source, tiers, ("--json",)).run(*SUMS, source)
+            assert (done.status, done.out) == (0, expected)
+            assert done.report["source"]["copied_bytes"] == copied
+            fast, slow = done.report["tiers"]
+            assert 150_000 < fast["used"] <= 200_000
+            assert fast["used"] + slow["used"] == TOTAL
+        assert fast["reused"] + slow["reused"] == len(SIZES) - 1
 
 
 @pytest.mark.parametrize("status", [0, 3, 255])
@@ -259,6 +278,29 @@ def test_daemon_killed_in_the_middle_of_a_copy(source: Path, runtime_dir: Path) 
     assert again.out == direct("sha256sum", source / "a" / "00.bin")
     assert not list((source.parent / "tier0" / "parts").iterdir())
     assert again.report["tiers"][0]["used"] == SIZES["a/00.bin"], "the half copy counts no more"
+
+
+def test_a_daemon_that_is_stopped_for_a_while(source: Path, runtime_dir: Path) -> None:
+    huge = source / "huge"
+    with huge.open("wb") as file:
+        file.truncate(1 << 28)
+    age(huge)
+    read_all = (
+        "import sys, zlib\ncrc = 0\nwith open(sys.argv[1], 'rb', buffering=0) as f:\n"
+        "    while part := f.read(1 << 18): crc = zlib.crc32(part, crc)\nprint(crc)"
+    )
+    process = setup(source, 1 << 29).start(sys.executable, "-c", read_all, huge)
+    wait_for(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
+    daemon = _daemon_pid(_tables(runtime_dir)[0])
+    os.kill(daemon, signal.SIGSTOP)
+    time.sleep(4)  # a busy machine, or a cgroup that has used up its share, does the same
+    os.kill(daemon, signal.SIGCONT)
+    out, err = process.communicate(timeout=200)
+    assert out == direct(sys.executable, "-c", read_all, huge)
+    report = Done(0, out, err).report
+    assert report["waits_given_up"] == 0
+    assert report["source"]["bytes"] == 0, "nothing is read twice"
+    assert report["source"]["copied_bytes"] == 1 << 28
 
 
 def _tables(runtime_dir: Path) -> list[Path]:

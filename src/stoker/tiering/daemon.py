@@ -37,7 +37,7 @@ from stoker.tiering.tier_dir import TierDir
 log = logging.getLogger("stoker.tiering")
 
 _BEAT = 0.2  # seconds between two signs of life
-_SILENT = 3.0  # after which programs take the daemon for gone
+_SILENT = 30.0  # after which programs take a daemon for gone that lives but says nothing
 _WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
 _LINGER = 5.0  # seconds to wait for the first member; the last one is not outlived
 
@@ -99,13 +99,15 @@ class Daemon:
     def _obey(self, message: bytes) -> None:
         if len(message) < REQUEST.size:
             return
-        magic, kind, source, length, time_ns, entry, _ = REQUEST.unpack_from(message)
+        magic, kind, source, length, time_ns, entry, code = REQUEST.unpack_from(message)
         if magic != REQUEST_MAGIC or source != 0:
             return
         if kind == Kind.OPENED:
             path = message[REQUEST.size : REQUEST.size + length]
             if len(path) == length and _is_inside(path):
                 self.placer.opened(path)
+        elif not self.table.has(entry, code):
+            return  # the program has an older daemon's table
         elif kind == Kind.CHECKED:
             self.placer.checked(entry, min(time_ns, time.monotonic_ns()))
         elif kind == Kind.CHANGED:

@@ -112,13 +112,11 @@ class Placer:
 
     def changed(self, number: int) -> None:
         """Look at the file of an entry: its source is said to be another, or its copy gone."""
-        if number < len(self._table):
-            self._looks.put(self._table.path(number))
+        self._looks.put(self._table.path(number))
 
     def checked(self, number: int, seen_ns: int) -> None:
         """Note that the source of a file was seen unchanged."""
-        if number < len(self._table):
-            self._table.raise_validated(number, seen_ns)
+        self._table.raise_validated(number, seen_ns)
 
     def promise(self, paths: Sequence[bytes]) -> int:
         """Reserve room for files in this order, and copy them when there is time.
@@ -222,10 +220,10 @@ class Placer:
             self._refuse(add(State.REFUSED), again=_YOUNG if status.st_size else None)
             return
         if (found := self._find_copy(path, identity)) is not None:
-            add(State.PLACED, *found)
-            with self._mutex:
+            with self._mutex:  # counted before a program may end because it got its file
                 self.counts.tiers[found[0]].files += 1
                 self.counts.tiers[found[0]].reused += 1
+            add(State.PLACED, *found)
             return
         tier = self._room_for(path, status.st_size)
         if tier is not None:
@@ -303,9 +301,9 @@ class Placer:
             counts.copy_seconds += seconds
             wanted = self._table.state(job.number) is State.COPYING
             if wanted:
-                self._table.set_state(job.number, State.PLACED)
                 counts.files += 1
                 self._attempts.pop(job.path, None)
+                self._table.set_state(job.number, State.PLACED)
         self.rooms.worked(job.tier)
         if not wanted:  # dropped at the last moment
             self._remove_copy(self._table.entry(job.number))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CapacityError
+from stoker.store.ofd import try_lock
 from stoker.tiering.futex import wake
 from stoker.tiering.layout import (
     BUCKETS,
@@ -64,8 +65,9 @@ class Table:
     """The one writer's view; its threads may share it.
 
     ``path`` must not exist. ``spellings`` are absolute paths by which programs may name the one
-    source. Raises :class:`OSError` if the file cannot be made, and, when it is full or the disk
-    is, :class:`~stoker.errors.CapacityError` from :meth:`add`; the table stays usable.
+    source. The file is locked as long as this process lives, by which programs know that it does.
+    Raises :class:`OSError` if the file cannot be made, and, when it is full or the disk is,
+    :class:`~stoker.errors.CapacityError` from :meth:`add`; the table stays usable.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Table:
         copy_index = path_index + index_bytes
         arena = copy_index + index_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try_lock(self._file)
         os.ftruncate(self._file, arena + _ARENA_LIMIT)
         os.posix_fallocate(self._file, 0, entries)
         self._map = mmap.mmap(self._file, 0)
@@ -137,6 +140,11 @@ class Table:
 
     def __len__(self) -> int:
         return self._words[_HEADER_AT["entry_count"] // 4]
+
+    def has(self, number: int, code: int) -> bool:
+        """Whether there is an entry of that number, of a path with that hash."""
+        at = (self._entry_at(number) + _AT["hash"]) // 4
+        return number < len(self) and self._words[at] == code
 
     def find(self, path: bytes) -> int | None:
         """Return the newest entry of a file, ``path`` relative to the source; None without one."""
