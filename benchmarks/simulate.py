@@ -1,0 +1,364 @@
+"""The simulator against closed forms, libcachesim, real runs of the Loader, and the clock.
+
+--part forms: LRU, MinIO, top-k, Che, Belady with the plan and SHADE's min(1, r H) at caches of 5 to
+80 %. --part peers: the same traces through libcachesim (LRU, FIFO, SIEVE, S3-FIFO, Belady), hit for
+hit; its S3-FIFO has a small queue of 10 % and a ghost of 90 % of the cache and promotes after two
+visits, as ours. Its Belady knows the whole trace and admits everything: so does ours here. --part
+loader (--data: a folder of class folders): hits of real training loops.
+--part foresight: real hits beyond the cache, also of two ranks on one arena. --part speed: accesses
+a second and memory a sample, at the number of ImageNet's images; for quiet machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Report, parser
+
+from stoker import recipes
+from stoker.importance.loss import LossHistory
+from stoker.policy.base import Region
+from stoker.policy.next_use import NextUse
+from stoker.policy.score import Score
+from stoker.recipes import Recipe
+from stoker.recipes.part import Same, part
+from stoker.sampler import WeightedSampler
+from stoker.sim import limits, replay
+
+SHARES = (0.05, 0.2, 0.4, 0.6, 0.8)
+IMAGENET = 1_281_167
+POINT = 0.01
+
+
+def main() -> None:
+    """Parse the arguments, run the parts asked for, print their reports."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--part", choices=[*PARTS, "all"], default="all")
+    arguments.add_argument("--data", type=Path, help="for --part loader")
+    arguments.add_argument("--samples", type=int, default=10_000, help="for --part loader")
+    arguments.add_argument("--seeds", type=int, default=3)
+    args = arguments.parse_args()
+    for name in PARTS if args.part == "all" else [args.part]:
+        if name == "loader" and args.data is None and args.part == "all":
+            continue
+        PARTS[name](args).show(args.json)
+
+
+# --- closed forms ---
+
+
+def forms(args: argparse.Namespace) -> Report:
+    """Compare with every closed form; rows have means over seeds and the worst distance."""
+    report = Report("Simulated against closed form, hit ratio", args.smoke)
+    n = 2_000 if args.smoke else 50_000
+    p = 1 / np.arange(1, n + 1) ** 0.7
+    for c in SHARES:
+        for name, simulated, theory in _forms(n, p, c):
+            found = np.array([simulated(seed) for seed in range(args.seeds)])
+            worst = float(np.abs(found - theory).max())
+            report.row(rule=name, cache=c, simulated=found.mean(), theory=theory, worst=worst)
+            report.target(f"{name} at {c:.0%}", worst, POINT)
+    return report
+
+
+def _forms(n: int, p: np.ndarray[Any, Any], c: float) -> list[tuple[str, Any, float]]:
+    losses = 1 + np.log(np.arange(1, n + 1))
+
+    def draws(seed: int) -> list[np.ndarray[Any, Any]]:
+        rng = np.random.default_rng(seed)
+        return [rng.choice(n, 4 * n, p=p / p.sum()) for _ in range(3)]
+
+    def shuffled(name: str) -> Any:
+        return lambda seed: replay(name, n, 4, c, seed=seed, batch_size=32).after(1).hit_ratio
+
+    def drawn(name: str, batch: int) -> Any:
+        return lambda seed: (
+            replay(name, n, 2, c, trace=draws(seed), batch_size=batch).after(1).hit_ratio
+        )
+
+    def scored(recipe: Recipe, given: np.ndarray[Any, Any]) -> Any:
+        return lambda seed: replay(recipe, n, 8, c, losses=given, seed=seed).after(5).hit_ratio
+
+    weighted = Recipe(
+        "weighted", "", Score(), sampler=part(WeightedSampler), scorer=Same(LossHistory())
+    )
+    repeated = Recipe(
+        "repeated",
+        "",
+        Score(),
+        sampler=recipes.get("shade", repetition=2.0, important=c).sampler,
+        scorer=Same(LossHistory()),
+    )
+    return [
+        ("lru", shuffled("lru"), float(limits.lru_epochs(c))),
+        ("minio", shuffled("minio"), float(limits.uniform(c))),
+        ("belady", shuffled("belady"), float(limits.uniform(c))),
+        ("top-k of draws", scored(weighted, p), limits.top_k(p, c * n)),
+        ("lru of draws (Che)", drawn("lru", 32), limits.lru_draws(p, c * n)),
+        ("belady of draws", drawn("belady", 32), limits.belady_draws(p, c * n)),
+        ("shade, r = 2", scored(repeated, losses), limits.shade(losses, c * n, 2.0)),
+    ]
+
+
+# --- libcachesim ---
+
+
+def peers(args: argparse.Namespace) -> Report:
+    """Compare hits with libcachesim's on the same traces."""
+    report = Report("Simulated against libcachesim, hits", args.smoke)
+    n, rounds = (1_000, 4) if args.smoke else (20_000, 5)
+    for kind in ("shuffled", "zipf"):
+        for c in (0.05, 0.2, 0.6):
+            rng = np.random.default_rng(0)
+            p = 1 / np.arange(1, n + 1) ** 0.8
+            epochs = [
+                rng.permutation(n) if kind == "shuffled" else rng.choice(n, n, p=p / p.sum())
+                for _ in range(rounds)
+            ]
+            for name, peer in PEERS.items():
+                sizes = np.ones(n, np.int64)
+                whole = np.concatenate(epochs)
+                recipe = ADMITTING if name == "belady" else name
+                ours = replay(recipe, n, 1, c, sizes=sizes, trace=[whole], batch_size=1)
+                hits, theirs = ours.per_epoch[0].hits, _peer_hits(peer, whole, round(c * n))
+                report.row(trace=kind, policy=name, cache=c, ours=hits, libcachesim=theirs)
+                report.target(f"{name} at {c:.0%}, {kind}: difference", abs(hits - theirs), 0)
+    return report
+
+
+class Admitting(NextUse):
+    """Belady's rule as libcachesim has it: every sample enters; ours may refuse one."""
+
+    def regions(self) -> tuple[Region, ...]:
+        """One region ordered by next use."""
+        return (Region("main", 1.0, order="key"),)
+
+
+ADMITTING = Recipe("belady", "", Admitting())
+PEERS = {"lru": "LRU", "fifo": "FIFO", "sieve": "Sieve", "s3fifo": "S3FIFO", "belady": "Belady"}
+
+
+def _peer_hits(name: str, ids: np.ndarray[Any, Any], capacity: int) -> int:
+    import libcachesim
+
+    never, seen = 2**62, dict[int, int]()
+    coming = np.full(len(ids), never)
+    for at in range(len(ids) - 1, -1, -1):
+        coming[at] = seen.get(int(ids[at]), never)
+        seen[int(ids[at])] = at
+    cache = getattr(libcachesim, name)(capacity, hashpower=16)
+    hits = 0
+    for at, sample in enumerate(ids.tolist()):
+        request = libcachesim.Request()
+        request.obj_id, request.obj_size, request.clock_time = sample, 1, at
+        request.next_access_vtime = int(coming[at])
+        hits += bool(cache.get(request))
+    return hits
+
+
+# --- the Loader ---
+
+
+def loader(args: argparse.Namespace) -> Report:
+    """Compare with real loops over files."""
+    import torch
+
+    import stoker
+    from stoker.source.files import FileSource
+    from stoker.source.image_folder import ImageFolderSource
+
+    report = Report("Simulated against the real Loader, hit ratio", args.smoke)
+    listing = ImageFolderSource(args.data)
+    step = max(1, len(listing) // args.samples)
+    paths = [listing.name(i) for i in range(0, len(listing), step)][: args.samples]
+    sizes = np.array([Path(path).stat().st_size for path in paths])
+    losses = np.random.default_rng(1).lognormal(0, 1, len(paths))
+    for name, params in LOADED.items():
+        recipe = recipes.get(name, **params)
+        with stoker.Loader(
+            stoker.SampleDataset(FileSource(paths), decode=len),
+            batch_size=64,
+            cache="20%",
+            recipe=recipe,
+            epochs=EPOCHS,
+            prefetch_bytes=0,
+            return_meta=True,
+        ) as run:
+            for _ in range(EPOCHS):
+                for _, meta in run:
+                    run.observe(torch.as_tensor(losses[meta.ids]), meta=meta)
+            real = run.stats
+        found = replay(recipe, len(paths), EPOCHS, 0.2, sizes=sizes, losses=losses, batch_size=64)
+        gap = max(
+            abs(found.hit_ratio - real.hits / real.accesses),
+            abs(found.substituted_ratio - real.substituted / real.accesses),
+        )
+        report.row(
+            recipe=name,
+            samples=len(paths),
+            loader=real.hits / real.accesses,
+            simulated=found.hit_ratio,
+            loader_substituted=real.substituted / real.accesses,
+            simulated_substituted=found.substituted_ratio,
+            distance=gap,
+        )
+        report.target(f"{name}, distance", gap, 0.015)
+    return report
+
+
+EPOCHS = 6
+LOADED: dict[str, dict[str, Any]] = {
+    "lru": {},
+    "minio": {},
+    "s3fifo": {},
+    "belady": {},
+    "foresight": {"repeat": 2, "annealed": 0.0},
+    "shade": {"repetition": 2.0},
+    "quiver": {},
+}
+
+
+# --- foresight ---
+
+
+def foresight(args: argparse.Namespace) -> Report:
+    """Show real hits beyond the cache's share, at c = .2."""
+    report = Report("foresight, c = .2, hit ratio after the first super-epoch", args.smoke)
+    n = 2_000 if args.smoke else 50_000
+    for repeat, least in ((2, 0.44), (4, 0.50)):
+        found = replay("foresight", n, 3 * repeat, 0.2, repeat=repeat, annealed=0.0)
+        ratio = found.after(repeat).hit_ratio
+        q = float(limits.super_epoch_repeats(repeat))
+        report.row(case=f"R = {repeat}", hits=ratio, limit=float(limits.super_epochs(0.2, q)))
+        report.target(f"R = {repeat}, hits", ratio, least, at_least=True)
+        both = _two_ranks(repeat, 2_000 if args.smoke else 10_000)
+        report.row(case=f"R = {repeat}, Loader, 2 ranks on one arena", hits=both)
+        report.target(f"R = {repeat}, 2 ranks, hits", both, least, at_least=True)
+    sizes = image_sizes(n)
+    bound = limits.smallest_first(sizes, 0.2 * float(sizes.sum()))
+    for name, request in (("free requests", 0.0), ("a request costs 1 MB", 1e6), ("1 GB", 1e9)):
+        found = replay("foresight", n, 4, 0.2, sizes=sizes, request_bytes=request).after(1)
+        report.row(
+            case=f"real sizes, R = 1, {name}",
+            hits=found.hit_ratio,
+            bytes=found.byte_hit_ratio,
+            limit=bound,
+        )
+    report.target("real sizes, R = 1, hits in number", found.hit_ratio, 0.2, at_least=True)
+    by_plan = recipes.get("foresight", importance=True, annealed=0.0)
+    by_scores = Recipe("top-k", "", Score(), sampler=by_plan.sampler)
+    known = replay(by_plan, n, 10, 0.2).after(3)
+    scored = replay(by_scores, n, 10, 0.2).after(3)
+    report.row(case="importance, by the plan", hits=known.hit_ratio)
+    report.row(case="importance, top-k by the same scores", hits=scored.hit_ratio)
+    gain = known.hit_ratio - scored.hit_ratio
+    report.target("importance: above top-k", gain, 0.10, at_least=True)
+    return report
+
+
+def image_sizes(count: int) -> np.ndarray[Any, Any]:
+    """Return sizes like those of ImageNet's files: log-normal, mean 110 kB, sigma .6."""
+    drawn = np.random.default_rng(7).lognormal(np.log(110_000) - 0.18, 0.6, count)
+    return np.maximum(1, drawn).astype(np.int64)
+
+
+def _two_ranks(repeat: int, samples: int) -> float:
+    """Return the hit ratio of two ranks of a real Loader that share a cache."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        told = context.Queue()
+        ranks = [
+            context.Process(target=_rank, args=(rank, repeat, samples, folder, told))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        counts = np.array([told.get(timeout=200) for _ in ranks]).sum(axis=0)
+        for rank in ranks:
+            rank.join()
+    return float(counts[0] / counts[1])
+
+
+def _rank(rank: int, repeat: int, samples: int, folder: str, told: Any) -> None:
+    import torch.distributed
+
+    import stoker
+    from stoker.source.memory import MemorySource
+
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    data = np.zeros(samples * 100, np.uint8)
+    source = MemorySource((data, np.arange(samples + 1, dtype=np.int64) * 100))
+    with stoker.Loader(
+        stoker.SampleDataset(source, decode=len),
+        batch_size=16,
+        cache="20%",
+        recipe=recipes.get("foresight", repeat=repeat, annealed=0.0),
+        epochs=3 * repeat,
+        prefetch_bytes=0,
+    ) as run:
+        for epoch in range(3 * repeat):
+            for _ in run:
+                torch.distributed.barrier()  # the all-reduce of a step, which keeps ranks together
+            if epoch + 1 == repeat:
+                first = run.stats
+        later = run.stats.since(first)
+        torch.distributed.barrier()  # one that leaves early takes the cache with it
+        told.put((later.hits, later.accesses))
+    torch.distributed.destroy_process_group()
+
+
+# --- speed ---
+
+
+def speed(args: argparse.Namespace) -> Report:
+    """Time replays of ImageNet's number of samples, and weigh them, each in its own process."""
+    report = Report("Speed of the simulator, equal sizes, c = .2", args.smoke)
+    n, epochs = (20_000, 3) if args.smoke else (IMAGENET, 10)
+    wanted = ("lru", "infobatch", "belady") if args.smoke else SPEED
+    for name in wanted:
+        real = name.endswith("+sizes")
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds, accesses, num_bytes = pool.apply(
+                _timed, (name.removesuffix("+sizes"), n, epochs, real)
+            )
+        rate, weight = accesses / seconds / 1e6, num_bytes / n
+        report.row(
+            recipe=name, seconds=seconds, million_accesses_a_second=rate, bytes_a_sample=weight
+        )
+        if name in ("lru", "infobatch", "belady"):
+            report.target(f"{name}, million accesses a second", rate, 3, at_least=True)
+            report.target(f"{name}, bytes a sample", weight, 100)
+        report.target(f"{name}, seconds of {epochs} epochs", seconds, 120)
+    return report
+
+
+SPEED = ("lru", "infobatch", "belady", "shade", "lru+sizes", "belady+sizes", "quiver", "icache")
+
+
+def _timed(name: str, samples: int, epochs: int, real: bool) -> tuple[float, int, int]:
+    import resource
+
+    replay(name, 1_000, 8, 0.2)  # imports, and pages that every run needs
+    sizes = image_sizes(samples) if real else None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    found = replay(name, samples, epochs, 0.2, sizes=sizes)
+    seconds = time.perf_counter() - begin
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return seconds, sum(epoch.accesses for epoch in found.per_epoch), grown
+
+
+PARTS = {"forms": forms, "peers": peers, "foresight": foresight, "loader": loader, "speed": speed}
+
+if __name__ == "__main__":
+    main()
