@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,15 @@ from stoker.store.pool_breakers import Breakers
 from stoker.store.pool_frame import HEAD_BYTES, seal, unseal
 from stoker.store.pool_keys import PoolKeys
 from stoker.store.pool_order import PoolOrder
-from stoker.store.pool_servers import Command, PoolServers, Routes, ask, cut, is_elsewhere
+from stoker.store.pool_servers import (
+    Command,
+    PoolServers,
+    Routes,
+    ask,
+    cut,
+    fileno,
+    is_elsewhere,
+)
 from stoker.store.pool_servers import answers as read_answers
 from stoker.store.pool_threads import Call, Threads, Watch
 from stoker.store.pool_writer import PoolWriter
@@ -99,12 +108,12 @@ class PoolClient:
     def read(self, ids: Ids) -> tuple[Packed, Mask]:
         """Return what the pool has of samples ``u32[n]``, and which those are."""
         begin = time.monotonic()
+        deadline = begin + self.limit(len(ids))
         values: list[bytes | None] = [None] * len(ids)
-        routes = self.routes(begin + self.limit(len(ids)))
+        routes = self.routes(deadline)
         if routes is not None:
-            deadline = begin + self.limit(len(ids))
-            for question in list(self._ask(ids, routes, deadline)):
-                answers = self._answers(question, deadline)
+            questions = list(self._ask(ids, routes, deadline))
+            for question, answers in self._answered(questions, deadline):
                 for places, answer in zip(question.places, answers, strict=True):
                     if isinstance(answer, list) and len(answer) == len(places):
                         for place, value in zip(places.tolist(), answer, strict=True):
@@ -198,8 +207,30 @@ class PoolClient:
                 continue
             yield _Question(server, places, connection, watch, asked)
 
+    def _answered(
+        self, questions: list[_Question], deadline: float
+    ) -> Iterator[tuple[_Question, list[Any]]]:
+        """Yield the answers to questions as they come, those that come before ``deadline``."""
+        waiting = {fileno(question.connection): question for question in questions}
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        while waiting:
+            # Whoever is ready comes first: a server that hangs must not make others late.
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            for fd, _ in ready:
+                poll.unregister(fd)
+                question = waiting.pop(fd)
+                yield question, self._answers(question, deadline)
+            if not ready:
+                break
+        for question in waiting.values():
+            self._watch.end(question.watch)
+            silent = TimeoutError(f"{question.server} is silent")
+            self._lost(question.server, question.connection, silent, is_late=True)
+
     def _answers(self, question: _Question, deadline: float) -> list[Any]:
-        """Return the answers to a question's commands, if they come in time."""
+        """Return the answers to a question's commands; the first of them is there."""
         server, connection = question.server, question.connection
         try:
             answers = read_answers(connection, len(question.places))

@@ -204,12 +204,18 @@ def answers(connection: Any, count: int) -> list[Any]:
     return found
 
 
+def fileno(connection: Any) -> int:
+    """Return the descriptor of a connection's socket; -1 if it is closed."""
+    own = getattr(connection, "_sock", None)
+    return -1 if own is None else int(own.fileno())
+
+
 def cut(connection: Any) -> None:
     """End whatever waits for a connection, in another thread than the one that waits."""
     # By another handle: that of TLS would be changed under the hands of who uses it.
     with (
-        contextlib.suppress(OSError, AttributeError),
-        socket.fromfd(connection._sock.fileno(), socket.AF_INET, socket.SOCK_STREAM) as other,
+        contextlib.suppress(OSError, ValueError),
+        socket.fromfd(fileno(connection), socket.AF_INET, socket.SOCK_STREAM) as other,
     ):
         other.shutdown(socket.SHUT_RDWR)
 
