@@ -85,7 +85,7 @@ class Server:
         """Return a client of redis-py's own."""
         import redis
 
-        return redis.Redis(port=self.port, **options)
+        return redis.Redis(host="127.0.0.1", port=self.port, **options)
 
     def close(self) -> None:
         """End it, and remove what it left."""
@@ -95,17 +95,26 @@ class Server:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def make_cluster(primaries: int, replicas: int = 0) -> list[Server]:
-    """Return servers that are one cluster, which fails over within a second or two."""
+def make_cluster(primaries: int, replicas: int = 0, secured: Path | None = None) -> list[Server]:
+    """Return servers that are one cluster, which fails over within a second or two.
+
+    ``secured``: an empty folder for certificates; they then use TLS, and want the password "pw".
+    """
     assert CLI is not None
+    options, client, told = [], {}, []
+    if secured is not None:
+        options = [*make_certificates(secured), "--tls-cluster", "yes", "--requirepass", "pw"]
+        client = {"password": "pw", "ssl": True, "ssl_ca_certs": str(secured / "ca.crt")}
+        told = ["--tls", "--cacert", str(secured / "ca.crt"), "-a", "pw"]
+    fast = ["--cluster-enabled", "yes", "--cluster-node-timeout", "500"]
     servers = [
-        Server(*("--cluster-enabled", "yes"), *("--cluster-node-timeout", "500"))
+        Server(*fast, *options, tls="yes" if secured else "")
         for _ in range(primaries * (1 + replicas))
     ]
     try:
         done = subprocess.run(
             [
-                *(CLI, "--cluster", "create", *[server.name for server in servers]),
+                *(CLI, *told, "--cluster", "create", *[server.name for server in servers]),
                 *("--cluster-replicas", str(replicas), "--cluster-yes"),
             ],
             capture_output=True,
@@ -114,7 +123,7 @@ def make_cluster(primaries: int, replicas: int = 0) -> list[Server]:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         for server in servers:
-            _await_cluster(server)
+            _await_cluster(server, client)
     except BaseException:
         for server in servers:
             server.close()
@@ -122,9 +131,9 @@ def make_cluster(primaries: int, replicas: int = 0) -> list[Server]:
     return servers
 
 
-def _await_cluster(server: Server) -> None:
+def _await_cluster(server: Server, options: dict[str, object]) -> None:
     deadline = time.monotonic() + 20
-    with contextlib.closing(server.client()) as client:
+    with contextlib.closing(server.client(**options)) as client:
         while time.monotonic() < deadline:
             if client.cluster("info")["cluster_state"] == "ok":
                 return

@@ -567,6 +567,21 @@ def test_a_cluster_holds_each_sample_once_and_evenly(cluster):
     tier.close()
 
 
+def test_a_cluster_behind_tls_and_a_password(tmp_path):
+    servers = make_cluster(3, secured=tmp_path)
+    try:
+        hosts = ",".join(server.name for server in servers[:2])
+        url = f"valkeys://:pw@{hosts}?ca_certs={tmp_path / 'ca.crt'}&timeout=5"
+        tier = PoolTier(PoolAddress.parse(url), "x", NUM, sum_of_sizes())
+        assert fill(tier).all()
+        assert check(tier, range(NUM)).all()
+        assert sum(state.keys for state in tier.look()) == NUM
+        tier.close()
+    finally:
+        for server in servers:
+            server.close()
+
+
 def test_slots_that_move_are_followed(cluster):
     import redis
 
