@@ -1,6 +1,8 @@
 """Recipes by name, and what every one of them promises."""
 
 import pickle
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -57,3 +59,29 @@ def test_a_share_above_one_is_the_whole_and_a_negative_one_is_refused():
 
 def test_no_closed_form_means_no_prediction():
     assert Recipe("mine", "", recipes.lru().policy).predicted_hit_ratio(0.5) is None
+
+
+def test_parameters_may_stand_in_the_name():
+    written = recipes.get("foresight:repeat=4:importance=true:min_ess=0.5")
+    assert written.name == "foresight:repeat=4:importance=true:min_ess=0.5"
+    assert replace(written, name="foresight") == recipes.foresight(4, True, min_ess=0.5)
+    assert recipes.get("icache:parts=iis+hc").policy == recipes.icache(parts="iis+hc").policy
+    assert recipes.get("shade:repetition=3").sampler == recipes.shade(repetition=3.0).sampler
+    assert recipes.get("shade:repetition=none").sampler == recipes.shade().sampler
+    assert recipes.get("foresight:repeat=4", repeat=2).sampler == recipes.foresight(2).sampler
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lruu:x=1", "'lruu' is not known"),
+        ("foresight:repeats=2", "'foresight' has no parameter repeats: use repeat, importance"),
+        ("foresight:repeat", "'repeat' of a recipe is refused: write it as name=value"),
+        ("foresight:repeat=two", "repeat=two is refused: write a number"),
+        ("foresight:repeat=1.5", "repeat=1.5 is refused: write a number"),
+        ("foresight:importance=1", "importance=1 is refused: write true or false"),
+    ],
+)
+def test_what_is_wrong_in_a_name_is_said(name, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        recipes.get(name)

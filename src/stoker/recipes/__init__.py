@@ -4,12 +4,14 @@
 
     recipe = stoker.recipes.get("s3fifo", small=0.05)  # the same as recipes.s3fifo(small=0.05)
     loader = stoker.Loader(dataset, cache="20%", recipe=recipe)
+    loader = stoker.Loader(dataset, cache="20%", recipe="s3fifo:small=0.05")
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from stoker.errors import ConfigError
@@ -93,14 +95,46 @@ def names() -> list[str]:
 def get(name: str, **params: Any) -> Recipe:
     """Return the recipe of that name, with ``params`` in place of its defaults.
 
+    Parameters may stand in the name, as on a command line: ``"foresight:repeat=4:importance=true"``
+    is ``get("foresight", repeat=4, importance=True)`` under that longer name.
+
     Raises :class:`~stoker.errors.ConfigError`, which lists what is known, for an unknown name
-    or parameter.
+    or parameter, or one that is no number where it has to be.
     """
-    page = _PAGES.get(name)
+    page_name, *written = name.split(":")
+    page = _PAGES.get(page_name)
     if page is None:
-        raise ConfigError(f"recipe {name!r} is not known: use one of {', '.join(names())}")
-    known = list(inspect.signature(page).parameters)
-    if unknown := sorted(set(params) - set(known)):
+        raise ConfigError(f"recipe {page_name!r} is not known: use one of {', '.join(names())}")
+    known = inspect.signature(page).parameters
+    given = dict(_parameter(text) for text in written)
+    if unknown := sorted({*given, *params} - set(known)):
         takes = f"use {', '.join(known)}" if known else "it takes none"
-        raise ConfigError(f"recipe {name!r} has no parameter {', '.join(unknown)}: {takes}")
-    return page(**params)
+        raise ConfigError(f"recipe {page_name!r} has no parameter {', '.join(unknown)}: {takes}")
+    values = {key: _value(key, text, known[key].default) for key, text in given.items()}
+    recipe = page(**{**values, **params})
+    return replace(recipe, name=name) if written else recipe
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    name, is_given, value = text.partition("=")
+    if not is_given:
+        raise ConfigError(f"parameter {text!r} of a recipe is refused: write it as name=value")
+    return name, value
+
+
+def _value(name: str, text: str, default: Any) -> Any:
+    """Return what is written as a value of the kind that ``default`` is."""
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise ConfigError(f"{name}={text} is refused: write true or false")
+        return text == "true"
+    if default is None and text == "none":
+        return None
+    try:
+        return int(text) if isinstance(default, int) else float(text)
+    except ValueError:
+        if default is None:  # what is not a number there may be a text
+            return text
+        raise ConfigError(f"{name}={text} is refused: write a number") from None
