@@ -191,6 +191,19 @@ def test_what_is_offered_comes_there_in_the_background(pool):
     assert pool.stats()["pool_written"] == NUM
 
 
+def test_what_is_done_to_samples_after_they_were_offered_matters_not(pool):
+    gate = threading.Event()
+    pool._client().writer.put(gate.wait)
+    packed = pack_ids(range(NUM))
+    mine = Packed(packed.data.copy(), packed.offsets)
+    pool.offer(EVERY, mine)
+    mine.data[:] = 0  # as a transform in place may do
+    gate.set()
+    assert pool.flush(10)
+    assert check(pool, range(NUM)).all()
+    assert pool.get_many(EVERY)[0].data.flags.writeable
+
+
 def test_too_much_at_once_is_dropped_and_counted(pool):
     class Full:
         def put(self, job, num_bytes=0):

@@ -95,19 +95,24 @@ class PoolTier(NullTier):
         levels = self.order.levels(ids, keys)
         worth = np.flatnonzero(self.order.is_worth_storing(levels))
         kept = np.zeros(len(ids), np.bool_)
-        kept[worth] = self._client().write(ids[worth], pick(samples, worth), levels[worth])
+        client = self._client()
+        values = client.seal(ids[worth], pick(samples, worth))
+        kept[worth] = client.write(ids[worth], values, levels[worth])
         return kept
 
     def offer(self, ids: Ids, samples: Packed, keys: Keys = None) -> None:
-        """Have samples stored without waiting; forgotten if too much waits already."""
+        """Have samples stored without waiting; forgotten if too much waits already.
+
+        They are copied at once, and may be changed afterwards.
+        """
         levels = self.order.levels(ids, keys)
         worth = np.flatnonzero(self.order.is_worth_storing(levels))
         if not worth.size:
             return
         client = self._client()
-        some = pick(samples, worth)
-        job = partial(client.write, ids[worth], some, levels[worth])
-        if not client.writer.put(job, int(some.offsets[-1])):
+        values = client.seal(ids[worth], pick(samples, worth))
+        job = partial(client.write, ids[worth], values, levels[worth])
+        if not client.writer.put(job, sum(map(len, values))):
             self.counters.add(pool_dropped=len(worth))
 
     def set_keys(self, ids: Ids, keys: NDArray[np.float64]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.store.counters import Counters
-from stoker.store.packed import Packed, pick
+from stoker.store.packed import Packed
 from stoker.store.pool_address import PoolAddress
 from stoker.store.pool_breakers import Breakers
 from stoker.store.pool_frame import HEAD_BYTES, seal, unseal
@@ -128,20 +128,22 @@ class PoolClient:
         )
         return samples, found
 
-    def write(self, ids: Ids, samples: Packed, levels: NDArray[np.uint8]) -> Mask:
+    def seal(self, ids: Ids, samples: Packed) -> list[bytes]:
+        """Return copies of samples, as :meth:`write` takes them."""
+        return seal(ids, samples, self._keys.owner)
+
+    def write(self, ids: Ids, values: list[bytes], levels: NDArray[np.uint8]) -> Mask:
         """Store samples ``u32[n]`` with the lifetimes of their levels; return which are there."""
         written = np.zeros(len(ids), np.bool_)
+        names, lifetimes = self._keys.names(ids), self._order.lifetimes(levels)
+        commands: list[Command] = [
+            ("SET", name, value, "PX", lifetime)
+            for name, value, lifetime in zip(names, values, lifetimes, strict=True)
+        ]
         step = max(1, int(_WRITE_BYTES / self._frame_bytes))
         for start in range(0, len(ids), step):
-            part = np.arange(start, min(start + step, len(ids)))
-            values = seal(ids[part], pick(samples, part), self._keys.owner)
-            lifetimes = self._order.lifetimes(levels[part])
-            names = self._keys.names(ids[part])
-            commands: list[Command] = [
-                ("SET", name, value, "PX", lifetime)
-                for name, value, lifetime in zip(names, values, lifetimes, strict=True)
-            ]
-            written[part] = [answer == b"OK" for answer in self._tell(ids[part], commands)]
+            part = slice(start, start + step)
+            written[part] = [answer == b"OK" for answer in self._tell(ids[part], commands[part])]
         count = int(written.sum())
         self._counters.add(pool_written=count, pool_dropped=len(ids) - count)
         return written

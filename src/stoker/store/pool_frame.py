@@ -46,7 +46,7 @@ def unseal(ids: Ids, values: Sequence[bytes | None], owner: bytes) -> tuple[Pack
 
     A value without a whole header, of another data set or id, of another length, or whose bytes
     do not sum up is refused. None is a sample that is not there. One that is not found has zero
-    length.
+    length. The result may be written to.
     """
     found = np.zeros(len(ids), np.bool_)
     lengths = np.zeros(len(ids), np.int64)
@@ -70,5 +70,5 @@ def unseal(ids: Ids, values: Sequence[bytes | None], owner: bytes) -> tuple[Pack
             lengths[place] = len(body)
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    data: NDArray[np.uint8] = np.frombuffer(b"".join(bodies), np.uint8)
+    data: NDArray[np.uint8] = np.frombuffer(bytearray().join(bodies), np.uint8)
     return Packed(data, offsets), found, refused + len(there) - len(bodies)
