@@ -28,6 +28,7 @@ BENCHMARKS = (
     "tiering_small",
     "shim_cost",
     "nodes",
+    "virtual_time",
 )
 HOURS = ("importance", "importance_time")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed")

@@ -1,0 +1,126 @@
+"""Time of epochs as the simulator computes it, beside what a real Loader takes.
+
+The storage is `stoker.testing.SlowSource` (latency with a tail, requests and bytes a second), and
+a step of training is a sleep of its length, so that nothing but the Loader's own work is left out
+of the model: starting workers and prefetch, copying hits, collating. The same losses go to both.
+
+    python benchmarks/virtual_time.py
+"""
+
+from __future__ import annotations
+
+import time
+
+import harness
+import numpy as np
+import torch
+
+import stoker
+from stoker import recipes
+from stoker.sim import Conditions, replay
+from stoker.source.memory import MemorySource
+from stoker.testing import SlowSource
+
+RECIPES = {
+    "lru": {},
+    "minio": {},
+    "belady": {},
+    "shade": {"repetition": 2.0},
+    "quiver": {},
+    "foresight": {"repeat": 2, "annealed": 0.3},
+}
+STORAGES = {
+    "storage-bound": {"iops": 1500.0, "bandwidth": 1e9},
+    "about even": {"iops": 3200.0, "bandwidth": 1e9},
+    "bytes-bound": {"iops": 20_000.0, "bandwidth": 12e6},
+}
+RATE, LATENCY, TAIL, BATCH, WORKERS, SHARE = 2500.0, 0.004, 0.5, 64, 2, 0.2
+
+
+def trained(
+    name: str, storage: dict[str, float], samples: list[bytes], losses: np.ndarray, epochs: int
+) -> tuple[list[float], list[float], float]:
+    """Return seconds and stall of each epoch of a real Loader, and its hit ratio."""
+    source = SlowSource(
+        MemorySource(samples), latency=LATENCY, tail=TAIL, concurrency=64, **storage
+    )
+    loader = stoker.Loader(
+        stoker.SampleDataset(source, decode=len),
+        batch_size=BATCH,
+        num_workers=WORKERS,
+        persistent_workers=True,
+        cache=f"{SHARE:.0%}",
+        recipe=recipes.get(name, **RECIPES[name]),
+        epochs=epochs,
+        return_meta=True,
+    )
+    seconds = []
+    with loader:
+        for _ in range(epochs):
+            begin = time.perf_counter()
+            due = begin
+            for _, meta in loader:
+                # To when the step would be over, as sleeps are late by a little.
+                due = max(due, time.perf_counter()) + len(meta) / RATE
+                loader.observe(torch.as_tensor(losses[meta.ids]), meta=meta)
+                time.sleep(max(0.0, due - time.perf_counter()))
+            seconds.append(time.perf_counter() - begin)
+        loader.end_epoch()
+        stalls = [stats.stall_seconds for stats in loader.epoch_stats]
+        return seconds, stalls, loader.stats.hit_ratio
+
+
+def main() -> None:
+    """Print the table of all recipes on all storages."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--recipes", default=",".join(RECIPES), help="names with commas")
+    parser.add_argument("--storages", default=",".join(STORAGES), help="names with commas")
+    args = parser.parse_args()
+    count, epochs = (600, 2) if args.smoke else (4000, 4)
+    if args.smoke:
+        args.recipes, args.storages = "lru,shade", "storage-bound"
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2_000, 10_000, count)
+    samples, losses = [bytes(int(size)) for size in sizes], rng.lognormal(0, 1, count)
+    report = harness.Report("Virtual time against real Loaders", args.smoke)
+    worst = []
+    for kind in args.storages.split(","):
+        storage = STORAGES[kind]
+        window = max(0.05 * SHARE * sizes.sum(), min(6 * BATCH * sizes.mean(), sizes.sum() / 20))
+        given = Conditions(
+            compute_rate=RATE,
+            latency=LATENCY,
+            tail=TAIL,
+            concurrency=256,
+            window_bytes=float(window),
+            workers=WORKERS,
+            **storage,
+        )
+        for name in args.recipes.split(","):
+            seconds, stalls, hits = trained(name, storage, samples, losses, epochs)
+            found = replay(
+                recipes.get(name, **RECIPES[name]), count, epochs, SHARE, sizes=sizes,
+                losses=losses, batch_size=BATCH, conditions=given,
+            )  # fmt: skip
+            later = found.after(1)
+            ratio = later.seconds / sum(seconds[1:])
+            worst.append(abs(ratio - 1))
+            report.row(
+                storage=kind,
+                recipe=name,
+                real_s=sum(seconds[1:]) / (epochs - 1),
+                simulated_s=later.seconds / (epochs - 1),
+                ratio=ratio,
+                real_stall_s=sum(stalls[1:]) / (epochs - 1),
+                simulated_stall_s=later.stall_seconds / (epochs - 1),
+                first_real_s=seconds[0],
+                first_simulated_s=found.per_epoch[0].time.seconds,
+                real_hits=hits,
+                simulated_hits=found.hit_ratio,
+            )
+    report.target("largest difference of an epoch's time from the second on", max(worst), 0.1)
+    report.show(args.json)
+
+
+if __name__ == "__main__":
+    main()
