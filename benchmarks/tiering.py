@@ -221,7 +221,8 @@ def everything_fits(
 
 def row(report: Report, case: Case, who: str, found: Run) -> None:
     """Add a row of the table, and say it at once: a case takes minutes."""
-    print(f"{case}, {who}: {found.seconds} s", file=sys.stderr, flush=True)
+    asked = [epoch.bytes for epoch in found.asked]
+    print(f"{case}, {who}: {found.seconds} s, {asked} bytes", file=sys.stderr, flush=True)
     report.row(
         case=str(case),
         who=who,
