@@ -26,7 +26,7 @@ def simulate(*arguments: str) -> str:
 def test_every_recipe_stays_below_its_limit() -> None:
     found = json.loads(simulate("--samples", "500", "--epochs", "6", "--cache", "0.4", "--json"))
     names = [row["recipe"] for row in found["rows"]]
-    assert set(names) == set(recipes.names()) - {"oracle", "spidercache"}
+    assert set(names) == set(recipes.names()) - {"oracle"}
     for row in found["rows"]:
         assert 0 < row["hit_ratio"] <= row["limit"] + 0.01, row
         assert row["below_limit"] == pytest.approx(row["limit"] - row["hit_ratio"])
@@ -42,7 +42,8 @@ def test_sizes_move_the_limit() -> None:
 
     equal = found_limits("--cache", "0.1,20%,0.4")
     assert equal == pytest.approx([0.1, 0.2, 0.4], abs=0.005)
-    assert all(a > b for a, b in zip(found_limits("--spread", "0.8"), equal, strict=True))
+    unequal = found_limits("--sizes", "lognormal:110000,0.8")
+    assert all(a > b for a, b in zip(unequal, equal, strict=True))
 
 
 def test_the_table() -> None:
@@ -144,3 +145,25 @@ def test_what_makes_no_sense_is_refused(
     result = CliRunner().invoke(root, ["simulate", "--recipes", "lru", "--cache", "0.3", *given])
     assert result.exit_code != 0
     assert match in result.output
+
+
+def test_sizes_come_from_a_file(tmp_path: Path) -> None:
+    as_text, as_array = tmp_path / "sizes.txt", tmp_path / "sizes.npy"
+    sizes = [100, 200, 50_000] * 100
+    as_text.write_text("\n".join(map(str, sizes)))
+    np.save(as_array, np.array(sizes))
+    found = [
+        json.loads(
+            simulate("--samples", "300", "--recipes", "minio", "--sizes", str(path), "--json")
+        )["rows"]
+        for path in (as_text, as_array)
+    ]
+    assert found[0] == found[1]
+    assert found[0][0]["limit"] > 0.6  # the small ones, which are two of three, all fit
+
+
+@pytest.mark.parametrize("sizes", ["lognormal:0,1", "lognormal:5", "nowhere.npy", "normal:1,1"])
+def test_sizes_that_say_nothing_are_refused(sizes: str) -> None:
+    result = CliRunner().invoke(root, ["simulate", "--sizes", sizes])
+    assert result.exit_code == 1
+    assert "is refused" in result.output

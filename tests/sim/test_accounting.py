@@ -105,7 +105,9 @@ def test_a_run_is_the_same_as_its_steps(name, seed, at_once, follows, reference)
 def test_lengths_count_and_bytes_are_none():
     lengths = np.arange(10) * 100
     with AccountingArena(lengths, 1000) as arena:
-        kept = arena.put_many(np.array([9, 3, 2]))
+        kept = arena.put_many(np.array([9]))
+        assert arena.stats()["payload_bytes"] == 900
+        kept = arena.put_many(np.array([3, 2]))
         data, offsets, found = arena.get_many(np.array([9, 3, 2]))
         assert kept.all()
         assert found.tolist() == [False, True, True]  # 900 had to leave for 300

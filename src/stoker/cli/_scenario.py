@@ -11,12 +11,14 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import recipes
 from stoker.cli.demo import as_seconds
 from stoker.errors import ConfigError
 from stoker.sim import Conditions, SimResult, Trace, replay
 from stoker.sim.fitted import fit
 from stoker.sim.jobs import MOST_JOBS, replay_jobs
 from stoker.sim.losses import Losses
+from stoker.sim.made_up_graph import with_made_up_graph
 from stoker.sim.played import RecordedLosses
 from stoker.types import parse_bytes
 
@@ -140,9 +142,11 @@ class Scenario:
             found["trace"] = self.trace.path.name
         return found
 
-    def replay(self, recipe: str, share: float, progress: Callable[[], None]) -> SimResult:
+    def replay(self, name: str, share: float, progress: Callable[[], None]) -> SimResult:
         """Return what a recipe hits; of several jobs, of all together."""
-        count = len(self.sizes)
+        count, recipe = len(self.sizes), recipes.get(name)
+        if self.trace is None:
+            recipe = with_made_up_graph(recipe, self.seed)
         if self.jobs > 1:
             return replay_jobs(
                 [recipe] * self.jobs,

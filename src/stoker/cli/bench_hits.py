@@ -12,8 +12,11 @@ from rich.table import Table
 
 from stoker import recipes
 from stoker.cli._choice import choose_recipes
-from stoker.cli._replay import draw_sizes, replay
+from stoker.cli._sizes import SIZES_HELP, draw_sizes
+from stoker.sim import replay
 from stoker.types import parse_bytes
+
+_BATCH = 32  # small against the data set, else hits within a batch count as older than they are
 
 
 @click.command()
@@ -22,23 +25,19 @@ from stoker.types import parse_bytes
 @click.option("--cache", default="20%,40%,60%,80%", show_default=True, help="Sizes with commas.")
 @click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
 @click.option(
-    "--spread",
-    type=click.FloatRange(0, 2),
-    default=0.5,
-    show_default=True,
-    help="How much sizes differ: sigma of a log-normal distribution; 0 makes them equal.",
+    "--sizes", "given", default="lognormal:110000,0.8", show_default=True, help=SIZES_HELP
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def hits(
-    samples: int, epochs: int, cache: str, names: str, spread: float, seed: int, as_json: bool
+    samples: int, epochs: int, cache: str, names: str, given: str, seed: int, as_json: bool
 ) -> None:
     """Replay seeded uniform epochs through the real arena and policies.
 
     Shows hits and byte hits from the second epoch on, beside the closed form where there is one.
     When each sample is visited once an epoch, no policy's byte hits exceed the cache's share.
     """
-    sizes = draw_sizes(samples, spread, seed)
+    sizes = draw_sizes(given, samples, seed)
     total = int(sizes.sum())
     cases = [
         (name, share, parse_bytes(share, of=total, name="--cache"))
@@ -50,7 +49,9 @@ def hits(
     for name, share, size in bar:
         recipe = recipes.get(name)
         size = total if recipe.preload else size
-        result = replay(recipe, sizes, size, epochs, seed)
+        result = replay(
+            recipe, samples, epochs, size, sizes=sizes, seed=seed, batch_size=_BATCH
+        ).after(1)
         rows.append(
             {
                 "recipe": name,
@@ -64,7 +65,7 @@ def hits(
     if as_json:
         click.echo(json.dumps({"samples": samples, "epochs": epochs, "rows": rows}, indent=1))
     else:
-        _show(rows, f"{samples:,} samples, epochs 2 to {epochs}, spread of sizes {spread:g}")
+        _show(rows, f"{samples:,} samples, epochs 2 to {epochs}, sizes {given}")
 
 
 def _show(rows: list[dict[str, Any]], title: str) -> None:

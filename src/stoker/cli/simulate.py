@@ -16,9 +16,9 @@ from rich.table import Table
 from stoker import recipes
 from stoker.cli._choice import choose_recipes
 from stoker.cli._scenario import Scenario, scenario_options, timed
+from stoker.cli._sizes import SIZES_HELP, draw_sizes
 from stoker.errors import ConfigError
 from stoker.sim import SimResult, limits
-from stoker.sim.replay import IMAGENET_MEAN
 from stoker.sim.report import write_html, write_plot
 
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
@@ -34,13 +34,7 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     help="Shares of the data set's bytes, with commas: 0.2 or 20%.",
 )
 @click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
-@click.option(
-    "--spread",
-    type=click.FloatRange(0, 2),
-    default=0.0,
-    show_default=True,
-    help="How much sizes differ: sigma of a log-normal distribution; 0 makes them equal.",
-)
+@click.option("--sizes", "given", default="equal", show_default=True, help=SIZES_HELP)
 @click.option("--batch", type=click.IntRange(1), help="By default 256 to 1024, or the trace's.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @scenario_options
@@ -52,7 +46,7 @@ def simulate(
     epochs: int | None,
     cache: str,
     names: str,
-    spread: float,
+    given: str,
     batch: int | None,
     seed: int,
     plot: Path | None,
@@ -67,16 +61,14 @@ def simulate(
 
     Hits are from the second half of the epochs on. The limit is the most that any cache could hit
     in samples: its share of the data, in samples where sizes differ, and of accesses that repeat
-    within their epoch all. Recipes that need more than losses are left out of "all".
+    within their epoch all. Neighbours, where a recipe follows them, are made up as well.
     """
     scenario = Scenario.of(
-        lambda count: _draw_sizes(count, spread, seed), samples, epochs, batch, seed, **options
+        lambda count: draw_sizes(given, count, seed), samples, epochs, batch, seed, **options
     )
     sizes, epochs = scenario.sizes, scenario.epochs
     shares = [_share(part.strip()) for part in cache.split(",")]
     chosen = choose_recipes(names)
-    if names == "all":
-        chosen = [name for name in chosen if _is_scored_by_losses(name)]
     rows = []
     with _bar(as_json) as bar:
         for share in shares:
@@ -85,7 +77,7 @@ def simulate(
                 found = scenario.replay(name, share, lambda task=task: bar.advance(task))  # type: ignore[misc]
                 bar.remove_task(task)
                 rows.append(_row(found.after(epochs // 2), share, sizes))
-    facts = scenario.facts | {"spread": spread, "batch": batch or "default"}
+    facts = scenario.facts | {"sizes": given, "batch": batch or "default"}
     if plot is not None:
         write_plot(plot, rows, facts, sizes)
     if html is not None:
@@ -174,14 +166,3 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise ConfigError(f"--cache {text!r} is not a share: give 0.2 or 20%, at most all")
     return share
-
-
-def _is_scored_by_losses(name: str) -> bool:
-    return recipes.get(name).scorer(1).needs <= {"losses"}
-
-
-def _draw_sizes(num_samples: int, spread: float, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return i64[num_samples], log-normal with ImageNet's mean; ``spread`` 0 makes them equal."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.lognormal(np.log(IMAGENET_MEAN) - spread**2 / 2, spread, num_samples)
-    return np.maximum(1, np.rint(sizes)).astype(np.int64)
