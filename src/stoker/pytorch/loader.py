@@ -93,6 +93,9 @@ class Loader(DataLoader[Any]):
       this data set may take there, as ``cache``; by default what the servers have.
     - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients.
+    - ``locality``: with ranks on several nodes, each sample has one node that keeps it, and ranks
+      prefer samples of their node, as far as each step of all ranks has the samples that the plan
+      has there. False: ranks divide each step as on one node, and nodes keep what they read.
     - ``sharing``: a :class:`~stoker.jobs.Sharing`, how this job and others that share its cache
       agree on who stays in it, and its name in ``stoker ls``.
     - ``trace``: a file in which each rank writes down what was visited, how it was served, and how
@@ -136,6 +139,7 @@ class Loader(DataLoader[Any]):
         pool_cache: int | float | str | None = None,
         rescore: Any = None,
         prefetch_bytes: int | float | str = "256MiB",
+        locality: bool = True,
         sharing: Sharing | None = None,
         trace: str | os.PathLike[str] | None = None,
         **torch_arguments: Any,
@@ -220,6 +224,7 @@ class Loader(DataLoader[Any]):
             on_error=on_error,
             prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
             rescore=rescore,
+            locality=locality and shuffle is not False,
             sharing=sharing or Sharing(),
             trace=trace_path(trace),
         )

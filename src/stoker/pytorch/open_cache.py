@@ -28,6 +28,7 @@ from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
+from stoker.sampler.homes import Homes
 from stoker.shared import SharedArray
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
@@ -160,16 +161,32 @@ class CacheSetup:
         """How many samples of mean size the cache holds."""
         return round(self.capacity / self.mean_size) if self.mean_size else 0
 
+    def homes(self, num_nodes: int) -> Homes:
+        """Return which of so many nodes keeps which sample; each has a cache like this one.
+
+        The same for all jobs: they may share the caches.
+        """
+        every = len(self.population.base)
+        never_evicts = all(region.admission == "while_room" for region in self.policy.regions())
+        if not never_evicts or self._disk is not None:
+            return Homes(every, num_nodes)
+        visited = np.zeros(every, np.bool_)
+        visited[self.population.ids(np.arange(len(self.population)))] = True
+        sizes = np.where(visited, self.stage.source.sizes, 0)  # others take up no room
+        return Homes(every, num_nodes, sizes=sizes, capacity=self.capacity)
+
     def open(
         self,
         ranks: Ranks,
         window: int = 0,
         join: Join | None = None,
+        *,
+        has_homes: bool = False,
     ) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
 
         ``window``: bytes on top of the cache for samples that were read ahead. ``join`` is called
-        if other jobs can find it.
+        if other jobs can find it. ``has_homes``: not all samples are to be kept on this node.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
@@ -188,7 +205,7 @@ class CacheSetup:
             raise
         if join is not None and self.capacity and opened[0].shared and not self.stage.is_private:
             self.member = join(opened[0], self.policy)
-        store = self._make_store(self._tier(opened), claims)
+        store = self._make_store(self._tier(opened), claims, has_homes)
         if self._pool is not None:
             store.pool = self._pool.open(renews=ranks.rank == 0)
         if self.member is not None:
@@ -213,11 +230,11 @@ class CacheSetup:
         layout: Layout = {"served": (num_samples, "u4"), "displaced": (num_samples, "u8")}
         return open_arrays(f"claims {job}", layout)
 
-    def _make_store(self, tier: Tier, claims: SharedArrays | None) -> Store:
+    def _make_store(self, tier: Tier, claims: SharedArrays | None, has_homes: bool) -> Store:
         """Return the store, with what the recipe's places and substitution need."""
         recipe, num_samples = self.recipe, len(self.population.base)
         places = serves = packaged = None
-        if hasattr(self.policy, "places"):
+        if has_homes or hasattr(self.policy, "places"):
             places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
         if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
             serves = SharedArray.create(num_samples, np.uint32, name="stoker-serves")

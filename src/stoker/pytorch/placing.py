@@ -13,10 +13,12 @@ from stoker.packaging import Packager
 from stoker.plan import Plan
 from stoker.policy.homophily import NO_SAMPLE
 from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.nodes import Nodes
 from stoker.pytorch.open_cache import CacheSetup
 from stoker.pytorch.ranks import Ranks, is_first_on_node
 from stoker.scores import Scores
 from stoker.store.guarded import GuardedTier
+from stoker.store.tier import NOWHERE
 
 _NONE = np.empty(0, np.uint32)
 
@@ -33,7 +35,14 @@ class Placing:
     Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
     """
 
-    def __init__(self, setup: CacheSetup, cached: CachedDataset, ranks: Ranks, seed: int) -> None:
+    def __init__(
+        self,
+        setup: CacheSetup,
+        cached: CachedDataset,
+        ranks: Ranks,
+        seed: int,
+        nodes: Nodes | None = None,
+    ) -> None:
         self.accesses: dict[str, int] = {}
         """Accesses of the whole job by region, in the epoch that began last."""
         self.accesses_before: dict[str, int] = {}
@@ -43,7 +52,7 @@ class Placing:
         self._regions = setup.policy.regions()
         self._names = [region.name for region in self._regions]
         self._ranks = ranks
-        self._keeps_house = is_first_on_node(ranks)
+        self._keeps_house = is_first_on_node(ranks) if nodes is None else nodes.is_first
         self._member = setup.member
         self._store = store = cached.store
         self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
@@ -60,12 +69,21 @@ class Placing:
     # --- epochs ---
 
     def begin_epoch(
-        self, scores: Scores, plan: Plan, whole: Plan, consumed: int, epochs: int | None
+        self,
+        scores: Scores,
+        plan: Plan,
+        whole: Plan,
+        consumed: int,
+        epochs: int | None,
+        elsewhere: NDArray[np.uint32] = _NONE,
+        are_here: NDArray[np.bool_] | None = None,
     ) -> None:
         """Arrange the cache for an epoch, ``epochs`` there are in all if that is known.
 
         ``plan`` is what is left of it, and ``whole`` all of it, of which ``consumed`` accesses are
-        over, both of all ranks; ``scores`` are those that they were made from.
+        over, both of all ranks; ``scores`` are those that they were made from. With several nodes
+        ``elsewhere`` (``u32[n]``) are the samples of ``plan`` that ranks of others take, which are
+        no substitutes here, and ``are_here`` (``bool[N]``) those that this node is to keep.
         """
         self._plan = plan
         self.accesses_before = self.accesses
@@ -74,7 +92,7 @@ class Placing:
         if shares is not None:
             wanted = shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
         missed = self._take_missed()
-        self._place(scores, whole)
+        self._place(scores, whole, are_here)
         keys, pool = None, self._store.pool
         if (self._keeps_house or pool is not None) and not self._policy.natural_keys:
             keys = self._policy.keys(self._ids, scores, plan, None)
@@ -82,9 +100,10 @@ class Placing:
             pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
         if self._keeps_house:
             arranges = self._member is None or self._member.arranges
-            self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=arranges)
+            moves = arranges and hasattr(self._policy, "places")
+            self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=moves)
         earlier = whole.ids[:consumed] if consumed else _NONE
-        self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
+        self._store.begin_epoch(plan.epoch, self._ranks.rank, np.concatenate([earlier, elsewhere]))
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
             self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
@@ -173,10 +192,16 @@ class Placing:
         ids, self._missed = np.unique(np.concatenate(self._missed)), []
         return ids[self.may_be_served_by_others(ids)]
 
-    def _place(self, scores: Scores, whole: Plan) -> None:
-        """Say where samples belong from now on."""
+    def _place(self, scores: Scores, whole: Plan, are_here: NDArray[np.bool_] | None) -> None:
+        """Say where samples belong from now on: nowhere, if another node keeps them."""
         places = self._store.places
-        if places is not None:
-            places.array[:] = self._policy.places(scores, whole, len(self._ids))
-            counts = np.bincount(places.array[whole.ids], minlength=len(self._names)).tolist()
+        if places is None:
+            return
+        wanted = np.zeros(len(self._ids), np.uint8)
+        if hasattr(self._policy, "places"):
+            wanted = self._policy.places(scores, whole, len(self._ids))
+            counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
             self.accesses = dict(zip(self._names, counts, strict=False))
+        if are_here is not None:
+            wanted[~are_here] = NOWHERE
+        places.array[:] = wanted

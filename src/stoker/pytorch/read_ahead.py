@@ -29,10 +29,10 @@ _SMALL_SHARE = 0.25  # up to this share
 
 
 def window_bytes(
-    asked: int, capacity: int, batch_bytes: float, num_workers: int, ranks: Ranks
+    asked: int, capacity: int, batch_bytes: float, num_workers: int, ranks_here: int
 ) -> int:
     """Return the bytes that may lie ready for all ranks of this node together."""
-    batches = (_BATCHES + num_workers) * ranks_on_node(ranks)
+    batches = (_BATCHES + num_workers) * ranks_here
     enough = min(batches * batch_bytes, capacity * _SMALL_SHARE)
     return min(asked, int(max(capacity * _SHARE, enough)))
 

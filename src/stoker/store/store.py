@@ -22,7 +22,7 @@ from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
 from stoker.store.packed import Packed, gather
 from stoker.store.pool import PoolTier
-from stoker.store.rearrange import rearrange
+from stoker.store.rearrange import drop_strays, rearrange
 from stoker.store.served import Served
 from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, Substitutes
 from stoker.store.tier import Ids, Keys, Tier
@@ -205,12 +205,16 @@ class Store:
 
         ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples, None where
         the cache orders them itself; ``shares`` say how regions divide their bytes, None: as
-        before. Unless ``moves`` is false, samples move to the regions of their places. Keys come
-        first, so that a region that shrinks loses its least samples, and moves last, so that one
-        that grows has room for them. One process of those that share the cache is enough.
+        before. Unless ``moves`` is false, samples move to the regions of their places. Those that
+        belong nowhere leave. Keys come first, so that a region that shrinks loses its least
+        samples, and moves last, so that one that grows has room for them. One process of those
+        that share the cache is enough.
         """
         arenas = getattr(self.tier, "arenas", ())
         try:
+            if self.places is not None:
+                for arena in arenas:
+                    drop_strays(arena, regions, self.places.array)
             if keys is not None:
                 for arena in arenas:
                     ids = np.flatnonzero(arena.contains(np.arange(len(keys), dtype=np.uint32)))
