@@ -10,7 +10,8 @@ Parts (``--part``, both by default):
   writes for itself.
 
 The storage gives 60 MB/s for all together. Accelerators sleep. A job is a process, with one worker
-and its prefetch; what is timed is from the first batch of all to the last of the slowest.
+and its prefetch; ``all_s`` is from the first batch of all to the last of the slowest, ``sum_s``
+the time of all jobs together.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ def main() -> None:
 
 def two(report: Report, rounds: int, smoke: bool) -> None:
     """A light and a heavy model at once."""
-    count, epochs = (200, 2) if smoke else (3_000, 6)
+    count, epochs = (100, 2) if smoke else (2_000, 6)
     by_score = get("icache", parts="iis+hc", warm_up=1)
 
     def pair(recipe: Recipe, light: float = 1.5, heavy: float = 1.5) -> list[Work]:
         return [
             Work(recipe, 0.2, 0, 12_000, epochs, Sharing("light", eligible_from=light)),
-            Work(recipe, 0.2, 1, 1_200, epochs, Sharing("heavy", eligible_from=heavy)),
+            Work(recipe, 0.2, 1, 2_000, epochs, Sharing("heavy", eligible_from=heavy)),
         ]
 
     times = _compare(
@@ -91,14 +92,14 @@ def two(report: Report, rounds: int, smoke: bool) -> None:
         count,
         rounds,
     )
-    for other in ("scores of the light job", "scores of the heavy job", "LRU"):
+    for other in () if smoke else list(times)[1:4]:
         ratio = paired_ratio(times["AIV of both"], times[other])
         report.target(f"time by AIV / by {other}", ratio, 1.0)
 
 
 def four(report: Report, rounds: int, smoke: bool) -> None:
     """Four jobs with different seeds, bound by the storage."""
-    count, epochs = (200, 2) if smoke else (3_000, 4)
+    count, epochs = (100, 2) if smoke else (2_000, 4)
     share = 0.2
 
     def jobs(name: str, **options: Any) -> list[Work]:
@@ -129,6 +130,8 @@ def _compare(
 ) -> dict[str, list[float]]:
     """Run all cases in each round; add a row for each, and return their seconds."""
     rng = np.random.default_rng(0)
+    if report.smoke:
+        cases = dict(list(cases.items())[:1])
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     source = SlowSource(
         MemorySource([rng.bytes(SIZE) for _ in range(count)]), latency=0.002, bandwidth=BANDWIDTH
@@ -159,7 +162,7 @@ def _run(works: list[Work], source: SlowSource) -> dict[str, float]:
     accesses = sum(result["accesses"] for result in results)
     figures = {
         "all_s": max(result["end"] for result in results) - results[0]["begin"],
-        "first_s": min(result["end"] for result in results) - results[0]["begin"],
+        "sum_s": sum(result["end"] - result["begin"] for result in results),
         "hits": sum(result["hits"] for result in results) / accesses,
         "source_MB": float(source.reads.sum()) * SIZE / 1e6,
         "accesses": float(accesses),
@@ -209,14 +212,25 @@ def train(work: Work, source: SlowSource, together: Any) -> dict[str, Any]:
                 loader.observe(torch.from_numpy(np.sqrt(both)), meta=meta)
         end = time.monotonic()
         stats = loader.stats
-        gains = [j.benefit for cache in survey() for j in cache.jobs if j.pid == os.getpid()]
+        gain = _gain()
+        together.wait()  # who answers for the cache shall not go yet
     return {
         "begin": begin,
         "end": end,
         "hits": stats.hits,
         "accesses": stats.accesses,
-        "gain": gains[0],
+        "gain": gain,
     }
+
+
+def _gain() -> float:
+    """Return what this job has told of its gain, once who answers for its cache has time."""
+    for _ in range(20):
+        for cache in survey():
+            for job in cache.jobs:
+                if job.pid == os.getpid():
+                    return job.benefit
+    raise RuntimeError("this job is not in the table of its cache")
 
 
 if __name__ == "__main__":
