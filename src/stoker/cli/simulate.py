@@ -134,8 +134,9 @@ def _show(rows: list[dict[str, Any]], title: str) -> None:
         columns = {name: columns[name] for name in ("recipe", "hits", "limit", "below")}
         columns |= {"epoch s": "epoch_seconds", "stall s": "stall_seconds", "busy": "utilisation"}
     table.add_column("cache", justify="right", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
+    table.add_column("recipe", overflow="fold", min_width=12)  # parameters make names long
+    for name in list(columns)[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         cells = [_cell(row[key], key) for key in columns.values()]
         is_last = after is None or after["cache"] != row["cache"]
