@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 
+_SPARSE = 16  # times the accesses: the largest id up to which a table of all ids pays
+
 MAX_LENGTH = 2**32 - 1
 """Most accesses in one plan: an id and a position are sorted as one 64-bit number."""
 
@@ -118,10 +120,12 @@ class Plan:
 
         Where none is known it is the one expected, :attr:`horizon` or later.
         """
-        first = np.full(num_samples, self.horizon, np.int64)
         if self.following is not None:
-            first = len(self) + self.following.first_use(num_samples)
-        elif self.beyond is not None:
+            first = self.following.first_use(num_samples)
+            first += len(self)
+        else:
+            first = np.full(num_samples, self.horizon, np.int64)
+        if self.following is None and self.beyond is not None:
             known = min(num_samples, len(self.beyond))
             first[:known] += self.beyond[:known].astype(np.int64)
         # The last assignment to an element wins, so the earliest access comes last.
@@ -196,9 +200,23 @@ def _check_numbers(given: NDArray[np.float32], name: str) -> None:
 def _next_use(ids: NDArray[np.uint32], wanted: int) -> SharedArray:
     """Return the next accesses of the first ``wanted`` ones.
 
-    Sorts (id, position) pairs as single numbers: the neighbour with the same id is the next.
+    Sorts (id, position) pairs as single numbers: the neighbour with the same id is the next. Where
+    none of the wanted ones repeats another, the first of the others is, which takes no sorting.
     """
     length = len(ids)
+    memory = SharedArray.create(wanted, np.int64, name="plan.next_use")
+    memory.array.fill(length)
+    if not wanted:
+        return memory
+    own, position = ids[:wanted], np.arange(length, dtype=np.uint32)
+    if (size := int(ids.max()) + 1) <= _SPARSE * length:
+        first = np.empty(size, np.uint32)
+        first[own] = position[:wanted]
+        if (first[own] == position[:wanted]).all():
+            first.fill(length)
+            first[ids[wanted:][::-1]] = position[wanted:][::-1]
+            memory.array[:] = first[own]
+            return memory
     pairs = ids.astype(np.uint64) << np.uint64(32)
     pairs |= np.arange(length, dtype=np.uint64)
     pairs.sort()
@@ -206,7 +224,5 @@ def _next_use(ids: NDArray[np.uint32], wanted: int) -> SharedArray:
     pairs &= np.uint64(0xFFFFFFFF)
     here, there = pairs[same], pairs[same + 1]
     within = here < wanted
-    memory = SharedArray.create(wanted, np.int64, name="plan.next_use")
-    memory.array.fill(length)
     memory.array[here[within]] = there[within]
     return memory

@@ -70,7 +70,9 @@ class NextUse:
                 ends.append(int(plan.following.ids.max()) + 1)
             upcoming = plan.first_use(max(ends))[ids]
         if self.request_bytes == 0 or self.sizes is None:
-            return -(plan.start + upcoming).astype(np.float64)
+            keys = upcoming.astype(np.float64)
+            keys += plan.start
+            return np.negative(keys, out=keys)
         return self.keys_after(ids, upcoming.astype(np.float64))
 
     def keys_after(

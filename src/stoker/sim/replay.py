@@ -177,7 +177,7 @@ class Job:
         if getattr(self._scorer, "cache_samples", 0) is None:
             held = round(share * int(sizes.sum()) / float(sizes.mean()))
             self._scorer.cache_samples = held  # type: ignore[attr-defined]
-        self._scores = Scores(len(sizes))
+        self._scores = Scores(len(sizes) if self._is_scored else 1)  # else nobody asks for them
         self._step, self._seed = 0, seed
         self._foreseen: Plan | None = None
         self._clock: Clock | None = None

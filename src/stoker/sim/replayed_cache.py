@@ -65,7 +65,7 @@ class ReplayedCache:
         self._recipe, self._seed = recipe, seed
         self._data_bytes = int(sizes.sum())
         self.capacity = round((1.0 if recipe.preload else share) * self._data_bytes)
-        self._ids = np.arange(len(sizes), dtype=np.uint32)
+        self._num_samples = len(sizes)
         self._time = 0.0
         self._reads_told = 0
         self._plan: Plan | None = None
@@ -78,7 +78,7 @@ class ReplayedCache:
         self._shares = recipe.shares
         self._packages = self._make_packages(source)
         if recipe.preload:
-            self._store.tier.put_many(self._ids, _no_bytes(len(sizes)))
+            self._store.tier.put_many(self._ids(), _no_bytes(len(sizes)))
 
     # --- epochs ---
 
@@ -90,17 +90,18 @@ class ReplayedCache:
         if self._shares is not None:
             wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
         if store.places is not None:
-            places = self.policy.places(scores, plan, len(self._ids))  # type: ignore[attr-defined]
+            count = self._num_samples
+            places = self.policy.places(scores, plan, count)  # type: ignore[attr-defined]
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
             self._counts = dict(zip(self._names, counts, strict=True))
         keys = None
         if not self.policy.natural_keys:
-            keys = self.policy.keys(self._ids, scores, plan, None)
+            keys = self.policy.keys(self._ids(), scores, plan, None)
         if self._arranges:
             store.rearrange(self._regions, keys, wanted)
         elif keys is not None:
-            store.tier.set_keys(self._ids, keys)
+            store.tier.set_keys(self._ids(), keys)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
@@ -132,7 +133,7 @@ class ReplayedCache:
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
         # A search for substitutes looks at all samples: 50 an epoch are enough of them.
-        self._time += 0.1 * len(ids) / len(self._ids)
+        self._time += 0.1 * len(ids) / self._num_samples
         served = self._store.serve(ids, keys)
         if self._packages is not None:
             missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
@@ -183,6 +184,9 @@ class ReplayedCache:
         self.close()
 
     # --- inside ---
+
+    def _ids(self) -> NDArray[np.uint32]:
+        return np.arange(self._num_samples, dtype=np.uint32)
 
     def _make_arena(self, source: BlankSource) -> AccountingArena:
         arena = AccountingArena(source.sizes, self.capacity, seed=self._seed)
