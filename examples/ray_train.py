@@ -1,0 +1,91 @@
+"""Training with Ray Train over several nodes, each of which keeps a part of the data set.
+
+    python examples/ray_train.py /mnt/nfs/train --workers 4
+
+Ray starts one process per worker and joins them by torch.distributed, so the Loader finds ranks
+and nodes by itself. A worker that fails is started again with all others, also on fewer nodes, and
+goes on from the latest checkpoint at the exact sample. Needs ``pip install "ray[train]"``.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import ray.train
+import torch
+from ray.train.torch import TorchTrainer, get_device, prepare_model
+
+import stoker
+
+
+def to_tensor(image):
+    """Return the pixels of an image, 32 x 32, from 0 to 1."""
+    return torch.from_numpy(np.array(image.resize((32, 32)))).permute(2, 0, 1).float() / 255
+
+
+def train(config):
+    """Train on one worker; Ray calls it on each."""
+    data = stoker.ImageFolder(config["data"], to_tensor)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(len(data.classes)))
+    network(torch.zeros(1, 3, 32, 32))
+    model = prepare_model(network)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    epochs = config["epochs"]
+    with stoker.Loader(data, config["batch"], num_workers=2, cache="20%", epochs=epochs) as loader:
+        first = 0
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                state = torch.load(Path(folder) / "state.pt")
+            network.load_state_dict(state["model"])
+            loader.load_state_dict(state["loader"])
+            first = state["epoch"]
+        for epoch in range(first, epochs):
+            loader.set_epoch(epoch)
+            for step, (images, labels) in enumerate(loader):
+                output = model(images.to(get_device()))
+                loss = torch.nn.functional.cross_entropy(output, labels.to(get_device()))
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                if step % 100 == 0:
+                    report(loss.item(), epoch, network, loader)
+            report(loss.item(), epoch + 1, network, loader)
+
+
+def report(loss, epoch, network, loader):
+    """Tell Ray how it goes, with a checkpoint of rank 0; all ranks call it at the same step.
+
+    ``epoch`` is the one to go on with.
+    """
+    metrics = {"loss": loss, "epoch": epoch, "hit_ratio": loader.stats.hit_ratio}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = None
+        if ray.train.get_context().get_world_rank() == 0:
+            state = {"epoch": epoch, "model": network.state_dict(), "loader": loader.state_dict()}
+            torch.save(state, Path(folder) / "state.pt")
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report(metrics, checkpoint=checkpoint)
+
+
+def main():
+    """Start the workers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", help="folder of class folders that all nodes see")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=64)
+    args = parser.parse_args()
+    config = {"data": str(Path(args.data).resolve()), "epochs": args.epochs, "batch": args.batch}
+    trainer = TorchTrainer(
+        train,
+        train_loop_config=config,
+        scaling_config=ray.train.ScalingConfig(num_workers=args.workers),
+        run_config=ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
+    )
+    print(trainer.fit().metrics)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Ranks on several nodes: processes of one machine that STOKER_NODE parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import distributed
+
+from pytorch.parts import number_of, numbers
+from pytorch.ranks import run_ranks
+from stoker.errors import ConfigError
+from stoker.pytorch import Loader, SampleDataset
+from stoker.pytorch.nodes import Nodes, find_nodes, node_name
+from stoker.pytorch.ranks import Ranks, is_first_on_node
+from stoker.recipes import get
+from stoker.store.runtime_dir import runtime_dir
+from stoker.testing.slow_source import SlowSource
+
+N, BATCH = 604, 25  # of which icache selects an even number, so that none is repeated
+
+
+def loader_of(**arguments: Any) -> Loader:
+    dataset = SampleDataset(SlowSource(numbers(N), latency=0.0), number_of)
+    options: dict[str, Any] = {"batch_size": BATCH, "cache": "20%", "prefetch_bytes": 0, "seed": 3}
+    return Loader(dataset, return_meta=True, **{**options, **arguments})
+
+
+def cached_in(loader: Loader) -> list[int]:
+    """The samples that the cache of this node has, outside of the window."""
+    arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+    regions = [name for name in arena.stats()["regions"] if name != "window"]
+    return sorted(int(i) for name in regions for i in arena.list(name))
+
+
+def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, Any]:
+    """Batches and places by epoch, and what was cached after each."""
+    result: dict[str, Any] = {"steps": [], "places": [], "cached": [], "hits": [], "served": []}
+    for _ in range(epochs):
+        steps, places, served = [], [], []
+        for batch, meta in loader:
+            if observe:
+                loader.observe(meta.ids.astype(np.float32) + 1, meta=meta)
+            steps.append(batch.tolist())
+            places.append(meta.positions.tolist())
+            served += meta.ids.tolist()
+        distributed.barrier()
+        result["steps"].append(steps)
+        result["places"].append(places)
+        result["served"].append(served)
+        result["cached"].append(cached_in(loader))
+        stats = loader.epoch_stats[-1]
+        result["hits"].append((stats.hits + stats.substituted + stats.packaged) / stats.accesses)
+        distributed.barrier()
+    return result
+
+
+def alone(**arguments: Any) -> list[list[list[int]]]:
+    """The batches of a run of one rank whose batch is a step of all ranks."""
+    with loader_of(cache=0, batch_size=2 * BATCH, **arguments) as loader:
+        return [[batch.tolist() for batch, _ in loader] for _ in range(3)]
+
+
+def train(rank: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    os.environ["STOKER_NODE"] = f"n{rank}"
+    results = []
+    for case in cases:
+        case = dict(case)
+        epochs, observe = case.pop("epochs_run", 3), case.pop("observe", False)
+        if "package_bytes" in case:
+            case["recipe"] = get(case["recipe"], package_bytes=case.pop("package_bytes"))
+        with loader_of(**case) as loader:
+            results.append(epochs_of(loader, epochs, observe))
+            distributed.barrier()
+    return results
+
+
+def mixed(first: list[int], second: list[int]) -> list[int]:
+    return [i for pair in zip(first, second, strict=True) for i in pair]
+
+
+def test_two_nodes_keep_each_sample_once_and_steps_stay_the_same(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [{}, {"locality": False}, {"prefetch_bytes": "1MiB"}]
+    first, second = run_ranks(2, tmp_path, train, cases)
+    expected = alone()
+    for case, (one, two) in enumerate(zip(first, second, strict=True)):
+        is_local = "locality" not in cases[case]
+        for epoch in range(3):
+            for here, there, step in zip(
+                one["steps"][epoch], two["steps"][epoch], expected[epoch], strict=True
+            ):
+                assert len(here) == len(there) == len(step) // 2
+                assert sorted(here + there) == sorted(step)
+                if not is_local:
+                    assert mixed(here, there) == step, "the very order of one node"
+            twice = set(one["cached"][epoch]) & set(two["cached"][epoch])
+            assert not twice or not is_local
+        if is_local:
+            # 40 % are cached; few are drawn anew; where more belong to a node than it has room
+            # for in a step, some are read elsewhere.
+            assert 0.37 < np.mean([one["hits"][1:], two["hits"][1:]]) <= 0.4
+            assert all(len(run["cached"][-1]) >= 0.19 * N for run in (one, two))
+        else:
+            assert np.mean([one["hits"][1:], two["hits"][1:]]) < 0.25
+    # Places are those in the plan, which augmentation depends on.
+    for run in (first[0], second[0]):
+        for steps, places, whole in zip(run["steps"], run["places"], expected, strict=True):
+            order = np.concatenate(whole)
+            for batch, where in zip(steps, places, strict=True):
+                assert order[where].tolist() == batch
+
+
+RECIPES: list[dict[str, Any]] = [
+    {"recipe": "lru"},
+    {"recipe": "belady"},
+    {"recipe": "quiver"},
+    {"recipe": "shade", "observe": True},
+    {"recipe": "icache", "observe": True, "epochs_run": 7, "cache": "30%", "package_bytes": 256},
+]
+
+
+def test_recipes_keep_each_sample_once(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, train, RECIPES)
+    for case, one, two in zip(RECIPES, first, second, strict=True):
+        name = case["recipe"]
+        for epoch, (here, there) in enumerate(zip(one["cached"], two["cached"], strict=True)):
+            assert here and there, name
+            assert not set(here) & set(there), (name, epoch)
+            served = one["served"][epoch] + two["served"][epoch]
+            if name != "shade":
+                assert len(set(served)) == len(served), f"{name} serves a sample once an epoch"
+            assert len(one["served"][epoch]) == len(two["served"][epoch])
+    # Next use over two nodes hits as MinIO does.
+    belady = [run[1]["hits"][1:] for run in (first, second)]
+    assert 0.34 < np.mean(belady) <= 0.4
+
+
+def loss_of(ids: Any, epoch: int) -> Any:
+    """Losses whose ranks move from epoch to epoch, those of the first samples most."""
+    ids = np.asarray(ids, np.int64)
+    return (ids + (ids < N // 4) * ((epoch * 7919 + ids * 104729) % N)).astype(np.float32)
+
+
+def train_impact(rank: int) -> tuple[list[int], list[int]]:
+    os.environ["STOKER_NODE"] = f"n{rank}"
+    recipe = get("impact", max_warm_up=3, package_bytes=256)
+    now = [0]
+    with loader_of(
+        recipe=recipe, cache="30%", epochs=8, rescore=lambda batch: loss_of(batch, now[0])
+    ) as loader:
+        for epoch in range(6):
+            now[0] = epoch
+            for _, meta in loader:
+                loader.observe(loss_of(meta.ids, epoch), meta=meta)
+            distributed.barrier()
+        arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+        kept = arena.list("S").tolist()
+        distributed.barrier()
+        return kept, np.flatnonzero(loader._agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
+
+
+def test_the_static_set_of_impact_is_divided_between_nodes(tmp_path: Path) -> None:
+    (first, volatile), (second, the_same) = run_ranks(2, tmp_path, train_impact)
+    assert volatile == the_same and volatile
+    assert first and second and not set(first) & set(second)
+    assert set(first + second) <= set(volatile)
+    assert len(first + second) > 0.8 * len(volatile)
+
+
+# --- who is where ---
+
+
+def meet(rank: int, names: list[str]) -> Any:
+    os.environ["STOKER_NODE"] = names[rank]
+    return find_nodes(Ranks(rank, len(names)))
+
+
+def test_nodes_are_numbered_by_their_first_ranks(tmp_path: Path) -> None:
+    found = run_ranks(3, tmp_path, meet, ["b", "a", "b"])
+    assert {nodes.of_rank for nodes in found} == {(0, 1, 0)}
+    assert [nodes.own for nodes in found] == [0, 1, 0]
+    assert [nodes.is_first for nodes in found] == [True, True, False]
+    assert [nodes.ranks_here for nodes in found] == [2, 1, 2]
+    assert found[0].count == 2
+
+
+def test_one_machine_needs_no_talk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert find_nodes(Ranks(1, 4)) is None
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert find_nodes(Ranks(1, 4)) is None, "nobody to ask, and no sign of other machines"
+
+
+@pytest.mark.parametrize(
+    "environment", [{"LOCAL_WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_NODES": "2"}, {"STOKER_NODE": "a"}]
+)
+def test_nodes_that_cannot_talk_are_told(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(RuntimeWarning, match="init_process_group"):
+        assert find_nodes(Ranks(1, 4)) is None
+
+
+def test_srun_says_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    assert is_first_on_node(Ranks(2, 4))
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert not is_first_on_node(Ranks(3, 4))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # one task that started four processes
+    assert is_first_on_node(Ranks(0, 4)) and not is_first_on_node(Ranks(1, 4))
+
+
+def test_a_chosen_node_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_NODE", raising=False)
+    machine, name = runtime_dir(), node_name()
+    monkeypatch.setenv("STOKER_NODE", "rack-1.b")
+    assert runtime_dir() == machine.with_name(f"{machine.name}-rack-1.b")
+    assert node_name() == "rack-1.b" != name
+    monkeypatch.setenv("STOKER_NODE", "../up")
+    with pytest.raises(ConfigError, match=r"STOKER_NODE='../up' is refused"):
+        runtime_dir()
+
+
+def test_one_node_is_its_own_first() -> None:
+    nodes = Nodes((0, 0), 1)
+    assert (nodes.count, nodes.own, nodes.is_first) == (1, 0, False)
