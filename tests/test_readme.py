@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +35,11 @@ def blocks(heading: str, language: str = "") -> list[str]:
     (section,) = re.findall(rf"^## {heading}\n(.*?)^## ", README.read_text(), re.DOTALL | re.M)
     found = re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
     return [text for kind, text in found if kind == language]
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def run_script(text: str, folder: Path) -> list[int]:
@@ -84,6 +91,35 @@ def test_from_nfs_to_nvme(tmp_path: Path) -> None:
     (command,) = blocks("From NFS to a local NVMe")
     run_command(here(command))
     assert run_script(BEFORE + here(snippet) + AFTER, tmp_path) == [60, 0], "nothing is read again"
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    """Both commands on this machine, as two nodes of one rank each."""
+    write_images(tmp_path / "train")
+    (snippet,) = blocks("Several nodes", "python")
+    (command,) = blocks("Several nodes")
+    (tmp_path / "train.py").write_text(BEFORE + snippet.replace("/mnt/nfs", str(tmp_path)))
+    program, *arguments = shlex.split(command)
+    assert program == "torchrun"
+    replaced = {"4": "1", "node1:29500": f"localhost:{free_port()}"}
+    launch = [sys.executable, "-m", "torch.distributed.run"]
+    launch += [replaced.get(argument, argument) for argument in arguments]
+    nodes = [
+        subprocess.Popen(
+            launch,
+            cwd=tmp_path,
+            env={**os.environ, "STOKER_NODE": name, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    found = sorted(re.findall(r"rank (\d): (\d+)% hits", "".join(out for out, _ in said)))
+    assert [rank for rank, _ in found] == ["0", "1"]
+    assert sum(int(hits) for _, hits in found) / 2 > 30, "two nodes hit more than one can"
 
 
 def test_going_on_after_a_crash(tmp_path: Path) -> None:
