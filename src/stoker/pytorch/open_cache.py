@@ -18,8 +18,6 @@ from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.policy.base import Policy, Region
-from stoker.policy.homophily import NO_SAMPLE
-from stoker.policy.shares import Shares
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
@@ -28,8 +26,8 @@ from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
+from stoker.recipes.cache import fit_shares, make_store
 from stoker.sampler.homes import Homes
-from stoker.shared import SharedArray
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
@@ -38,7 +36,6 @@ from stoker.store.preload import preload
 from stoker.store.registry import SharedArena, open_arena
 from stoker.store.shared_arrays import Layout, SharedArrays, open_arrays
 from stoker.store.stacked import StackedTier
-from stoker.store.store import Store
 from stoker.store.tier import Tier
 from stoker.types import format_bytes, parse_bytes
 
@@ -127,10 +124,9 @@ class CacheSetup:
         everything = math.ceil(self.data_bytes * self.stage.headroom)
         self.capacity = everything if recipe.preload else min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
-        self.least_low = 0
-        """Payload bytes that the region of packages has at least, where there is one."""
-        self.shares = self._fitting(recipe.shares)
-        """What divides the cache, told its size."""
+        self.shares, self.least_low = fit_shares(recipe, self.capacity, self.stage.source.sizes)
+        """What divides the cache, told its size, and the payload bytes that the region of packages
+        has at least, where there is one."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
         wanted = Wanted(
@@ -146,15 +142,6 @@ class CacheSetup:
         self._pool = plan_pool(pool, pool_cache, wanted, is_private=is_private)
         on_disk = replace(wanted, key=self.name_of(self.stage.key))
         self._disk = plan_disk(cache_dir, disk_cache, on_disk, is_private=is_private)
-
-    def _fitting(self, shares: Shares | None) -> Shares | None:
-        """Return what divides this cache, with room for a package if there are packages."""
-        packaging, fit = self.recipe.packaging, getattr(shares, "for_cache", None)
-        if packaging is None or fit is None or not self.capacity:
-            return shares
-        self.least_low = packaging.least_region_bytes(self.stage.source.sizes)
-        fitted: Shares = fit(self.capacity, self.least_low)
-        return fitted
 
     @property
     def cache_samples(self) -> int:
@@ -205,7 +192,15 @@ class CacheSetup:
             raise
         if join is not None and self.capacity and opened[0].shared and not self.stage.is_private:
             self.member = join(opened[0], self.policy)
-        store = self._make_store(self._tier(opened), claims, has_homes)
+        store = make_store(
+            self.recipe,
+            self.policy,
+            self.stage.source,
+            self._tier(opened),
+            has_places=has_homes,
+            served=None if claims is None else claims["served"],
+            displaced=None if claims is None else claims["displaced"],
+        )
         if self._pool is not None:
             store.pool = self._pool.open(renews=ranks.rank == 0)
         if self.member is not None:
@@ -229,29 +224,6 @@ class CacheSetup:
         num_samples = len(self.population.base)
         layout: Layout = {"served": (num_samples, "u4"), "displaced": (num_samples, "u8")}
         return open_arrays(f"claims {job}", layout)
-
-    def _make_store(self, tier: Tier, claims: SharedArrays | None, has_homes: bool) -> Store:
-        """Return the store, with what the recipe's places and substitution need."""
-        recipe, num_samples = self.recipe, len(self.population.base)
-        places = serves = packaged = None
-        if has_homes or hasattr(self.policy, "places"):
-            places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
-        if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
-            serves = SharedArray.create(num_samples, np.uint32, name="stoker-serves")
-            serves.array.fill(NO_SAMPLE)
-        if recipe.packaging is not None:
-            packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
-        return Store(
-            self.stage.source,
-            tier,
-            places=places,
-            substitution=recipe.substitution,
-            serves=serves,
-            packaged=packaged,
-            served=None if claims is None else claims["served"],
-            displaced=None if claims is None else claims["displaced"],
-            follows_scores=getattr(self.policy, "follows_scores", False),
-        )
 
     def _fill(self, cached: CachedDataset) -> None:
         """Bring all visited samples in, uncounted; the ranks of a node share the work."""

@@ -16,6 +16,7 @@ from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.nodes import Nodes
 from stoker.pytorch.open_cache import CacheSetup
 from stoker.pytorch.ranks import Ranks, is_first_on_node
+from stoker.recipes.cache import follow
 from stoker.scores import Scores
 from stoker.store.guarded import GuardedTier
 from stoker.store.tier import NOWHERE
@@ -149,12 +150,7 @@ class Placing:
 
         The one with most neighbours serves for them from now on, where the recipe says so.
         """
-        keys = self._policy.keys(ids, scores, self._plan, None)
-        if keys is not None:
-            self._tier.set_keys(ids, keys)
-        if neighbours is not None and self._store.serves is not None:
-            found = neighbours
-            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+        follow(self._policy, self._plan, self._store, self._tier, ids, neighbours, scores)
 
     # --- inside ---
 

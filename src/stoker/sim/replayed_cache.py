@@ -13,11 +13,9 @@ from stoker.importance.neighbours import Neighbours
 from stoker.packaging import Packaging
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.policy.homophily import NO_SAMPLE
-from stoker.policy.shares import Shares
 from stoker.recipes import Recipe
+from stoker.recipes.cache import fit_shares, follow, make_store
 from stoker.scores import Scores
-from stoker.shared import SharedArray
 from stoker.sim.accounting import AccountingArena
 from stoker.sim.blank_source import BlankSource
 from stoker.sim.packages import Packages
@@ -145,12 +143,8 @@ class ReplayedCache:
         self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
     ) -> None:
         """Give samples ``u32[n]`` that were scored just now their new keys."""
-        keys = self.policy.keys(ids, scores, self._plan, None)
-        if keys is not None:
-            self._store.tier.set_keys(ids, keys)
-        if neighbours is not None and self._store.serves is not None:
-            found = neighbours
-            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+        store = self._store
+        follow(self.policy, self._plan, store, store.tier, ids, neighbours, scores)
 
     @property
     def package_reads(self) -> int:
@@ -194,30 +188,12 @@ class ReplayedCache:
         return arena
 
     def _make_store(self, source: BlankSource) -> Store:
-        num_samples, recipe = len(source), self._recipe
         tier: Tier = NullTier()
         if self._arena is not None:
             overflow = getattr(self.policy, "overflow", "")
             first = next(iter(self._arena.stats()["regions"]))
             tier = MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
-        places = serves = packaged = None
-        if hasattr(self.policy, "places"):
-            places = SharedArray.create(num_samples, np.uint8, name="sim-places")
-        if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
-            serves = SharedArray.create(num_samples, np.uint32, name="sim-serves")
-            serves.array.fill(NO_SAMPLE)
-        if recipe.packaging is not None:
-            packaged = SharedArray.create(num_samples, np.uint8, name="sim-packaged")
-        return Store(
-            source,
-            tier,
-            places=places,
-            substitution=recipe.substitution,
-            serves=serves,
-            packaged=packaged,
-            follows_scores=getattr(self.policy, "follows_scores", False),
-            clock=lambda: self._time,
-        )
+        return make_store(self._recipe, self.policy, source, tier, clock=lambda: self._time)
 
     def _make_packages(self, source: BlankSource) -> Packages | None:
         packaging, substitution = self._recipe.packaging, self._recipe.substitution
@@ -227,7 +203,8 @@ class ReplayedCache:
         assert store.served is not None
         assert store.packaged is not None
         coarse = replace(packaging, min_bytes=_package_bytes(packaging, self._data_bytes))
-        self._shares = self._fitting(coarse.least_region_bytes(source.sizes))
+        fitted = replace(self._recipe, packaging=coarse)
+        self._shares, _ = fit_shares(fitted, self.capacity, source.sizes)
         return Packages(
             source,
             arena,
@@ -238,14 +215,6 @@ class ReplayedCache:
             region=substitution.region,
             seed=self._seed,
         )
-
-    def _fitting(self, least_low: int) -> Shares | None:
-        """Return what divides the cache, with room for a package."""
-        fit = getattr(self._recipe.shares, "for_cache", None)
-        if fit is None:
-            return self._recipe.shares
-        fitted: Shares = fit(self.capacity, least_low)
-        return fitted
 
 
 def _no_bytes(count: int) -> Packed:

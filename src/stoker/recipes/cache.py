@@ -1,0 +1,100 @@
+"""What a cache needs beside a policy: the tables of a recipe, its shares, and keys that follow.
+
+The Loader and the simulator both build their caches by this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.importance.neighbours import Neighbours
+from stoker.plan import Plan
+from stoker.policy.base import Policy
+from stoker.policy.homophily import NO_SAMPLE
+from stoker.policy.shares import Shares
+from stoker.recipes.base import Recipe
+from stoker.scores import Scores
+from stoker.shared import SharedArray
+from stoker.source.base import Source
+from stoker.store.store import Store
+from stoker.store.tier import Ids, Tier
+
+
+def make_store(
+    recipe: Recipe,
+    policy: Policy,
+    source: Source,
+    tier: Tier,
+    *,
+    has_places: bool = False,
+    served: SharedArray | None = None,
+    displaced: SharedArray | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Store:
+    """Return the store over ``tier``, with what the recipe's places and substitution need.
+
+    ``policy`` is the recipe's, as it was fitted to the job. ``has_places``: there are places even
+    if the policy gives none. The other arguments are those of :class:`~stoker.store.Store`.
+    """
+    num_samples = len(source)
+    places = serves = packaged = None
+    if has_places or hasattr(policy, "places"):
+        places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
+    if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
+        serves = SharedArray.create(num_samples, np.uint32, name="stoker-serves")
+        serves.array.fill(NO_SAMPLE)
+    if recipe.packaging is not None:
+        packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
+    return Store(
+        source,
+        tier,
+        places=places,
+        substitution=recipe.substitution,
+        serves=serves,
+        packaged=packaged,
+        served=served,
+        displaced=displaced,
+        follows_scores=getattr(policy, "follows_scores", False),
+        clock=clock,
+    )
+
+
+def fit_shares(
+    recipe: Recipe, capacity: int, sizes: NDArray[np.int64]
+) -> tuple[Shares | None, int]:
+    """Return what divides a cache of ``capacity`` bytes, and the bytes a region of packages needs.
+
+    ``sizes`` (``i64[N]``) are those of the samples; 0 bytes where there are no packages. Raises
+    :class:`~stoker.errors.ConfigError` for a cache too small for one.
+    """
+    packaging, fit = recipe.packaging, getattr(recipe.shares, "for_cache", None)
+    if packaging is None or fit is None or not capacity:
+        return recipe.shares, 0
+    least = packaging.least_region_bytes(sizes)
+    fitted: Shares = fit(capacity, least)
+    return fitted, least
+
+
+def follow(
+    policy: Policy,
+    plan: Plan | None,
+    store: Store,
+    tier: Tier,
+    ids: Ids,
+    neighbours: Neighbours | None,
+    scores: Scores,
+) -> None:
+    """Give samples ``ids`` that were scored just now their new keys in ``tier``.
+
+    The one with most neighbours serves for them from now on, where the recipe says so.
+    """
+    keys = policy.keys(ids, scores, plan, None)
+    if keys is not None:
+        tier.set_keys(ids, keys)
+    if neighbours is not None and store.serves is not None:
+        found = neighbours
+        store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
