@@ -27,6 +27,7 @@ BENCHMARKS = (
     "tiering",
     "tiering_small",
     "shim_cost",
+    "jobs",
     "nodes",
     "virtual_time",
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +22,7 @@ from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
 from stoker.jobs.survey import survey
 from stoker.pytorch import Loader, SampleDataset
+from stoker.testing.slow_source import SlowSource
 
 NUM = 200
 
@@ -231,3 +234,31 @@ def test_only_the_job_that_came_first_arranges_the_cache() -> None:
         time.sleep(0.15)
         assert members[1] is not None
         assert members[1].arranges
+
+
+def read_slowly(source: SlowSource) -> None:
+    with Loader(SampleDataset(source, number_of), 10, cache="100%", prefetch_bytes=0) as one:
+        for _ in one:
+            pass
+
+
+def test_a_job_killed_while_another_waits_for_what_it_reads() -> None:
+    source = SlowSource(numbers(20), latency=1.5, tail=0.0)
+    other = multiprocessing.get_context("spawn").Process(target=read_slowly, args=(source,))
+    other.start()
+    while not source.reads.sum():  # it has claimed a batch and reads it
+        assert other.is_alive()
+        time.sleep(0.01)
+    killer = threading.Timer(0.5, other.kill)
+    with Loader(SampleDataset(source, number_of), 10, cache="100%", prefetch_bytes=0) as one:
+        iterator = iter(one)
+        killer.start()
+        got = [batch.tolist() for batch in iterator]
+    killer.join()
+    other.join()
+    assert other.exitcode == -signal.SIGKILL
+    assert sorted(i for batch in got for i in batch) == list(range(20))
+    assert one.stats.bypassed == 0
+    # Both have the same seed, so the first batch was claimed by the dead job and read again.
+    assert source.reads[got[0]].tolist() == [2] * 10
+    assert source.reads[got[1]].tolist() == [1] * 10
