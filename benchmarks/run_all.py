@@ -30,9 +30,10 @@ BENCHMARKS = (
     "jobs",
     "nodes",
     "virtual_time",
+    "simulate",
 )
 HOURS = ("importance", "importance_time")
-READ_IMAGES = ("hit_ratio", "loader_cached", "feed")
+READ_IMAGES = ("hit_ratio", "loader_cached", "feed", "simulate")
 
 
 def main() -> int:
