@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import select
 import time
@@ -61,8 +62,8 @@ class _Question(NamedTuple):
     """What was asked of one server."""
 
     server: str
-    places: list[NDArray[np.int64]]
-    """``i64[k]`` of each command: where in the batch its samples are."""
+    places: list[list[int]]
+    """Of each command: where in the batch its samples are."""
     connection: Any
     watch: int
     """Number of the connection in the watch."""
@@ -116,7 +117,7 @@ class PoolClient:
             for question, answers in self._answered(questions, deadline):
                 for places, answer in zip(question.places, answers, strict=True):
                     if isinstance(answer, list) and len(answer) == len(places):
-                        for place, value in zip(places.tolist(), answer, strict=True):
+                        for place, value in zip(places, answer, strict=True):
                             values[place] = value
         samples, found, damaged = unseal(ids, values, self._keys.owner)
         self._counters.add(
@@ -198,9 +199,9 @@ class PoolClient:
                 continue
             mine = np.flatnonzero(owners == owner)
             # A server of a cluster answers only for keys of one slot at a time.
-            parts = _alike(mine, buckets[mine]) if routes.is_cluster else [mine]
+            parts = _alike(mine, buckets[mine]) if routes.is_cluster else [mine.tolist()]
             places = [part[k : k + most] for part in parts for k in range(0, len(part), most)]
-            commands = [("MGET", *[names[k] for k in part.tolist()]) for part in places]
+            commands = [("MGET", *[names[k] for k in part]) for part in places]
             asked, watch = time.monotonic(), self._watch.begin(connection, deadline)
             try:
                 ask(connection, commands)
@@ -386,8 +387,9 @@ class PoolClient:
             log.info("nobody says who has what: %s", error)  # what was known is used on
 
 
-def _alike(places: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _alike(places: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[list[int]]:
     """Return ``places`` parted by kind."""
     order = np.argsort(kinds, kind="stable")
-    cuts = np.flatnonzero(np.diff(kinds[order])) + 1
-    return np.split(places[order], cuts)
+    cuts = [0, *(np.flatnonzero(np.diff(kinds[order])) + 1).tolist(), len(places)]
+    ordered = places[order].tolist()
+    return [ordered[start:end] for start, end in itertools.pairwise(cuts)]

@@ -188,7 +188,13 @@ class PoolServers:
 
 def ask(connection: Any, commands: Sequence[Command]) -> None:
     """Send commands in one go."""
-    connection.send_packed_command(connection.pack_commands(commands))
+    try:
+        from hiredis import pack_command
+    except ImportError:
+        packed = connection.pack_commands(commands)
+    else:
+        packed = [b"".join(map(pack_command, commands))]  # redis-py looks at each argument first
+    connection.send_packed_command(packed)
 
 
 def answers(connection: Any, count: int) -> list[Any]:
