@@ -18,7 +18,7 @@ def foresight(
     prune: float = 0.0,
     adaptive: bool = False,
     annealed: float = 0.125,
-    request_bytes: float = 0.0,
+    request_bytes: float | None = None,
     uniform_part: float = 0.2,
     min_ess: float = 0.7,
 ) -> Recipe:
@@ -43,7 +43,8 @@ def foresight(
     The last share ``annealed`` of the training, for which the Loader has to be told ``epochs``,
     visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
-    large ones. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` with
+    large ones. Where each sample comes once an epoch that costs no bytes, so that it is 10 MB by
+    default, and else 0. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` with
     another. Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
     if (prune != 0) + adaptive + (importance or repeat != 1) > 1:
@@ -63,10 +64,16 @@ def foresight(
     return Recipe(
         "foresight",
         "the sample needed latest leaves, by the plan; samples may repeat, or be drawn unbiased",
-        policy=NextUse(request_bytes),
+        policy=NextUse(_request_bytes(is_exact and repeat == 1, request_bytes)),
         sampler=sampler,
         limit=part(hit_ratio, repeat=repeat) if is_exact else None,
     )
+
+
+def _request_bytes(is_uniform: bool, given: float | None) -> float:
+    if given is None:
+        return 1e7 if is_uniform else 0.0
+    return given
 
 
 def hit_ratio(cache_fraction: float, repeat: int = 1) -> float:
