@@ -4,7 +4,8 @@ Samples of 3 KB in batches of 256 from one server and from a cluster of three, b
 does alone with the same keys. Samples of 110 KB in batches of 64 over a pair of veth devices, one
 of them in a network namespace of its own, limited to 1 Gbit/s by htb; that needs root, `ip` and
 `tc`. Values that the pool brings are checked and packed into one buffer; the others are left as
-redis-py returns them.
+redis-py returns them. cpu_us is the processor time of the reading thread: it varies less than the
+time that passes, where servers and readers share few cores.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def small(report: Report, name: str, servers: int, count: int, rounds: int) -> N
         readers: dict[str, Reader] = {"pool": tier.get_many}
         readers |= peers(tier, ports) if servers == 1 else cluster_peers(tier, ports)
         batches = max(1, min(40, count // SMALL_BATCH))
-        results = measured(readers, samples, SMALL_BATCH, batches, rounds)
+        results, cpu = measured(readers, samples, SMALL_BATCH, batches, rounds)
         tier.close()
     for contestant, figures in results.items():
         report.row(
@@ -74,6 +75,7 @@ def small(report: Report, name: str, servers: int, count: int, rounds: int) -> N
             batch=SMALL_BATCH,
             contestant=contestant,
             us_per_sample=1e6 * float(np.median(figures)),
+            cpu_us=1e6 * float(np.median(cpu[contestant])),
             to_pool=paired_ratio(figures, results["pool"]),
         )
     report.target(f"3 KB, {name}", 1e6 * float(np.median(results["pool"])), 12, "µs a sample")
@@ -84,7 +86,8 @@ def large(report: Report, count: int, rounds: int) -> None:
     with link() as (namespace, address), running(1, namespace, address) as ports:
         tier, samples = filled(f"valkey://{address}:{ports[0]}?timeout=2", count, LARGE)
         readers: dict[str, Reader] = {"pool": tier.get_many} | peers(tier, ports, address)
-        results = measured(readers, samples, LARGE_BATCH, max(1, min(6, count // 64)), rounds)
+        batches = max(1, min(6, count // LARGE_BATCH))
+        results, cpu = measured(readers, samples, LARGE_BATCH, batches, rounds)
         tier.close()
     for contestant, figures in results.items():
         seconds = float(np.median(figures))
@@ -94,6 +97,7 @@ def large(report: Report, count: int, rounds: int) -> None:
             batch=LARGE_BATCH,
             contestant=contestant,
             us_per_sample=1e6 * seconds,
+            cpu_us=1e6 * float(np.median(cpu[contestant])),
             to_pool=paired_ratio(figures, results["pool"]),
             share_of_link=LARGE / seconds / LINK,
         )
@@ -151,23 +155,28 @@ def cluster_peers(tier: PoolTier, ports: list[int]) -> dict[str, Reader]:
 
 def measured(
     readers: dict[str, Reader], samples: np.ndarray, batch: int, batches: int, rounds: int
-) -> dict[str, list[float]]:
-    """Return seconds a sample by contestant and round; checks once what the pool brings."""
-    random = np.random.default_rng(1)
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return seconds a sample by contestant and round, that passed and of this thread.
 
-    def timed(read: Reader) -> float:
+    Checks once what the pool brings.
+    """
+    random = np.random.default_rng(1)
+    cpu: dict[str, list[float]] = {name: [] for name in readers}
+
+    def timed(name: str) -> float:
         order = random.integers(0, len(samples), (batches, batch), dtype=np.uint32)
-        begin = time.perf_counter()
+        begin, began = time.perf_counter(), time.thread_time()
         for ids in order:
-            read(ids)
+            readers[name](ids)
+        cpu[name].append((time.thread_time() - began) / order.size)
         return (time.perf_counter() - begin) / order.size
 
-    results = interleave({name: lambda r=read: timed(r) for name, read in readers.items()}, rounds)
+    results = interleave({name: lambda n=name: timed(n) for name in readers}, rounds)
     ids = random.integers(0, len(samples), batch, dtype=np.uint32)
     packed, found = readers["pool"](ids)  # type: ignore[misc]
     if not (found.all() and (packed.data.reshape(batch, -1) == samples[ids]).all()):
         raise SystemExit("the pool lost samples that nothing evicted")
-    return results
+    return results, cpu
 
 
 # --- servers and links ---
