@@ -26,7 +26,7 @@ from stoker.store.served import Served
 from stoker.store.tier import Keys, Tier
 from stoker.types import Outcome
 
-_PACKAGES = 1000  # of all bytes together, at most: each takes as long as thousands of samples
+_PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples
 _LARGEST_PACKAGE = 1 << 28
 
 Outcomes = NDArray[np.int8]
