@@ -24,7 +24,7 @@ from harness import Report
 from importance_data import Images, load
 from importance_model import MODELS
 from importance_train import Settings, train
-from tasks import Task, run_missing
+from tasks import Task, parser, run_missing
 
 from stoker import recipes
 
@@ -116,23 +116,12 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    result = parser(
+        __doc__, samples=10_000, test_samples=10_000, epochs=12, seeds=12, output="repeats-output"
     )
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
-    parser.add_argument("--samples", type=int, default=10_000, help="training images, at most")
-    parser.add_argument("--test-samples", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--model", choices=MODELS, default="resnet20")
-    parser.add_argument("--threads", type=int, default=1, help="of torch: free processors")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
-    parser.add_argument("--output", type=Path, default=Path("repeats-output"))
-    parser.add_argument("--report", action="store_true", help="only print what is there")
-    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    return parser
+    result.add_argument("--model", choices=MODELS, default="resnet20")
+    result.add_argument("--threads", type=int, default=1, help="of torch: free processors")
+    return result
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the model is missing. Some points are confirmed by training with that cache. Res
 also several times at once, one call a processor: a result is made by whoever locks it first. Seed
 after seed, so that tables can be printed early (``--report``).
 
-The default (ResNet-20, 8,000 images, 12 epochs, 3 seeds) takes about two hours of two cores.
+The default (ResNet-20, 4,000 images, 10 epochs, 3 seeds) takes about two hours of two cores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from importance_model import MODELS
 from importance_record import Record, pruned_at_random
 from importance_tables import show
 from importance_train import Settings, replay, top_k_hits, train
-from tasks import Task, run_missing
+from tasks import Task, parser, run_missing
 
 from stoker.recipes import Recipe
 
@@ -160,23 +160,12 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    result = parser(
+        __doc__, samples=4_000, test_samples=5_000, epochs=10, seeds=3, output="importance-output"
     )
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
-    parser.add_argument("--samples", type=int, default=8_000, help="training images, at most")
-    parser.add_argument("--test-samples", type=int, default=5_000)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--model", choices=MODELS, default="resnet20")
-    parser.add_argument("--threads", type=int, default=1, help="of torch: free processors")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
-    parser.add_argument("--output", type=Path, default=Path("importance-output"))
-    parser.add_argument("--report", action="store_true", help="only print what is there")
-    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    return parser
+    result.add_argument("--model", choices=MODELS, default="resnet20")
+    result.add_argument("--threads", type=int, default=1, help="of torch: free processors")
+    return result
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from importance_data import Images, load
 from importance_model import Trainer
 from importance_time_cases import CACHE, SMOKE, TIMED, Timed
 from importance_time_tables import show
-from tasks import Task, run_missing
+from tasks import Task, parser, run_missing
 
 import stoker
 from stoker.cli._digits import write_digits
@@ -154,23 +154,12 @@ def _digits() -> Iterator[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    result = parser(
+        __doc__, samples=4_000, test_samples=5_000, epochs=8, seeds=3, output="importance-output"
     )
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
-    parser.add_argument("--samples", type=int, default=4_000, help="training images, at most")
-    parser.add_argument("--test-samples", type=int, default=5_000)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--iops", type=float, default=2_000, help="opens and reads a second")
-    parser.add_argument("--margin", type=float, default=1.0, help="points below uniform epochs")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
-    parser.add_argument("--output", type=Path, default=Path("importance-output"))
-    parser.add_argument("--report", action="store_true", help="only print what is there")
-    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    return parser
+    result.add_argument("--iops", type=float, default=2_000, help="opens and reads a second")
+    result.add_argument("--margin", type=float, default=1.0, help="points below uniform epochs")
+    return result
 
 
 if __name__ == "__main__":

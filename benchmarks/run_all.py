@@ -32,7 +32,7 @@ BENCHMARKS = (
     "virtual_time",
     "simulate",
 )
-HOURS = ("importance", "importance_time")
+HOURS = ("importance", "importance_time", "accuracy_of_repeats")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed", "simulate")
 
 

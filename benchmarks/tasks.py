@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import sys
@@ -11,6 +12,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+def parser(
+    description: str | None,
+    *,
+    samples: int,
+    test_samples: int,
+    epochs: int,
+    seeds: int,
+    output: str,
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of benchmarks that train for hours, and these defaults."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("--data", type=Path, help="folder with train/ and test/ of class folders")
+    result.add_argument("--samples", type=int, default=samples, help="training images, at most")
+    result.add_argument("--test-samples", type=int, default=test_samples)
+    result.add_argument("--epochs", type=int, default=epochs)
+    result.add_argument("--seeds", type=int, default=seeds)
+    result.add_argument("--batch-size", type=int, default=64)
+    result.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
+    result.add_argument("--output", type=Path, default=Path(output))
+    result.add_argument("--report", action="store_true", help="only print what is there")
+    result.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
+    result.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return result
 
 
 @dataclass(frozen=True)
