@@ -1,0 +1,64 @@
+"""Ranks that are gone or cut off: an error that says so, within the time-out, and no hang."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import distributed
+
+from stoker.cluster import Group
+from stoker.errors import RanksUnavailable, StokerError
+
+TIMEOUT = 3.0
+
+
+def gather(rank: int, meeting: str, ready: Any, go: Path, results: Any) -> None:
+    distributed.init_process_group(
+        "gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT)
+    )
+    group = Group()
+    group.gather(np.arange(3))
+    ready.put(rank)
+    while rank or not go.exists():  # an Event would wait for the rank that is gone
+        time.sleep(0.02)
+    try:
+        results.put(("gathered", [len(part) for part in group.gather(np.arange(5))]))
+    except StokerError as error:
+        results.put((type(error).__name__, str(error)))
+    os._exit(0)  # the group cannot be taken down in order
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "cut off"])
+def test_a_rank_that_does_not_answer(fate: signal.Signals, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, results, go = context.Queue(), context.SimpleQueue(), tmp_path / "go"
+    meeting = f"file://{tmp_path}/meeting"
+    ranks = [
+        context.Process(target=gather, args=(rank, meeting, ready, go, results))
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            rank.start()
+        assert {ready.get(timeout=60) for _ in ranks} == {0, 1}
+        assert ranks[1].pid is not None
+        os.kill(ranks[1].pid, fate)
+        go.touch()
+        ranks[0].join(60)
+        assert not results.empty(), "a rank hangs"
+        kind, message = results.get()
+        assert kind == RanksUnavailable.__name__, message
+        assert message.startswith("rank 0 of 2 cannot exchange with the others: ")
+        assert "Start all ranks again" in message
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
