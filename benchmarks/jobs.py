@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def _compare(
     for number in range(rounds):
         for name in list(cases) if number % 2 else reversed(cases):
             found[name].append(_run(cases[name], source))
+            seconds = found[name][-1]["all_s"]
+            print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
     for name, figures in found.items():
         report.row(
             case=name,
