@@ -109,17 +109,16 @@ def test_embeddings_that_are_all_the_same() -> None:
     assert loader.stats.coverage < 0.5
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan_losses", "infinite_losses"])
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_that_are_never_finite(name: str, value: float) -> None:
-    served, told, loader = run(name, with_losses(lambda ids: torch.full((len(ids),), value)))
+def test_losses_that_are_never_finite(name: str) -> None:
+    served, told, loader = run(name, with_losses(lambda ids: torch.full((len(ids),), torch.nan)))
     assert (served == 1).all(), "uniform epochs"
     assert loader.scores.seen.sum() == 0
     assert sum("not finite" in message for message in told) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_some_losses_that_are_not_finite(name: str) -> None:
+def test_some_nan_and_infinite_losses(name: str) -> None:
     """Those samples have no score and are visited as unseen ones are: not left out."""
 
     def some(ids: torch.Tensor) -> torch.Tensor:
