@@ -129,7 +129,7 @@ class Plan:
             known = min(num_samples, len(self.beyond))
             first[:known] += self.beyond[:known].astype(np.int64)
         # The last assignment to an element wins, so the earliest access comes last.
-        first[self.ids[::-1]] = np.arange(len(self))[::-1]
+        first[self.ids[::-1]] = np.arange(len(self), dtype=np.uint32)[::-1]
         return first
 
     @property
