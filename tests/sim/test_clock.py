@@ -81,8 +81,9 @@ class Events:
                         moved = True
                     if batch["over"] is not None and batch["over"] <= now:
                         batch["taken"] = now
-                        stalls[-1] += now - train_end
-                        train_end = now + len(batch["sizes"]) / given.compute_rate
+                        began = now + given.batch_seconds
+                        stalls[-1] += began - train_end
+                        train_end = began + len(batch["sizes"]) / given.compute_rate
                         taken, moved = taken + 1, True
             # --- when does the next thing happen ---
             times = [d[0] for d in under_way] + [train_end] + [b for b in begins if b < math.inf]
@@ -141,6 +142,7 @@ CONDITIONS = st.builds(
     decode_seconds=st.sampled_from([0.0, 0.25, 1.0]),
     workers=st.integers(0, 3),
     ahead=st.integers(1, 3),
+    batch_seconds=st.sampled_from([0.0, 0.5]),
     start_seconds=st.sampled_from([0.0, 2.0]),
 )
 
@@ -238,7 +240,7 @@ def test_packages_take_the_storage_s_time_and_nobody_waits_for_them():
 @pytest.mark.parametrize(
     "wrong",
     [{"compute_rate": 0}, {"latency": -1}, {"iops": 0}, {"tail": math.nan}, {"latency": math.inf},
-     {"concurrency": 0}, {"workers": -1}, {"start_seconds": -1}],
+     {"concurrency": 0}, {"workers": -1}, {"start_seconds": -1}, {"batch_seconds": -1}],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -59,6 +59,8 @@ class Conditions:
     """Processes that decode; 0: training does it itself, before each batch."""
     ahead: int = 2
     """Batches that each of them may have ready (torch's ``prefetch_factor``)."""
+    batch_seconds: float = 0.0
+    """That the training loop spends on taking a batch which is ready; counted as stall."""
     start_seconds: float = 0.0
     """Between the end of an epoch and the first batch that workers can begin in the next one."""
 
@@ -66,7 +68,14 @@ class Conditions:
         for name in ("compute_rate", "bandwidth", "iops", "concurrency", "ahead"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is refused: give more than 0")
-        for name in ("latency", "tail", "window_bytes", "decode_seconds", "workers"):
+        for name in (
+            "latency",
+            "tail",
+            "window_bytes",
+            "decode_seconds",
+            "batch_seconds",
+            "workers",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is refused: give 0 or more")
         if not (math.isfinite(self.latency + self.tail) and self.start_seconds >= 0):
@@ -141,8 +150,9 @@ class Clock:
         self._window.finish(float(ends[-1]) if len(ends) else 0.0, finished)
         taken = max(finished, self._now)
         self._workers.note(finished, taken)
-        self._stall += taken - self._now
-        self._now = taken + len(ids) / self._given.compute_rate
+        began = taken + self._given.batch_seconds
+        self._stall += began - self._now
+        self._now = began + len(ids) / self._given.compute_rate
 
     def add_run(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8], batch_size: int) -> None:
         """Take several batches of samples ``u32[n]`` served so, without packages."""
