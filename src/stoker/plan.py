@@ -100,10 +100,8 @@ class Plan:
         children so that they share it. Read-only.
         """
         if "next_use" not in self._memory:
-            ids = self.ids
-            if self.following is not None:
-                ids = np.concatenate([ids, self.following.ids])
-            memory = _next_use(ids, len(self))
+            later = self.ids[:0] if self.following is None else self.following.ids
+            memory = _next_use(self.ids, later)
             if (beyond := self._beyond_horizon) is not None:
                 unknown = memory.array == self.horizon
                 memory.array[unknown] += beyond[self.ids[unknown]].astype(np.int64)
@@ -197,26 +195,28 @@ def _check_numbers(given: NDArray[np.float32], name: str) -> None:
         )
 
 
-def _next_use(ids: NDArray[np.uint32], wanted: int) -> SharedArray:
-    """Return the next accesses of the first ``wanted`` ones.
+def _next_use(own: NDArray[np.uint32], later: NDArray[np.uint32]) -> SharedArray:
+    """Return the next accesses of the samples ``own``, among these and the ``later`` ones.
 
     Sorts (id, position) pairs as single numbers: the neighbour with the same id is the next. Where
-    none of the wanted ones repeats another, the first of the others is, which takes no sorting.
+    no sample comes twice in ``own``, the first of the later ones is, which takes no sorting.
     """
-    length = len(ids)
+    wanted, length = len(own), len(own) + len(later)
     memory = SharedArray.create(wanted, np.int64, name="plan.next_use")
     memory.array.fill(length)
     if not wanted:
         return memory
-    own, position = ids[:wanted], np.arange(length, dtype=np.uint32)
-    if (size := int(ids.max()) + 1) <= _SPARSE * length:
+    size = 1 + max(int(part.max()) for part in (own, later) if len(part))
+    if size <= _SPARSE * length:
         first = np.empty(size, np.uint32)
-        first[own] = position[:wanted]
-        if (first[own] == position[:wanted]).all():
+        position = np.arange(wanted, dtype=np.uint32)
+        first[own] = position
+        if (first[own] == position).all():
             first.fill(length)
-            first[ids[wanted:][::-1]] = position[wanted:][::-1]
+            first[later[::-1]] = np.arange(wanted, length, dtype=np.uint32)[::-1]
             memory.array[:] = first[own]
             return memory
+    ids = np.concatenate([own, later])
     pairs = ids.astype(np.uint64) << np.uint64(32)
     pairs |= np.arange(length, dtype=np.uint64)
     pairs.sort()
