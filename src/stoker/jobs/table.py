@@ -49,6 +49,7 @@ class JobTable:
         """The slot of this process, once it has taken one."""
         self._seen = -np.inf
         self._live = np.zeros(SLOTS, np.bool_)
+        self._tokens = np.zeros(SLOTS, np.uint64)  # of the rows when they were looked at
         arrays: dict[str, NDArray[Any]] = {
             name: shared.array for name, shared in self._arrays.arrays.items()
         }
@@ -73,13 +74,16 @@ class JobTable:
             unlock(self._locks.fileno(), start=_DOOR, length=1)
 
     def live(self) -> NDArray[np.bool_]:
-        """Return bool[SLOTS], whose process lives; a death is seen within a tenth of a second."""
-        now = time.monotonic()
-        if now - self._seen >= _GLANCE:
-            self._seen = now
-            for slot in np.flatnonzero(self.board.jobs["token"] > 0).tolist():
+        """Return bool[SLOTS], whose process lives.
+
+        Who comes or leaves is seen at once, a death within a tenth of a second.
+        """
+        now, tokens = time.monotonic(), self.board.jobs["token"].copy()
+        if now - self._seen >= _GLANCE or (tokens != self._tokens).any():
+            self._seen, self._tokens = now, tokens
+            for slot in np.flatnonzero(tokens).tolist():
                 self._live[slot] = slot == self.slot or self._is_held(slot)
-        return self._live & (self.board.jobs["token"] > 0)
+        return self._live & (tokens > 0)
 
     def close(self) -> None:
         """Leave; may be called again."""
