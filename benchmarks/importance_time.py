@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from feed_servers import slow_folder
+from feed_servers import Unavailable, slow_folder
 from importance_cases import fitted
 from importance_data import Images, load
 from importance_model import Trainer
@@ -126,7 +127,11 @@ def main() -> None:
             args.batch_size, args.iops, args.output = 16, 2_000, Path(own)
         folder = args.output / f"{args.samples}x{args.epochs}-{args.iops:g}" / "time"
         if not args.report:
-            _measure(args, folder)
+            try:
+                _measure(args, folder)
+            except Unavailable as reason:
+                print(f"left out: {reason}", file=sys.stderr)
+                return
         show(folder, args, as_json=args.json)
 
 

@@ -51,11 +51,15 @@ class _Passing:
         return self.fds[-1]
 
 
+_MAIN = ("__main__", "__mp_main__")
+"""What a script is called: by itself, and in a process that multiprocessing spawned."""
+
+
 class _Pickler(pickle.Pickler):
     """Refuses what is found by name in ``__main__``, a script or a notebook, however deep."""
 
     def reducer_override(self, part: Any) -> Any:
-        if isinstance(part, type | FunctionType) and part.__module__ == "__main__":
+        if isinstance(part, type | FunctionType) and part.__module__ in _MAIN:
             raise pickle.PicklingError(f"{part.__qualname__} is defined in __main__")
         return NotImplemented
 
