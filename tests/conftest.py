@@ -6,10 +6,14 @@ import signal
 
 import pytest
 
-# A shell starts what runs in its background without Ctrl-C, and children take that over; tests of
-# signals want it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what runs in its background with these ignored, and children take that over; tests
+# of signals want them as they are.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
