@@ -5,35 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from pytorch.numbered import NUM, SAMPLES, epoch, reads_of, slow_dataset
 from stoker.errors import ConfigError, StateMismatch
-from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
-from stoker.source.memory import MemorySource
+from stoker.pytorch import Loader, with_cache, wrap
 from stoker.store import disk
-from stoker.testing.slow_source import SlowSource
-
-NUM = 400
-SAMPLES = [np.full(100 + i % 50, i, np.int32).tobytes() for i in range(NUM)]
-
-
-def number_of(data: Any) -> int:
-    values = np.frombuffer(data, np.int32)
-    assert (values == values[0]).all()
-    return int(values[0])
-
-
-def slow_dataset(samples: list[bytes] = SAMPLES) -> SampleDataset:
-    return SampleDataset(SlowSource(MemorySource(samples), latency=0.001), number_of)
-
-
-def reads_of(dataset: SampleDataset) -> int:
-    return int(dataset.source.reads.sum())  # type: ignore[attr-defined]
-
-
-def epoch(loader: Loader) -> list[int]:
-    return sorted(int(number) for batch in loader for number in batch)
 
 
 def loader_of(dataset: Any, place: Path, **options: Any) -> Loader:

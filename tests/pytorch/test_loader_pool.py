@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from store.redis_servers import Server, needs_server
 
+from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
 from stoker.source.memory import MemorySource
-from stoker.testing.slow_source import SlowSource
 
 pytestmark = [needs_server, pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning")]
-NUM = 400
-SAMPLES = [np.full(100 + i % 50, i, np.int32).tobytes() for i in range(NUM)]
 SIZE = sum(map(len, SAMPLES))
 
 
@@ -37,24 +35,6 @@ def start() -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def server(start: Callable[..., Server]) -> Server:
     return start("--maxmemory", "100mb")
-
-
-def number_of(data: Any) -> int:
-    values = np.frombuffer(data, np.int32)
-    assert (values == values[0]).all()
-    return int(values[0])
-
-
-def slow_dataset(samples: list[bytes] = SAMPLES) -> SampleDataset:
-    return SampleDataset(SlowSource(MemorySource(samples), latency=0.001), number_of)
-
-
-def reads_of(dataset: SampleDataset) -> int:
-    return int(dataset.source.reads.sum())  # type: ignore[attr-defined]
-
-
-def epoch(loader: Loader) -> list[int]:
-    return sorted(int(number) for batch in loader for number in batch)
 
 
 def loader_of(dataset: Any, server: Server, **options: Any) -> Loader:
