@@ -132,7 +132,7 @@ def test_a_low_recall_is_measured_and_mended() -> None:
 
 def test_the_old_graph_stays_if_none_can_be_built() -> None:
     class Full:
-        def add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
+        def add(self, keys: np.ndarray, vectors: np.ndarray, threads: int) -> None:
             raise MemoryError("no room")
 
     table = VectorTable(400)

@@ -92,7 +92,10 @@ def claimant(arena: Arena, row: Row) -> None:
 
 
 def put_only(arena: Arena, row: Row) -> None:
-    """Puts tiny samples as fast as it can: is inside the lock much of the time."""
+    """Puts tiny samples and discards them as fast as it can: holds the lock much of the time.
+
+    What is cached already is refused without the lock, hence the discarding.
+    """
     rng = _rng()
     small = np.flatnonzero(np.fromiter((len(sample(i)) < 1500 for i in range(NUM_IDS)), bool))
     data = {int(id): sample(id).tobytes() for id in small}
@@ -101,4 +104,5 @@ def put_only(arena: Arena, row: Row) -> None:
         samples = [data[int(id)] for id in ids]
         with row.timed():
             arena.put_many(ids, samples)
+            arena.discard(ids)
         row.add(Field.BEATS)

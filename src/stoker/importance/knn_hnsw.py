@@ -62,7 +62,7 @@ class HnswIndex:
         self._stale[old] = True
         if self._build is not None:
             self._build.changed.append(old)
-        _add(self._graph, self._table, len(self._graph), self._table.count)
+        _add(self._graph, self._table, len(self._graph), self._table.count, threads=1)
         if self._num_stale > self._rebuild_share * self._table.count:
             self._start_build()
 
@@ -213,7 +213,8 @@ def _end(thread: threading.Thread, stopping: threading.Event, pid: int) -> None:
         thread.join()
 
 
-def _add(graph: Any, table: VectorTable, start: int, end: int) -> None:
-    """Add rows ``start`` to ``end`` of the table."""
+def _add(graph: Any, table: VectorTable, start: int, end: int, *, threads: int = 0) -> None:
+    """Add rows ``start`` to ``end`` of the table, with as many threads as there are CPUs if 0."""
     if start < end:
-        graph.add(np.arange(start, end, dtype=np.uint64), table.vectors[start:end])
+        keys = np.arange(start, end, dtype=np.uint64)
+        graph.add(keys, table.vectors[start:end], threads=threads)
