@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mfusepy
 from slow_counts import Counts
+
+os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")  # libfuse 2 knows no max_threads
+
+import mfusepy  # it chooses the library while it is imported
 
 _THREADS = 256  # requests that may be under way; FUSE's own limit is 10
 _ATTRIBUTES = (
