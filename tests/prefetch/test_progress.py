@@ -80,6 +80,19 @@ def test_it_does_not_wait_for_a_window_that_is_too_small_for_its_batch() -> None
     assert marks.served[10:].tolist() == [STARTED] * 10
 
 
+def test_it_waits_while_prefetch_has_had_no_time_to_see_that_its_window_can_move() -> None:
+    own = Progress(20, Cold())
+    marks = Marks(own.begin(0).array)
+    marks.hand_out(12, is_full=True)
+    own.finish(0, 0, 10)
+    with prefetching(marks, 12, 20):
+        moving = threading.Timer(0.05, own.finish, (0, 10, 2))
+        moving.start()
+        own.start(0, 12, 8)
+        moving.join()
+        assert marks.handed_out == 20
+
+
 def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
     own = Progress(10, Cold())
     Marks(own.begin(0).array).attend(0.0)

@@ -14,6 +14,7 @@ from stoker.shared import SharedArray
 _STARTING = 5.0  # seconds that the prefetch process may take to start
 _PATIENCE = 3.0  # seconds without any progress of it
 _GLANCE = 0.002  # seconds between two looks
+_NOTICED = 0.1  # seconds in which the prefetch process sees that its window can move
 
 
 class Progress:
@@ -62,10 +63,14 @@ class Progress:
 def _await(marks: Marks, first: int, end: int) -> None:
     """Wait until the accesses ``first`` to ``end`` are handed out, as long as that gets on."""
     reached, since = marks.handed_out, time.monotonic()
+    moved = since  # when the window last moved, or somebody else could have moved it
     while reached < end and marks.is_attended and time.monotonic() - since < _PATIENCE:
-        if marks.is_full and (marks.served[:first] == SERVED).all():
-            return  # the window does not hold all of these, and nobody else can move it
+        if not marks.is_full or (marks.served[:first] != SERVED).any():
+            moved = time.monotonic()
+        elif time.monotonic() - moved > _NOTICED:
+            return  # the window does not hold all of these
         time.sleep(_GLANCE)
         now = marks.handed_out
         if now > reached:
-            reached, since = now, time.monotonic()
+            reached = now
+            moved = since = time.monotonic()
