@@ -265,7 +265,7 @@ def test_end_epoch_logs_what_happened(caplog: pytest.LogCaptureFixture) -> None:
         drain_all(loader)
         loader.end_epoch(accuracy=0.5)
     assert "predicted hit ratio" in caplog.text
-    assert "recipe minio" in caplog.text
+    assert "recipe foresight" in caplog.text
     assert "epoch 0, accuracy 0.5000: 100 samples" in caplog.text
 
 

@@ -55,7 +55,7 @@ def samples() -> SampleDataset:
         ({"on_error": 3}, "on_error=3"),
         ({"cache_dir": "/tmp"}, "is not empty and not Stoker's"),
         ({"disk_cache": "1GiB"}, "give cache_dir too"),
-        ({"rescore": print}, "of no use to recipe 'minio'"),
+        ({"rescore": print}, "of no use to recipe 'foresight'"),
         ({"rescore": 3}, "rescore=3 is no function"),
         ({"prefetch_bytes": "-1MiB"}, "prefetch_bytes='-1MiB' is not a size"),
     ],

@@ -489,8 +489,8 @@ def test_what_does_not_belong_is_refused_and_changes_nothing() -> None:
     refused(f"data set '{fingerprints}", other_set)
     refused("data set", Subset(SET, range(50)))
     refused("seed 0 and this loader has 9", seed=9)
-    refused("order 'plan .* recipe minio' and this loader has 'plan .*", shuffle=False)
-    refused("order 'plan .* recipe minio' and this loader has 'own sampler", sampler=range(9))
+    refused("order 'plan .* recipe foresight' and this loader has 'plan .*", shuffle=False)
+    refused("order 'plan .* recipe foresight' and this loader has 'own sampler", sampler=range(9))
     state["version"] = 1
     refused("version 1, and this Stoker reads version 2")
 

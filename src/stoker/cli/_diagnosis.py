@@ -70,7 +70,7 @@ def _advise(
     fits = min(1.0, room / data_bytes) if data_bytes else 1.0
     percent = math.ceil(100 * max(_USUAL, 1.0 if needed is None else needed) - 1e-9)
     in_memory = percent / 100 if percent / 100 <= fits else fits
-    arguments: dict[str, Any] = {"recipe": "minio"}
+    arguments: dict[str, Any] = {}
     arguments["cache"] = f"{percent}%" if in_memory < fits or fits == 1 else f"{room >> 20}MiB"
     needs_disk = needed is not None and needed > fits
     if needs_disk:

@@ -69,9 +69,10 @@ class Loader(DataLoader[Any]):
 
     - ``cache``: payload bytes, ``8 << 30``, ``"8GiB"``, or a share of the visited samples' bytes,
       ``"20%"``; 0 switches it off. Memory is reserved at the first iteration.
-    - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"minio"``, keeps
-      what came first, and no policy hits more when each sample is visited once an epoch.
-      ``"oracle"`` caches everything before the first batch, whatever ``cache`` says.
+    - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"foresight"``,
+      visits each sample once an epoch and keeps, by the plan, what is needed soonest for its size;
+      with a sampler of one's own, whose plan nobody knows, ``"minio"``, which keeps what came
+      first. ``"oracle"`` caches everything before the first batch, whatever ``cache`` says.
     - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
       transforms still come after it).
     - ``epochs``: how many there will be, for :meth:`total_steps` and recipes that change with time.
@@ -125,7 +126,7 @@ class Loader(DataLoader[Any]):
         generator: torch.Generator | None = None,
         *,
         cache: int | float | str = "20%",
-        recipe: str | Recipe = "minio",
+        recipe: str | Recipe | None = None,
         cache_stage: str = "encoded",
         epochs: int | None = None,
         seed: int = 0,
@@ -147,8 +148,8 @@ class Loader(DataLoader[Any]):
         check_on_error(on_error)
         check_epochs(epochs)
         self._population = Population(dataset)
-        self._recipe = as_recipe(recipe)
         own_order = sampler is not None or batch_sampler is not None
+        self._recipe = as_recipe(recipe or ("minio" if own_order else "foresight"))
         if own_order:
             check_own_order(self._recipe)
         if shuffle is False and not own_order and not self._recipe.preload:

@@ -202,7 +202,8 @@ class CacheSetup:
             displaced=None if claims is None else claims["displaced"],
         )
         if self._pool is not None:
-            store.pool = self._pool.open(renews=ranks.rank == 0)
+            are_times = getattr(self.policy, "looks_ahead", False)
+            store.pool = self._pool.open(renews=ranks.rank == 0, takes_keys=not are_times)
         if self.member is not None:
             self.member.counted = store.counters.totals
         shared: list[SharedArena | SharedArrays] = [*opened]

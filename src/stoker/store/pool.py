@@ -40,7 +40,7 @@ class PoolTier(NullTier):
     shortest time to live (``maxmemory-policy volatile-ttl``): that grows with the rank of a
     sample's key (:class:`~stoker.store.pool_order.PoolOrder`). ``capacity_bytes``: payload that
     this data set may take; only the best samples, that many, are stored. ``data_bytes``: of all
-    that are visited, ``mean_size`` each, by default all ids.
+    that are visited, ``mean_size`` each, by default all ids. ``takes_keys``: as PoolOrder's.
 
     A server that fails or is slow is passed by, and probed again later
     (:class:`~stoker.store.pool_breakers.Breakers`); no read takes longer than :meth:`limit`, and
@@ -63,12 +63,13 @@ class PoolTier(NullTier):
         capacity_bytes: int | None = None,
         *,
         mean_size: float | None = None,
+        takes_keys: bool = True,
     ) -> None:
         require_redis()
         self.address = address
         self.keys = PoolKeys(name)
         self.breakers = Breakers()
-        self.order = PoolOrder()
+        self.order = PoolOrder(takes_keys=takes_keys)
         self.counters = Counters(FIELDS)
         self.renews = True
         """Whether this process renews the lifetimes of all samples when their keys change; of all
@@ -86,7 +87,7 @@ class PoolTier(NullTier):
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return what the pool has, after :meth:`limit` seconds at the latest."""
         samples, found = self._client().read(ids)
-        if keys is not None and found.any():
+        if keys is not None and self.order.takes_keys and found.any():
             self.set_keys(ids[found], keys[found])
         return samples, found
 
@@ -123,10 +124,11 @@ class PoolTier(NullTier):
     def reorder(self, keys: NDArray[np.float64]) -> None:
         """Take ``keys`` (``f64[N]``) as those of all samples, and renew lifetimes that change.
 
-        In small batches, behind everything else, and only where :attr:`renews`.
+        In small batches, behind everything else, and only where :attr:`renews`. Nothing happens
+        where keys do not matter.
         """
         self.order.learn(keys)
-        if not self.renews:
+        if not self.renews or not self.order.takes_keys:
             return
         every = np.arange(self._num_ids, dtype=np.uint32)
         levels = self.order.levels(every, keys)

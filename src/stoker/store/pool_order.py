@@ -18,9 +18,11 @@ _DAY_MS = 24 * 3600 * 1000
 class PoolOrder:
     """The level of each sample, 0 to ``LEVELS - 1``; a higher one lives longer.
 
-    With keys of a policy, the level is the rank of a sample's key among all keys, as
-    :meth:`learn` saw them last. A policy without keys of its own gets a fixed random order: what
-    is kept is then the same set on all machines and at all times, and nothing hits more when each
+    With keys that say what a sample is worth, the level is the rank of a sample's key among all
+    keys, as :meth:`learn` saw them last. Without (``takes_keys=False``), as for policies without
+    keys of their own and those whose keys are times of the next use, where what was just used
+    always ranks last, there is a fixed random order: what is
+    kept is then the same set on all machines and at all times, and nothing hits more when each
     sample is visited once an epoch. Time to live grows by half a day a level, from a day on, so
     that what nobody asks for any more goes in the end, and ranks weigh more than ages.
 
@@ -29,7 +31,8 @@ class PoolOrder:
     thread; one process learns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_keys: bool = True) -> None:
+        self.takes_keys = takes_keys
         # 0: share; 1: whether keys are known; then the least key of each level but the first
         self._table = SharedArray.create(LEVELS + 1, np.float64, name="stoker-pool-order")
         self._table.array[:2] = 1.0, 0.0
@@ -45,7 +48,7 @@ class PoolOrder:
 
     def learn(self, keys: NDArray[np.float64]) -> None:
         """Take ``keys`` (``f64[N]``) as those of all samples."""
-        if not len(keys):
+        if not self.takes_keys or not len(keys):
             return
         edges = np.arange(1, LEVELS) * len(keys) // LEVELS
         self._table.array[2:] = np.partition(np.nan_to_num(keys), edges)[edges]

@@ -20,10 +20,11 @@ class PoolPlan:
     wanted: Wanted
     capacity: int | None
 
-    def open(self, *, renews: bool) -> PoolTier:
+    def open(self, *, renews: bool, takes_keys: bool) -> PoolTier:
         """Return the pool, with a look at its servers, and warnings of what is amiss there.
 
         ``renews``: whether this process renews lifetimes; one of the job is enough.
+        ``takes_keys``: whether keys of the policy say what a sample is worth.
         """
         wanted = self.wanted
         tier = PoolTier(
@@ -33,6 +34,7 @@ class PoolPlan:
             wanted.data_bytes,
             self.capacity,
             mean_size=wanted.mean_size,
+            takes_keys=takes_keys,
         )
         tier.renews = renews
         tier.look()
