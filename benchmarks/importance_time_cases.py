@@ -39,6 +39,10 @@ TIMED = {
     "coordl": Timed(_of("coordl")),
     "quiver": Timed(_of("quiver")),
     "foresight": Timed(_of("foresight")),
+    "foresight, repeat 2": Timed(_of("foresight", repeat=2)),
+    "foresight, repeat 4": Timed(_of("foresight", repeat=4)),
+    "foresight, importance": Timed(_of("foresight", importance=True)),
+    "foresight, importance, repeat 4": Timed(_of("foresight", importance=True, repeat=4)),
     "base": Timed(_of("base")),
     "ilfu": Timed(_of("ilfu", **_ICACHE)),
     "shade": Timed(_of("shade")),
@@ -58,8 +62,24 @@ TIMED = {
 }
 """By name, in the order of the tables. The oracle has all samples cached and only computes."""
 
+FORESIGHT = (
+    DEFAULT,
+    "coordl",
+    *(name for name in TIMED if name.startswith("foresight")),
+    "shade",
+    "icache",
+    "impact",
+    "spidercache",
+    "infobatch",
+    "oracle",
+)
+"""Those of the comparison of foresight with the papers."""
+
 SMOKE = (DEFAULT, "default, no prefetch", "shade", "icache", "impact", "spidercache")
 """Those of a look at whether it runs."""
+
+PAPERS = ("shade", "shade x3", "icache", "impact", "spidercache")
+"""Whole systems that foresight is to beat."""
 
 PUBLISHED = {
     "icache": "1.7 to 2.4 over Default",

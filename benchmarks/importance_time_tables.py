@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Report
-from importance_time_cases import ABLATIONS, CACHE, DEFAULT, PUBLISHED, TIMED
+from importance_time_cases import ABLATIONS, CACHE, DEFAULT, PAPERS, PUBLISHED, TIMED
 
 Found = dict[str, Any]
 LATE = 6
@@ -31,9 +31,11 @@ def show(folder: Path, args: argparse.Namespace, *, as_json: bool) -> None:
         f"{args.samples} images, {args.epochs} epochs, {args.iops:g} opens and reads a second, "
         f"cache {CACHE:.0%}, {len(by_name[DEFAULT])} seeds"
     )
-    reports = [_by_epoch(by_name, about, args.smoke), _to_accuracy(by_name, about, args)]
+    reports = [_by_epoch(by_name, about, args), _to_accuracy(by_name, about, args)]
     reports += [
-        _ablation(paper, names, by_name, about, args.smoke) for paper, names in ABLATIONS.items()
+        _ablation(paper, names, by_name, about, args.smoke)
+        for paper, names in ABLATIONS.items()
+        if set(names) <= by_name.keys() or not args.foresight
     ]
     if as_json:
         print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
@@ -73,18 +75,26 @@ def _seconds_late(one: Found) -> float:
     return _total(_late(one), "seconds")
 
 
+def _seconds_a_visit(one: Found) -> float:
+    return _seconds_late(one) / _total(_late(one), "accesses")
+
+
 def _seconds(one: Found) -> float:
     return _total(one["epochs"], "seconds")
 
 
-def _by_epoch(by_name: dict[str, list[Found]], about: str, smoke: bool) -> Report:
+def _by_epoch(by_name: dict[str, list[Found]], about: str, args: argparse.Namespace) -> Report:
     """Seconds an epoch, what they were spent on, and where samples came from."""
-    report = Report(f"Time an epoch ({about})", smoke)
+    report = Report(f"Time an epoch ({about})", args.smoke)
+    computed = _mean(by_name["oracle"], _seconds_a_visit) if "oracle" in by_name else 0.0
     for name in [name for name in TIMED if name in by_name]:
         ones = by_name[name]
         speeds = _ratios(ones, by_name[DEFAULT], _seconds_late)
         late = [epoch for one in ones for epoch in _late(one)]
         seconds, accesses = _total(late, "seconds"), _total(late, "accesses")
+        reads = _total(late, "fetched", "rescored", "rebuild_reads") / len(late)
+        # A read is one open and one read of the storage.
+        limit = max(2 * reads / args.iops, computed * accesses / len(late))
         report.row(
             recipe=name,
             s_an_epoch=round(seconds / len(late), 2),
@@ -95,7 +105,9 @@ def _by_epoch(by_name: dict[str, list[Found]], about: str, smoke: bool) -> Repor
             hits=f"{_total(late, 'hits') / accesses:.1%}",
             packaged=f"{_total(late, 'packaged') / accesses:.1%}",
             substituted=f"{_total(late, 'substituted') / accesses:.1%}",
-            reads=round(_total(late, "fetched", "rescored", "rebuild_reads") / len(late)),
+            reads=round(reads),
+            limit_s=round(limit, 2),
+            to_limit=round(seconds / len(late) / limit, 2),
             package_reads=round(_total(late, "package_reads") / len(late)),
             scoring=f"{_total(late, 'scoring_seconds') / seconds:.1%}",
             rescoring=f"{_total(late, 'rescoring_seconds') / seconds:.1%}",
@@ -104,7 +116,8 @@ def _by_epoch(by_name: dict[str, list[Found]], about: str, smoke: bool) -> Repor
         f"Means over the last {LATE} epochs of each seed. speed: default's time over its own, "
         "median and range over seeds. visits: accesses to those of a full epoch. reads: of single "
         "samples from the storage, an epoch, also to build packages and, at most, to score anew. "
-        "scoring, rescoring: share of the time in observe(), and between epochs.",
+        "limit_s: reads at the storage's rate, or the oracle's time for as many visits, whichever "
+        "is more. scoring, rescoring: share of the time in observe(), and between epochs.",
         "The oracle has everything cached before it begins: its time is that of computing.",
         "Packages lie in a local directory, beside the storage that the limit is for. On it, each "
         "of their reads would be one open and one read.",
@@ -127,11 +140,14 @@ def _to_accuracy(by_name: dict[str, list[Found]], about: str, args: argparse.Nam
                 return _total(one["epochs"][:count], "seconds")
         return None
 
+    speeds: dict[str, float] = {}
     for name in [name for name in TIMED if name in by_name]:
         ones = by_name[name]
         reached = [s for one in ones if (s := seconds_to_goal(one)) is not None]
         ratios = _ratios(ones, by_name[DEFAULT], seconds_to_goal)
         last = [100 * one["epochs"][-1]["accuracy"] for one in ones]
+        if len(reached) == len(ones) and ratios:
+            speeds[name] = statistics.median(ratios)
         report.row(
             recipe=name,
             seeds_that_reach=f"{len(reached)} of {len(ones)}",
@@ -147,7 +163,26 @@ def _to_accuracy(by_name: dict[str, list[Found]], about: str, args: argparse.Nam
         "seconds: of the seeds that reach it. The learning rate falls over all epochs, so that "
         "nearly all of them are needed by whoever reaches it.",
     ]
+    if args.foresight:
+        _judge(report, speeds)
     return report
+
+
+def _judge(report: Report, speeds: dict[str, float]) -> None:
+    """Compare foresight's best setting with the best of the papers, where all seeds reach it."""
+    ours = {name: speed for name, speed in speeds.items() if name.startswith("foresight")}
+    theirs = {name: speed for name, speed in speeds.items() if name in PAPERS}
+    if not ours:
+        report.remarks.append("no setting of foresight reaches the accuracy with all seeds")
+        return
+    best = max(ours, key=ours.__getitem__)
+    report.target(f"{best}, speed to default", ours[best], 2.0, at_least=True)
+    if theirs:
+        first = max(theirs, key=theirs.__getitem__)
+        ratio = ours[best] / theirs[first]
+        report.target(f"{best}, speed to {first}", ratio, 1.3, at_least=True)
+    else:
+        report.remarks.append("no recipe of the papers reaches the accuracy with all seeds")
 
 
 def _ablation(
