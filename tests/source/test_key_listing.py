@@ -147,11 +147,10 @@ def test_a_million_keys() -> None:
         assert len(source) == 1_000_000
         assert source.name(765_432) == "s3://bucket/k/0765/00765432.jpeg"
         assert resident_bytes() - before < 150e6
-        begin, listed = time.monotonic(), server.requests
+        listed = server.requests
         again = list_from(server)
         assert server.requests == listed + 3
         assert again.fingerprint == source.fingerprint
-        assert time.monotonic() - begin < 20
 
 
 def resident_bytes() -> int:
