@@ -31,6 +31,7 @@ BENCHMARKS = (
     "nodes",
     "virtual_time",
     "simulate",
+    "curves",
 )
 HOURS = ("importance", "importance_time", "accuracy_of_repeats")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed", "simulate")
