@@ -1,4 +1,4 @@
-"""Ranks that are gone or cut off: an error that says so, within the time-out, and no hang."""
+"""Ranks that are gone or stopped: an error that says so, within the time-out, and no hang."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,40 +16,52 @@ import pytest
 from torch import distributed
 
 from stoker.cluster import Group
-from stoker.errors import RanksUnavailable, StokerError
+from stoker.errors import RanksUnavailable
+from stoker.pytorch.ranks import Ranks, from_rank_zero
 
 TIMEOUT = 3.0
 
 
-def gather(rank: int, meeting: str, ready: Any, go: Path, results: Any) -> None:
+def length_of_all(rank: int) -> int:
+    return sum(len(part) for part in Group().gather(np.arange(5 + rank)))
+
+
+def length_of_text(rank: int) -> int:
+    return len(from_rank_zero("key" * (rank + 1), Ranks(rank, 2)) or "")
+
+
+def meet(
+    rank: int, ask: Callable[[int], int], meeting: str, ready: Any, go: Path, results: Any
+) -> None:
     distributed.init_process_group(
         "gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT)
     )
-    group = Group()
-    group.gather(np.arange(3))
-    ready.put(rank)
+    ready.put((length_of_all(rank), length_of_text(rank)))
     while rank or not go.exists():  # an Event would wait for the rank that is gone
         time.sleep(0.02)
     try:
-        results.put(("gathered", [len(part) for part in group.gather(np.arange(5))]))
-    except StokerError as error:
+        results.put(("answered", ask(rank)))
+    except Exception as error:
         results.put((type(error).__name__, str(error)))
     os._exit(0)  # the group cannot be taken down in order
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "cut off"])
-def test_a_rank_that_does_not_answer(fate: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
+@pytest.mark.parametrize("ask", [length_of_all, length_of_text])
+def test_a_rank_that_does_not_answer(
+    ask: Callable[[int], int], fate: signal.Signals, tmp_path: Path
+) -> None:
     context = multiprocessing.get_context("spawn")
     ready, results, go = context.Queue(), context.SimpleQueue(), tmp_path / "go"
     meeting = f"file://{tmp_path}/meeting"
     ranks = [
-        context.Process(target=gather, args=(rank, meeting, ready, go, results))
+        context.Process(target=meet, args=(rank, ask, meeting, ready, go, results))
         for rank in range(2)
     ]
     try:
         for rank in ranks:
             rank.start()
-        assert {ready.get(timeout=60) for _ in ranks} == {0, 1}
+        assert [ready.get(timeout=60) for _ in ranks] == [(11, 3), (11, 3)]
         assert ranks[1].pid is not None
         os.kill(ranks[1].pid, fate)
         go.touch()

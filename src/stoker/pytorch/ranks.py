@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+import numpy as np
 from torch import distributed
 
+from stoker.cluster import Group
 from stoker.errors import ConfigError
 
 
@@ -89,7 +91,8 @@ def is_first_on_node(ranks: Ranks) -> bool:
 def from_rank_zero(text: str, ranks: Ranks) -> str | None:
     """Return the text that rank 0 gave; every rank of torch.distributed must call this.
 
-    None when there is no process group of that many ranks to ask.
+    None when there is no process group of that many ranks to ask. Raises
+    :class:`~stoker.errors.RanksUnavailable` when a rank does not answer.
     """
     if ranks.world_size == 1:
         return text
@@ -97,6 +100,5 @@ def from_rank_zero(text: str, ranks: Ranks) -> str | None:
         return None
     if distributed.get_world_size() != ranks.world_size:
         return None
-    box = [text]
-    distributed.broadcast_object_list(box, src=0)
-    return box[0]
+    texts = Group().gather(np.frombuffer(text.encode(), np.uint8))
+    return texts[0].tobytes().decode()

@@ -18,7 +18,7 @@ from stoker.store.null import NullTier
 from stoker.store.packed import Packed, pick
 from stoker.store.pool_address import PoolAddress
 from stoker.store.pool_breakers import Breakers
-from stoker.store.pool_client import FIELDS, PoolClient
+from stoker.store.pool_client import FIELDS, ROUTES, PoolClient
 from stoker.store.pool_keys import PoolKeys
 from stoker.store.pool_order import PoolOrder
 from stoker.store.pool_servers import require_redis
@@ -200,7 +200,7 @@ class PoolTier(NullTier):
             "entries": 0,
             "regions": {},
             **counts,
-            "pool_open": self.breakers.open_count,
+            "pool_open": self._passed_by(),
             "pool_trips": self.breakers.trips,
         }
 
@@ -212,6 +212,11 @@ class PoolTier(NullTier):
             self._at_exit()
 
     # --- inside ---
+
+    def _passed_by(self) -> int:
+        """Return how many servers are passed by; at least one where none says who has what."""
+        count = self.breakers.open_count
+        return max(1, count - 1) if self.breakers.is_open(ROUTES) else count
 
     def _share(self, capacity: int) -> None:
         self.order.share = min(1.0, capacity / self._data_bytes) if self._data_bytes else 1.0

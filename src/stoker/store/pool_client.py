@@ -55,7 +55,8 @@ _LEAST_RATE = 16 << 20  # bytes a second; a pool slower than this is no help
 _REQUEST_BYTES = 1 << 20  # of answers that a server has to hold at once for one command
 _WRITE_BYTES = 4 << 20  # sent in one go
 _REFRESH = 2.0  # seconds between two looks for who has what, at least
-_ROUTES = "routes"  # name of the breaker of finding out who has what
+ROUTES = "routes"
+"""Name of the breaker of finding out who has what."""
 
 
 class _Question(NamedTuple):
@@ -163,13 +164,13 @@ class PoolClient:
         """Return who has what, found out before ``deadline`` if it is not known yet."""
         if self.servers.routes is not None:
             return self.servers.routes
-        if self._is_passed_by(_ROUTES):
+        if self._is_passed_by(ROUTES):
             return None
         call = self._finding
         if call is None:
             call = self._finding = self._threads.start(self._find)
         if call is None or not call.wait(deadline - time.monotonic()):
-            self._failed(_ROUTES, TimeoutError("no server says in time who has what"))
+            self._failed(ROUTES, TimeoutError("no server says in time who has what"))
         return self.servers.routes
 
     def start(self, server: str, commands: list[Command]) -> Call | None:
@@ -325,14 +326,14 @@ class PoolClient:
 
         self._counters.add(pool_errors=1)
         is_late = isinstance(error, TimeoutError | RedisTimeout)
-        self.breakers.failed(name, is_late=is_late or name == _ROUTES)
+        self.breakers.failed(name, is_late=is_late or name == ROUTES)
         log.info("%s: %s", name, error)
         if isinstance(error, AuthenticationError):
             self._warn("password", f"{self._address} refuses the password or user: {error}")
         elif self.breakers.is_open(name):
-            what = str(self._address) if name == _ROUTES else name
+            what = str(self._address) if name == ROUTES else name
             self._warn("bypass", f"{what} is bypassed for now: {error or type(error).__name__}")
-        if name != _ROUTES:
+        if name != ROUTES:
             self._look_for_routes()
 
     def _warn(self, kind: str, message: str) -> None:
@@ -347,13 +348,13 @@ class PoolClient:
             return False
         if self.breakers.may_probe(name):
             self.writer.put(partial(self._probe, name))
-        if name != _ROUTES:
+        if name != ROUTES:
             self._look_for_routes()
         return True
 
     def _probe(self, name: str) -> None:
         try:
-            if name == _ROUTES:
+            if name == ROUTES:
                 self.servers.find()
             else:
                 self.servers.exchange(name, [("PING",)])
@@ -368,7 +369,7 @@ class PoolClient:
         try:
             self.servers.find()
         except Exception as error:
-            self._failed(_ROUTES, error)
+            self._failed(ROUTES, error)
         finally:
             self._found_at = time.monotonic()
             self._finding = None
