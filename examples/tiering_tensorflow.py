@@ -31,10 +31,15 @@ def samples(folder, parallel):
     if paths[0].endswith(".tfrecord"):
         found = files.interleave(
             tf.data.TFRecordDataset, cycle_length=parallel, num_parallel_calls=parallel
-        )
+        ).map(parse, num_parallel_calls=parallel)
     else:
-        found = files.map(tf.io.read_file, num_parallel_calls=parallel)
-    return found.map(parse, num_parallel_calls=parallel)
+        found = files.map(lambda path: parse(tf.io.read_file(path)), num_parallel_calls=parallel)
+    options = tf.data.Options()
+    # A read takes up a thread; by default there are no more of them than processors. And what is
+    # chosen here stays: left to itself, tf.data reads file after file in some epochs.
+    options.threading.private_threadpool_size = parallel
+    options.autotune.enabled = False
+    return found.with_options(options)
 
 
 def main():
