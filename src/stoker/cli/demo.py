@@ -44,7 +44,7 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--recipes",
     "names",
-    default="belady,fifo,lfu,lru,minio,random,s3fifo,sieve",
+    default="belady,fifo,foresight,lfu,lru,minio,random,s3fifo,sieve",
     show_default=True,
     help="Names with commas, or all: with those that follow training, five minutes or so.",
 )
