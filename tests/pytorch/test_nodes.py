@@ -10,30 +10,14 @@ import numpy as np
 import pytest
 from torch import distributed
 
-from pytorch.parts import number_of, numbers
+from pytorch.on_nodes import N, alone, cached_in, loader_of
 from pytorch.ranks import run_ranks
 from stoker.errors import ConfigError
-from stoker.pytorch import Loader, SampleDataset
+from stoker.pytorch import Loader
 from stoker.pytorch.nodes import Nodes, find_nodes, node_name
 from stoker.pytorch.ranks import Ranks, is_first_on_node
 from stoker.recipes import get
 from stoker.store.runtime_dir import runtime_dir
-from stoker.testing.slow_source import SlowSource
-
-N, BATCH = 604, 25  # of which icache selects an even number, so that none is repeated
-
-
-def loader_of(**arguments: Any) -> Loader:
-    dataset = SampleDataset(SlowSource(numbers(N), latency=0.0), number_of)
-    options: dict[str, Any] = {"batch_size": BATCH, "cache": "20%", "prefetch_bytes": 0, "seed": 3}
-    return Loader(dataset, return_meta=True, **{**options, **arguments})
-
-
-def cached_in(loader: Loader) -> list[int]:
-    """The samples that the cache of this node has, outside of the window."""
-    arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
-    regions = [name for name in arena.stats()["regions"] if name != "window"]
-    return sorted(int(i) for name in regions for i in arena.list(name))
 
 
 def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, Any]:
@@ -56,12 +40,6 @@ def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, A
         result["hits"].append((stats.hits + stats.substituted + stats.packaged) / stats.accesses)
         distributed.barrier()
     return result
-
-
-def alone(**arguments: Any) -> list[list[list[int]]]:
-    """The batches of a run of one rank whose batch is a step of all ranks."""
-    with loader_of(cache=0, batch_size=2 * BATCH, **arguments) as loader:
-        return [[batch.tolist() for batch, _ in loader] for _ in range(3)]
 
 
 def train(rank: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
