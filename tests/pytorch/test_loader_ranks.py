@@ -101,6 +101,7 @@ def train(rank: int, root: Path) -> dict[str, Any]:
         num_workers=4,
         persistent_workers=True,
         cache="50%",
+        recipe="minio",  # a rank that is ahead would bring in what the other one counts as read
         prefetch_bytes=0,
         return_meta=True,
         multiprocessing_context="fork",  # these ranks are spawned, and would spawn their workers
