@@ -28,7 +28,7 @@ from feed_servers import Unavailable, slow_folder
 from importance_cases import fitted
 from importance_data import Images, load
 from importance_model import Trainer
-from importance_time_cases import CACHE, FORESIGHT, SMOKE, TIMED, Timed
+from importance_time_cases import CACHE, FORESIGHT, PLAIN, SMOKE, TIMED, Timed
 from importance_time_tables import show
 from tasks import Task, parser, run_missing
 
@@ -143,7 +143,7 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
         far = stack.enter_context(slow_folder(train, LATENCY_MS, LATENCY_MS, MB_PER_S, args.iops))
         images = load(root, args.samples, args.test_samples).seen_through(train, far)
         stack.callback(images.source.close)
-        names = SMOKE if args.smoke else FORESIGHT if args.foresight else tuple(TIMED)
+        names = SMOKE if args.smoke else FORESIGHT if args.foresight else PLAIN
         bench = Bench(images, folder, args.epochs, args.batch_size, args.seeds, names)
         run_missing(bench.tasks(), args.minutes)
 

@@ -62,6 +62,9 @@ TIMED = {
 }
 """By name, in the order of the tables. The oracle has all samples cached and only computes."""
 
+PLAIN = tuple(name for name in TIMED if not name.startswith("foresight, "))
+"""Those of the table of all recipes."""
+
 FORESIGHT = (
     DEFAULT,
     "coordl",

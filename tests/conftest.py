@@ -6,11 +6,12 @@ import signal
 
 import pytest
 
-# A shell starts what runs in its background with these ignored, and children take that over; tests
-# of signals want them as they are.
+# A shell starts what runs in its background with the first two ignored, nohup with the third, and
+# children take that over; tests of signals want them as they are.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)

@@ -52,7 +52,7 @@ def test_an_interrupt_just_after_claiming_gives_the_claims_back():
 def test_waiting_can_be_interrupted():
     store = Store(CountingSource(), native_tier(100, 10_000), wait_seconds=30)
     with store:
-        child = FORK.Process(target=claim_and_pause, args=(store,))
+        child = FORK.Process(target=claim_and_pause, args=(store,), daemon=True)
         child.start()
         while store.tier.claim(ids(1))[0]:
             store.tier.abandon(ids(1))
@@ -73,7 +73,8 @@ def test_waiting_can_be_interrupted():
 
 
 def claim_and_pause(store):
-    store.tier.claim(ids(1))
+    while not store.tier.claim(ids(1))[0]:  # the test may be looking just now
+        time.sleep(0.001)
     signal.pause()
 
 
@@ -123,5 +124,7 @@ def test_workers_killed_at_any_moment_leave_a_working_cache():
             check(store.serve(wanted), wanted)
         assert time.monotonic() - begin < 20
         stats = store.stats()
-        assert stats["accesses"] == stats["hits"] + stats["fetched"]
+        # Who is killed while it counts a batch leaves that batch half counted.
+        killed = 25 * 32
+        assert abs(stats["accesses"] - stats["hits"] - stats["fetched"]) <= killed
         store.tier.arena.verify()
