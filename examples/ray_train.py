@@ -1,10 +1,10 @@
 """Training with Ray Train over several nodes, each of which keeps a part of the data set.
 
-    python examples/ray_train.py /mnt/nfs/train --workers 4
+    python examples/ray_train.py /mnt/nfs/train --workers 4 --storage /mnt/nfs/runs
 
 Ray starts one process per worker and joins them by torch.distributed, so the Loader finds ranks
-and nodes by itself. A worker that fails is started again with all others, also on fewer nodes, and
-goes on from the latest checkpoint at the exact sample. Needs ``pip install "ray[train]"``.
+and nodes by itself. When a worker fails, all are started again, also on other nodes, and go on
+from the latest checkpoint at the exact sample. Needs ``pip install "ray[train]"`` (2.60).
 """
 
 import argparse
@@ -24,10 +24,18 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image.resize((32, 32)))).permute(2, 0, 1).float() / 255
 
 
+def count_classes(data):
+    """Return the number of classes.
+
+    Not in train(): what pickles it for Ray would take ``.classes`` for the module torch.classes.
+    """
+    return len(data.classes)
+
+
 def train(config):
     """Train on one worker; Ray calls it on each."""
     data = stoker.ImageFolder(config["data"], to_tensor)
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(len(data.classes)))
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(count_classes(data)))
     network(torch.zeros(1, 3, 32, 32))
     model = prepare_model(network)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -41,9 +49,10 @@ def train(config):
             network.load_state_dict(state["model"])
             loader.load_state_dict(state["loader"])
             first = state["epoch"]
+        loss = torch.tensor(float("nan"))
         for epoch in range(first, epochs):
             loader.set_epoch(epoch)
-            for step, (images, labels) in enumerate(loader):
+            for step, (images, labels) in enumerate(loader):  # after a checkpoint: what is left
                 output = model(images.to(get_device()))
                 loss = torch.nn.functional.cross_entropy(output, labels.to(get_device()))
                 optimiser.zero_grad()
@@ -76,13 +85,17 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--storage", help="folder for checkpoints; with several nodes all see it")
     args = parser.parse_args()
+    storage = args.storage and str(Path(args.storage).resolve())
     config = {"data": str(Path(args.data).resolve()), "epochs": args.epochs, "batch": args.batch}
     trainer = TorchTrainer(
         train,
         train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(num_workers=args.workers),
-        run_config=ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
+        run_config=ray.train.RunConfig(
+            storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=3)
+        ),
     )
     print(trainer.fit().metrics)
 
