@@ -1,4 +1,4 @@
-"""The README's sections on storage and resume: their snippets and commands run as they stand."""
+"""The README's sections on storage, nodes and resume: what they print runs as it stands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from pytorch.conftest import own_places, write_images  # noqa: F401  (fixture)
+from pytorch.parts import number_of, numbers
 from source.conftest import bucket, moto  # noqa: F401  (fixtures)
 from source.s3 import Bucket
+from store.redis_servers import needs_server
 
 from stoker.cli.root import root
+from stoker.pytorch import Loader, SampleDataset
 
 README = Path(__file__).parents[1] / "README.md"
 BEFORE = """
@@ -97,8 +101,8 @@ def test_several_nodes(tmp_path: Path) -> None:
     """Both commands on this machine, as two nodes of one rank each."""
     write_images(tmp_path / "train")
     (snippet,) = blocks("Several nodes", "python")
-    (command,) = blocks("Several nodes")
-    (tmp_path / "train.py").write_text(BEFORE + snippet.replace("/mnt/nfs", str(tmp_path)))
+    command, _ = blocks("Several nodes")
+    (tmp_path / "train.py").write_text(snippet.replace("/mnt/nfs", str(tmp_path)))
     program, *arguments = shlex.split(command)
     assert program == "torchrun"
     replaced = {"4": "1", "node1:29500": f"localhost:{free_port()}"}
@@ -120,6 +124,24 @@ def test_several_nodes(tmp_path: Path) -> None:
     found = sorted(re.findall(r"rank (\d): (\d+)% hits", "".join(out for out, _ in said)))
     assert [rank for rank, _ in found] == ["0", "1"]
     assert sum(int(hits) for _, hits in found) / 2 > 30, "two nodes hit more than one can"
+
+
+@needs_server
+def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    _, commands = blocks("Several nodes")
+    start, look = commands.splitlines()
+    try:
+        said = run_command(f"{start.replace('20%', '20MiB')} --port {free_port()}")
+        (address,) = re.findall("pool='(valkey://.*)'", said)
+        assert address.split("?")[0].removeprefix("valkey://") in run_command(look)
+        dataset = SampleDataset(numbers(50), number_of)
+        for _ in range(2):
+            with Loader(dataset, batch_size=10, cache=0, pool=address) as loader:
+                assert sum(len(batch) for batch in loader) == 50
+        assert loader.stats.pool_hits == 50
+    finally:
+        assert "has ended" in run_command("stoker pool down")
 
 
 def test_going_on_after_a_crash(tmp_path: Path) -> None:

@@ -10,10 +10,6 @@ from pathlib import Path
 from pytorch.conftest import write_images
 
 README = Path(__file__).parents[2] / "README.md"
-BEFORE = """
-import numpy, torch, stoker
-my_transform = lambda image: torch.from_numpy(numpy.array(image))
-"""
 
 
 def test_the_section_runs(tmp_path: Path) -> None:
@@ -24,7 +20,7 @@ def test_the_section_runs(tmp_path: Path) -> None:
         text for _, text in re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
     ]
     images = write_images(tmp_path / "images")
-    (tmp_path / "search.py").write_text(BEFORE + script.replace("/mnt/nfs/train", str(images)))
+    (tmp_path / "search.py").write_text(script.replace("/mnt/nfs/train", str(images)))
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, what in (
