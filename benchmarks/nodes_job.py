@@ -47,7 +47,8 @@ def main() -> None:
     )
     model = DistributedDataParallel(network)
     lines = []
-    with stoker.Loader(dataset, batch, cache=cache, locality=locality, epochs=epochs) as loader:
+    options = {"recipe": "minio", "cache": cache, "locality": locality, "epochs": epochs}
+    with stoker.Loader(dataset, batch, **options) as loader:
         for epoch in range(epochs):
             distributed.barrier()
             began, before = time.monotonic(), sent()
