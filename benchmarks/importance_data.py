@@ -60,10 +60,13 @@ class Images:
         return stoker.SampleDataset(self.source, decode_image, to_tensor, labels)
 
 
-def load(folder: Path | None, samples: int, test_samples: int) -> Images:
+def load(
+    folder: Path | None, samples: int, test_samples: int, *, tests_on_rest: bool = False
+) -> Images:
     """Read ``folder/train`` and ``folder/test``; without a folder, write and split the digits.
 
     ``samples`` and ``test_samples`` bound how many are used, the same number of each class.
+    ``tests_on_rest``: the images of ``folder/train`` that are not used are held-out images too.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
@@ -74,7 +77,10 @@ def load(folder: Path | None, samples: int, test_samples: int) -> Images:
                 (listing, np.flatnonzero(held)[:test_samples]),
             )
     train, test = ImageFolderSource(folder / "train"), ImageFolderSource(folder / "test")
-    return _images((train, _spread(train, samples)), (test, _spread(test, test_samples)))
+    used, held = _spread(train, samples), [(test, _spread(test, test_samples))]
+    if tests_on_rest:
+        held.append((train, np.setdiff1d(np.arange(len(train)), used)))
+    return _images((train, used), *held)
 
 
 def _spread(listing: ImageFolderSource, count: int) -> NDArray[np.int64]:
@@ -84,16 +90,16 @@ def _spread(listing: ImageFolderSource, count: int) -> NDArray[np.int64]:
 
 def _images(
     train: tuple[ImageFolderSource, NDArray[np.int64]],
-    test: tuple[ImageFolderSource, NDArray[np.int64]],
+    *tests: tuple[ImageFolderSource, NDArray[np.int64]],
 ) -> Images:
     listing, ids = train
-    held, held_ids = test
-    pictures = [to_tensor(decode_image(data)) for data in held.read(held_ids)]
+    pictures = [to_tensor(decode_image(data)) for held, at in tests for data in held.read(at)]
+    targets = [np.asarray(held.targets, np.int64)[at] for held, at in tests]
     return Images(
         source=MemorySource(listing.read(ids)),
         names=tuple(listing.name(i) for i in ids.tolist()),
         targets=np.asarray(listing.targets, np.int64)[ids],
         num_classes=len(listing.classes),
         test_images=torch.stack(pictures),
-        test_targets=torch.from_numpy(np.asarray(held.targets, np.int64)[held_ids]),
+        test_targets=torch.from_numpy(np.concatenate(targets)),
     )

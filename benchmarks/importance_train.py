@@ -33,6 +33,8 @@ class Settings:
     epochs: int
     batch_size: int
     model: str
+    looks_each_epoch: bool = True
+    """Measure accuracy after each epoch, and not only after the last."""
 
 
 def train(
@@ -83,12 +85,13 @@ def train(
                 done = (epoch + step / len(loader)) / settings.epochs
                 trainer.step((losses * loader.weights).mean(), done)
             seconds = time.perf_counter() - began
-            by_class = trainer.accuracies(
-                images.test_images, images.test_targets, images.num_classes
-            )
             record.visited.append(np.concatenate(ids))
-            record.accuracies.append(float(by_class.mean()))
-            loader.end_epoch(accuracy=by_class.mean())
+            if settings.looks_each_epoch or epoch == settings.epochs - 1:
+                by_class = trainer.accuracies(
+                    images.test_images, images.test_targets, images.num_classes
+                )
+                record.accuracies.append(float(by_class.mean()))
+                loader.end_epoch(accuracy=by_class.mean())
             epochs.append(_counted(loader, before) | {"seconds": seconds})
     return {
         "accuracy": float(by_class.mean()),
