@@ -55,6 +55,28 @@ def test_a_group_holds_its_room_until_all_of_it_is_served() -> None:
     assert take_all(feed) == [[16, 17, 18, 19]]
 
 
+def test_what_is_cached_takes_up_no_room() -> None:
+    feed = Feed(np.full(20, 10), 40, reach_bytes=100)
+    accesses = segment(*range(20))
+    feed.add(accesses)
+    near = []
+    for _ in range(8):  # the first eight are hits
+        group = feed.take(1)
+        assert group is not None
+        near.append(group.is_near)
+        feed.relieve(group.ids)
+    assert near == [True] * 4 + [False] * 4
+    assert feed.held == 0
+    assert take_all(feed) == [[8], [9], [10]]  # no farther than the reach
+    assert feed.held == 30
+    accesses.marks.served[:2] = SERVED
+    assert feed.advance() == 2
+    assert take_all(feed) == [[11]]  # now the window is full
+    accesses.marks.served[2:9] = SERVED
+    assert feed.advance() == 9
+    assert take_all(feed) == [[12]]
+
+
 def test_a_sample_larger_than_the_window_is_left_to_the_workers() -> None:
     feed = Feed(SIZES, 50)
     accesses = segment(0, 7, 1)

@@ -13,8 +13,10 @@ from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.marks import SERVED, STARTED, Marks
 from stoker.prefetch.pace import Pace
 from stoker.source.memory import MemorySource
+from stoker.source.packed import pack
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
+from stoker.store.packed import Packed
 from stoker.testing.slow_source import SlowSource
 
 NUM = 20
@@ -40,7 +42,7 @@ class Rank:
         self.marks.begin(0.0)
         self.tier = OvertakenTier(arena)
         self.tier.marks = self.marks
-        self.feed = Feed(np.full(NUM, 100), window_bytes)
+        self.feed = Feed(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
         self.feed.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
         self.fresh = np.zeros(NUM, np.uint8)
         self.ready: deque = deque()
@@ -90,6 +92,16 @@ def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource)
     assert source.reads[[1, 5, 9]].tolist() == [0, 0, 0]
     left = np.array([1, 5, 9], np.uint32)
     assert arena.claim(left).all()  # and nobody has a claim on it
+    fetcher.close()
+
+
+def test_a_run_of_hits_does_not_fill_the_window(arena: Arena, source: SlowSource) -> None:
+    rank, fetcher = Rank(arena, 300), Fetcher(source, Pace(1, 1))
+    cached = np.arange(4, dtype=np.uint32)
+    assert rank.tier.put_many(cached, Packed(*pack(SAMPLES[:4])), None).all()
+    assert run(fetcher, rank) == [0, 1, 2, 3, 4, 5, 6]
+    assert rank.feed.held == 300
+    assert source.reads[:4].tolist() == [0] * 4
     fetcher.close()
 
 

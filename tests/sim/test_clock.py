@@ -25,13 +25,13 @@ class Events:
             for ids, outcomes in batches
         ]
         start = 0.0
-        self.requests = []  # batch, where it ends in bytes, size
+        self.requests = []  # batch, where it ends in bytes to read, size
         for number, batch in enumerate(self.batches):
             batch["from"], batch["begun"], batch["over"] = start, None, None
             batch["missing"] = int(batch["fetched"].sum())
             for size, fetched in zip(batch["sizes"], batch["fetched"], strict=True):
-                start += float(size)
                 if fetched:
+                    start += float(size)
                     self.requests.append((number, start, float(size)))
             batch["to"] = start
 

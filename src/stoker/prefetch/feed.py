@@ -45,6 +45,8 @@ class Group(NamedTuple):
     segment: Segment
     places: NDArray[np.int64]
     """``i64[n]``: where each of ``ids`` stands in the segment."""
+    is_near: bool
+    """Whether the window would reach it if nothing was cached."""
 
     def are_wanted(self) -> NDArray[np.bool_]:
         """Return ``bool[n]``: which no worker has started on yet."""
@@ -57,25 +59,37 @@ class Group(NamedTuple):
         return self._replace(ids=self.ids[chosen], keys=keys, places=self.places[chosen])
 
 
+class _HandedOut(NamedTuple):
+    """A group that is not over."""
+
+    first: int
+    end: int
+    num_bytes: int
+    room: int
+    """Bytes of the window that it takes up."""
+
+
 class Feed:
     """The accesses of one rank still to come, and a window over them.
 
     The window begins with the first group that is not all served and holds ``window_bytes`` at
-    most: a larger sample is left to the workers. They serve in any order within it. Not
+    most: a larger sample is left to the workers. They serve in any order within it. What turns
+    out to be cached takes up no room, so that the window reaches beyond a run of hits, as an
+    epoch begins with where next use is the key; but to ``reach_bytes`` at most, with them. Not
     thread-safe.
     """
 
-    def __init__(self, sizes: NDArray[np.int64], window_bytes: int) -> None:
+    def __init__(self, sizes: NDArray[np.int64], window_bytes: int, reach_bytes: int = 0) -> None:
         self._sizes = sizes
         self._window_bytes = window_bytes
+        self._reach_bytes = max(window_bytes, reach_bytes)
         self._segments: deque[Segment] = deque()
         self._ends: deque[NDArray[np.int64]] = deque()
         self._base = 0  # accesses in segments that are over
         self._low = 0  # in the first segment: nothing before it is unserved
         self._head = 0  # in all segments: nothing from it on was handed out
-        # Handed out and not over: first, end, bytes. What workers see to takes up no room.
-        self._groups: deque[tuple[int, int, int]] = deque()
-        self._ready = 0  # bytes of those groups
+        self._groups: deque[_HandedOut] = deque()
+        self._ready = self._passed = 0  # room and bytes of those groups
         self._is_full = False  # the window was what kept the last group back
 
     def add(self, segment: Segment) -> None:
@@ -91,7 +105,12 @@ class Feed:
         self._segments.clear()
         self._ends.clear()
         self._groups.clear()
-        self._low = self._head = self._ready = 0
+        self._low = self._head = self._ready = self._passed = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that lie ready, or are on their way."""
+        return self._ready
 
     def resize(self, window_bytes: int) -> None:
         """Hand out no more than this from now on; what lies ready stays."""
@@ -114,9 +133,11 @@ class Feed:
             self._ends.popleft()
         self._head = max(self._head, self._low)
         position = self._base + self._low
-        while self._groups and self._groups[0][1] <= position:
-            self._ready -= self._groups.popleft()[2]
-        return min(position, self._groups[0][0]) if self._groups else position
+        while self._groups and self._groups[0].end <= position:
+            over = self._groups.popleft()
+            self._ready -= over.room
+            self._passed -= over.num_bytes
+        return min(position, self._groups[0].first) if self._groups else position
 
     def confirm(self) -> None:
         """Tell the workers that we live, and that what was handed out is claimed by now."""
@@ -138,11 +159,20 @@ class Feed:
             offset -= len(segment.ids)
         return None
 
+    def relieve(self, cached: Ids) -> None:
+        """Take these samples of the group that was taken last for cached, which need no room."""
+        num_bytes = int(self._sizes[cached].sum())
+        last = self._groups.pop()
+        self._groups.append(last._replace(room=last.room - num_bytes))
+        self._ready -= num_bytes
+
     def _take_from(
         self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int
     ) -> Group | None:
         # A group takes up its room until all of it is served, so small windows get small groups.
         room = min(self._window_bytes - self._ready, self._window_bytes // _GROUPS)
+        if self._passed > self._reach_bytes:
+            return None
         before = int(ends[begin - 1]) if begin else 0
         end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))
         if end == begin:
@@ -157,8 +187,10 @@ class Feed:
         ids = segment.ids[wanted]
         num_bytes = int(self._sizes[ids].sum())
         first = self._base + self._head
-        self._groups.append((first, first + end - begin, num_bytes))
+        # What workers see to takes up no room.
+        self._groups.append(_HandedOut(first, first + end - begin, num_bytes, num_bytes))
         self._ready += num_bytes
+        self._passed += num_bytes
         self._head += end - begin
         return Group(
             ids,
@@ -166,4 +198,5 @@ class Feed:
             self._base + self._head - 1,
             segment,
             wanted,
+            self._passed <= self._window_bytes,
         )

@@ -117,19 +117,23 @@ class Fetcher:
             return False
         if group.ids.size:
             consumer.ready.append(group)
+            arena = consumer.tier.arena
+            # What is cached and far off is the policy's to keep.
+            leased = group.ids if group.is_near else group.ids[~arena.contains(group.ids)]
             # In order of the plan, which the release by position relies on. What cannot be leased
             # could be gone before it is used, and is left to the worker.
-            if consumer.tier.arena.lease(group.ids, group.position):
-                self._start_reading(consumer, group)
+            if arena.lease(leased, group.position):
+                cached = arena.contains(group.ids)
+                consumer.feed.relieve(group.ids[cached])
+                self._start_reading(consumer, group.part(~cached))
         consumer.feed.confirm()
         return True
 
     def _start_reading(self, consumer: Consumer, group: Group) -> None:
         """Claim what of the group is not cached, and have it brought."""
-        group = group.part(np.unique(group.ids, return_index=True)[1])
-        group = group.part(~consumer.tier.arena.contains(group.ids))
         if not group.ids.size:
             return
+        group = group.part(np.unique(group.ids, return_index=True)[1])
         own = consumer.tier.claim(group.ids)
         # A worker that started meanwhile may have read it already, and kept no copy.
         late = own & ~group.are_wanted()

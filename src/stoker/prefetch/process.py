@@ -45,7 +45,7 @@ class Rank:
         order = message["order"]
         if order == "join":
             self._asked = int(message["window_bytes"])
-            self.feed = Feed(self._sizes, self._asked)
+            self.feed = Feed(self._sizes, self._asked, self.tier.arena.capacity_bytes)
             self.fresh = mapped(fds[0], np.uint8)
         elif order == "segment":
             ids = mapped(fds[0], np.uint32)[: int(message["length"])]
@@ -59,11 +59,6 @@ class Rank:
             self.feed.reset()
         else:
             raise ValueError("unknown order")
-
-    @property
-    def held(self) -> int:
-        """Bytes that lie ready, or are on their way."""
-        return sum(int(self._sizes[group.ids].sum()) for group in self.ready)
 
     def limit(self, window_bytes: int) -> None:
         """Let no more than this lie ready, nor more than was asked for."""
@@ -106,7 +101,7 @@ def _divide(room: int, ranks: list[Rank]) -> bool:
     The region was made for the ranks of one job, and what does not fit would be read in vain.
     """
     share = room // len(ranks)
-    over = sum(max(0, rank.held - share) for rank in ranks)
+    over = sum(max(0, rank.feed.held - share) for rank in ranks)
     for rank in ranks:
         rank.limit(max(0, share - over))
     return over == 0

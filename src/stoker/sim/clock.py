@@ -3,9 +3,10 @@
 The pipeline is that of the Loader, access by access:
 
 - **Prefetch** asks for the samples that have to be fetched in the order of the plan, as soon as
-  they lie within ``window_bytes`` of the first batch that no worker has finished (but always those
-  of the batch that is due), with ``concurrency`` requests under way at most. A request takes its
-  latency, and no less than the rates of the storage allow when all are served in order.
+  they lie within ``window_bytes``, cached samples not counted, of the first batch that no worker
+  has finished (but always those of the batch that is due), with ``concurrency`` requests under way
+  at most. A request takes its latency, and no less than the rates of the storage allow when all
+  are served in order.
 - **Workers** take the batches in turn. One begins its next batch when it has finished the last one
   and training has taken the one ``workers x ahead`` batches before; waits for its fetched samples;
   and decodes.
@@ -53,7 +54,7 @@ class Conditions:
     concurrency: int = 64
     """Requests under way at once."""
     window_bytes: float = 256 << 20
-    """Bytes that prefetch may be ahead of the workers."""
+    """Bytes not cached that prefetch may be ahead of the workers."""
     decode_seconds: float = 0.0
     """Of one sample, on one worker; for all that comes between its bytes and its batch."""
     workers: int = 4
@@ -136,8 +137,7 @@ class Clock:
         package_bytes: float = 0.0,
     ) -> None:
         """Take a batch of samples ``u32[n]`` served so, and the packages read meanwhile."""
-        sizes = self._sizes[ids]
-        fetched = np.flatnonzero(outcomes == Outcome.FETCHED)
+        read = self._sizes[ids[outcomes == Outcome.FETCHED]]
         if package_reads:
             brought = np.full(package_reads, package_bytes)
             self._storage.read(
@@ -145,13 +145,12 @@ class Clock:
             )
         begins = self._workers.next_begin(self._now)
         ready = -math.inf
-        if len(fetched):
-            gates = self._window.opens(np.cumsum(sizes)[fetched])
+        if len(read):
+            gates = self._window.opens(np.cumsum(read))
             gates = np.minimum(np.maximum(gates, self._known), begins)
-            read = sizes[fetched]
             ready = self._storage.read(gates, self._latencies(read), read)
         finished = max(begins, ready) + len(ids) * self._given.decode_seconds
-        self._window.finish(float(sizes.sum()), finished)
+        self._window.finish(float(read.sum()), finished)
         taken = max(finished, self._now)
         self._workers.note(finished, taken)
         began = taken + self._given.batch_seconds
