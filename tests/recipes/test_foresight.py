@@ -24,18 +24,32 @@ def test_by_default_each_sample_comes_once_an_epoch():
 
 
 def test_parameters_reach_their_parts():
-    recipe = recipes.foresight(repeat=3, annealed=0.25, request_bytes=1e5)
+    recipe = recipes.foresight(repeat=3, group=0.5, annealed=0.25, request_bytes=1e5)
     sampler = recipe.sampler(100, **JOB)
     assert isinstance(sampler, SuperEpochSampler)
-    assert (sampler.repeat, sampler.annealed, sampler.epochs) == (3, 0.25, 16)
+    assert (sampler.repeat, sampler.group, sampler.annealed, sampler.epochs) == (3, 0.5, 0.25, 16)
     assert recipe.policy == NextUse(1e5)
     assert recipe != recipes.foresight()
 
 
 def test_predictions():
-    assert recipes.foresight(repeat=2).predicted_hit_ratio(0.2) == pytest.approx(0.45)
-    assert recipes.foresight(repeat=4).predicted_hit_ratio(0.2) == pytest.approx(0.516, abs=0.001)
-    assert recipes.foresight(repeat=4).predicted_hit_ratio(0.9) == 1
+    assert recipes.foresight(repeat=2).predicted_hit_ratio(0.2) == pytest.approx(0.447, abs=0.001)
+    assert recipes.foresight(repeat=4).predicted_hit_ratio(0.2) == pytest.approx(0.511, abs=0.001)
+    # Each sample is read once in a super-epoch, but for those that were cached as it began.
+    grouped = recipes.foresight(repeat=2, group=0.2)
+    assert grouped.predicted_hit_ratio(0.2) == pytest.approx(1 - 0.8 / 2)
+    assert recipes.foresight(repeat=4).predicted_hit_ratio(1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("repeat", "group", "short"),
+    [(2, 1.0, 0.01), (4, 1.0, 0.01), (2, 0.25, 0.03), (4, 0.2, 0.04), (8, 0.2, 0.03)],
+)
+def test_it_comes_close_to_what_is_predicted_and_not_above(repeat, group, short):
+    recipe = recipes.foresight(repeat=repeat, group=group, annealed=0.0)
+    epochs = replay(recipe, 8_000, 3 * repeat, 0.2).per_epoch[repeat:]
+    limit = recipe.predicted_hit_ratio(0.2)
+    assert limit - short < hits(epochs) < limit + 0.004
 
 
 @pytest.mark.parametrize("cache", [0.1, 0.2])
@@ -78,7 +92,17 @@ def test_pruning_stands_alone():
             recipes.foresight(prune=0.5, **more)
 
 
-@pytest.mark.parametrize("wrong", [{"repeat": 0}, {"annealed": 2}, {"request_bytes": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"repeat": 0},
+        {"annealed": 2},
+        {"request_bytes": -1},
+        {"group": 0.5},
+        {"group": 0.5, "repeat": 2, "importance": True},
+        {"group": 1.5, "repeat": 2},
+    ],
+)
 def test_refuses_what_has_no_meaning(wrong):
     with pytest.raises(ConfigError, match="is refused"):
         recipes.foresight(**wrong).sampler(100, **JOB)

@@ -1,5 +1,7 @@
 """Super-epochs: exact counts, exact cuts, an even end."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -71,13 +73,51 @@ def test_the_share_that_repeats(repeat, share) -> None:
         assert counted == pytest.approx(share, abs=0.01)
 
 
+class TestConformanceInGroups(SamplerConformance):
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return SuperEpochSampler(self.num_samples, seed=7, pad_to=pad_to, repeat=3, group=0.3)
+
+    def test_visits_everything_until_there_is_something_to_go_by(self, sampler: Sampler) -> None:
+        """Over a super-epoch in place of an epoch."""
+        assert set(visits(self.make_sampler(1), range(3, 6), self.num_samples)) == {3}
+
+
+@pytest.mark.parametrize("group", [0.001, 0.25, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("repeat", [2, 3, 5])
+def test_in_groups_every_sample_as_often(repeat, group) -> None:
+    sampler = SuperEpochSampler(50, repeat=repeat, group=group, epochs=2 * repeat, annealed=0.0)
+    for begin in (0, repeat):
+        assert set(visits(sampler, range(begin, begin + repeat), 50)) == {repeat}
+
+
+def test_the_visits_of_a_group_come_before_those_of_the_next() -> None:
+    sampler = SuperEpochSampler(60, repeat=3, group=0.25)
+    order = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(3)])
+    groups = [set(order[begin : begin + 45].tolist()) for begin in range(0, 180, 45)]
+    assert [len(group) for group in groups] == [15] * 4
+    assert set.union(*groups) == set(range(60))
+    assert not all(a == b for a, b in itertools.pairwise(order[:45].tolist()))
+    later = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(3, 6)])
+    assert set(later[:45].tolist()) not in groups  # they are drawn anew
+
+
 def test_without_shuffling_it_is_the_plain_order() -> None:
     plan = SuperEpochSampler(10, shuffle=False, repeat=2).plan(None, 1)
     assert plan.ids.tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"repeat": 0}, {"epochs": 0}, {"annealed": -0.1}, {"annealed": 1.1}, {"seed": -1}]
+    "wrong",
+    [
+        {"repeat": 0},
+        {"epochs": 0},
+        {"annealed": -0.1},
+        {"annealed": 1.1},
+        {"seed": -1},
+        {"group": 0},
+        {"group": 1.1},
+        {"group": float("nan")},
+    ],
 )
 def test_refuses_what_has_no_meaning(wrong) -> None:
     with pytest.raises(ConfigError, match="is refused"):

@@ -1,10 +1,11 @@
-"""Each sample R times in R epochs, in one random order over all of them."""
+"""Each sample R times in R epochs, in one random order over all of them, or group by group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
@@ -21,13 +22,15 @@ class SuperEpochSampler(UniformSampler):
 
     Each sample is visited exactly ``repeat`` times in a super-epoch, so gradients are unbiased and
     need no weights, while a share of the accesses, (1 - 1/R)^R, repeats one of the same epoch: hits
-    that no cache can have when each sample is visited once an epoch. Epochs are as long as the
-    uniform sampler's. The last super-epoch is as short as what is left of the training, and ends
-    with each sample visited exactly once an epoch of it. With one epoch left, or ``repeat=1``, this
-    is the uniform sampler. Frozen and pure: safe in any thread or process.
+    that no cache can have when each sample is visited once an epoch. With a ``group`` below 1 only
+    the visits of so many samples are mixed with one another, at random which: as their working set
+    is smaller, a cache serves more of them, and an epoch sees fewer samples. Epochs are as long as
+    the uniform sampler's. The last super-epoch is as short as what is left of the training, and
+    ends with each sample visited exactly once an epoch of it. With one epoch left, or ``repeat=1``,
+    this is the uniform sampler. Frozen and pure: safe in any thread or process.
 
     Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
-    ``repeat`` or ``epochs`` below 1, a negative ``warm_up`` and an ``annealed`` share out of range.
+    ``repeat`` or ``epochs`` below 1, a negative ``warm_up``, and shares out of range.
     """
 
     repeat: int = 2
@@ -39,6 +42,9 @@ class SuperEpochSampler(UniformSampler):
     whole epochs: without it the samples visited last are unlike those visited long ago."""
     warm_up: int = 0
     """Epochs at the start with each sample once, before the first super-epoch."""
+    group: float = 1.0
+    """Share of the samples whose visits are mixed with one another, above 0 to 1. All visits of a
+    super-epoch to the samples of a group come before those to the next group."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +56,8 @@ class SuperEpochSampler(UniformSampler):
             raise ConfigError(f"warm_up={self.warm_up} is refused: give 0 epochs or more")
         if not 0 <= self.annealed <= 1:
             raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
+        if not 0 < self.group <= 1:
+            raise ConfigError(f"group={self.group} is refused: give a share above 0, up to 1")
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
@@ -59,9 +67,7 @@ class SuperEpochSampler(UniformSampler):
         begin, epochs = self._super_epoch(epoch)
         if epochs == 1:
             return super().plan(scores, epoch)
-        order = np.tile(np.arange(self.num_samples, dtype=np.uint32), epochs)
-        generator(self.seed, begin, stream=2).shuffle(order)
-        own = order[(epoch - begin) * self.num_samples :][: self.num_samples]
+        own = self._visits(begin, epochs)[(epoch - begin) * self.num_samples :][: self.num_samples]
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
         ids.array[:] = np.resize(own, self.longest)
         return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
@@ -69,6 +75,17 @@ class SuperEpochSampler(UniformSampler):
     def began(self, epoch: int) -> int:
         """Return the epoch with which the super-epoch of ``epoch`` begins."""
         return self._super_epoch(epoch)[0]
+
+    def _visits(self, begin: int, epochs: int) -> NDArray[np.uint32]:
+        """Return u32[N x epochs], the visits of a super-epoch, in order."""
+        rng = generator(self.seed, begin, stream=2)
+        order = np.arange(self.num_samples, dtype=np.uint32)
+        rng.shuffle(order)
+        order = np.repeat(order, epochs)
+        length = max(1, round(self.group * self.num_samples)) * epochs
+        for start in range(0, len(order), length):
+            rng.shuffle(order[start : start + length])
+        return order
 
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
         """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
