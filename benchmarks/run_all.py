@@ -1,10 +1,11 @@
 """Run every benchmark, one after the other; each prints its own table.
 
 Options are passed on: ``--smoke`` and ``--json`` to all of them. ``--data DIR`` (a folder of class
-folders, CIFAR-10 for the published numbers) goes to those that read images. Ends with status 1 when
-one of them failed; a target that is not met is printed and is no failure. ``importance`` and
-``importance_time``, which take hours and go on where they were stopped, run only with ``--smoke``
-here: start them by themselves.
+folders, or one with those in train/ and test/; CIFAR-10 for the published numbers) goes to those
+that read images. With ``--output DIR`` each table is written to a file there, plots beside them,
+and what is there already is not done again; so are the trainings that take hours, which go on where
+they were stopped and run only with it, or tiny with ``--smoke``. Ends with status 1 when one of
+them failed; a target that is not met is printed and is no failure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BENCHMARKS = (
     "simulate",
     "curves",
 )
-HOURS = ("importance", "importance_time", "accuracy_of_repeats")
+HOURS = ("importance", "importance_time", "accuracy_of_repeats", "label_noise")
 READ_IMAGES = ("hit_ratio", "loader_cached", "feed", "simulate")
 
 
@@ -42,19 +43,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that they run")
     parser.add_argument("--json", action="store_true", help="one JSON document a benchmark")
-    parser.add_argument("--data", help="folder of class folders for those that read images")
+    parser.add_argument("--data", type=Path, help="images for those that read them")
+    parser.add_argument("--output", type=Path, help="folder for tables, plots and trainings")
     args = parser.parse_args()
-    failed = []
-    for name in BENCHMARKS + HOURS * args.smoke:
-        command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
-        command += ["--smoke"] * args.smoke + ["--json"] * args.json
-        if args.data and name in READ_IMAGES:
-            command += ["--data", args.data]
-        if subprocess.run(command, check=False).returncode:
-            failed.append(name)
+    names = BENCHMARKS + HOURS * (args.smoke or args.output is not None)
+    failed = [name for name in names if not _done(name, args) and _run(name, args)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _table(name: str, args: argparse.Namespace) -> Path:
+    output: Path = args.output
+    return output / f"{name}.{'json' if args.json else 'md'}"
+
+
+def _done(name: str, args: argparse.Namespace) -> bool:
+    return args.output is not None and _table(name, args).exists()
+
+
+def _run(name: str, args: argparse.Namespace) -> int:
+    """Run one benchmark, its table printed or written; return its exit status."""
+    command = [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *_options(name, args)]
+    if args.output is None:
+        return subprocess.run(command, check=False).returncode
+    args.output.mkdir(parents=True, exist_ok=True)
+    unfinished = _table(name, args).with_suffix(".part")
+    with unfinished.open("w") as file:
+        status = subprocess.run(command, check=False, stdout=file).returncode
+    if not status:
+        unfinished.rename(_table(name, args))
+    return status
+
+
+def _options(name: str, args: argparse.Namespace) -> list[str]:
+    options = ["--smoke"] * args.smoke + ["--json"] * args.json
+    if args.data and name in HOURS:
+        options += ["--data", str(args.data)]
+    elif args.data and name in READ_IMAGES:
+        inside = args.data / "train"
+        options += ["--data", str(inside if inside.is_dir() else args.data)]
+    if args.output and name in HOURS and not args.smoke:
+        options += ["--output", str(args.output / name)]
+    if args.output and name == "curves":
+        options += ["--plots", str(args.output / "plots")]
+    return options
 
 
 if __name__ == "__main__":
