@@ -99,7 +99,7 @@ def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
         epochs=run.epochs,
         **run.options,
     ) as loader:
-        return train(run, lambda epoch: loader, step=_step_of(run))
+        return train(run, lambda epoch: loader, step=step_of(run))
 
 
 def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
         collate_fn=images_of,
         persistent_workers=True,
     )
-    return train(run, lambda epoch: loader, step=_step_of(run))
+    return train(run, lambda epoch: loader, step=step_of(run))
 
 
 def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
@@ -120,7 +120,7 @@ def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(np.stack(images)), len(images)
 
 
-def _step_of(run: Run) -> Callable[[Any], None] | None:
+def step_of(run: Run) -> Callable[[Any], None] | None:
     """Return the training step of a small CNN, or None where the accelerator sleeps."""
     if run.samples_per_second:
         return None

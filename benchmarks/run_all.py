@@ -21,6 +21,7 @@ BENCHMARKS = (
     "ids_scale",
     "hit_ratio",
     "loader_cached",
+    "stands_down",
     "scoring_cost",
     "index_memory",
     "feed",
@@ -35,7 +36,7 @@ BENCHMARKS = (
     "curves",
 )
 HOURS = ("importance", "importance_time", "accuracy_of_repeats", "label_noise")
-READ_IMAGES = ("hit_ratio", "loader_cached", "feed", "simulate")
+READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
 
 
 def main() -> int:
