@@ -8,7 +8,7 @@ start again as you like, or several times at once.
   the most that any cache could hit.
 - sizes: at 20 %, hits of recipes that draw by importance beside those of foresight with draws of
   the same effective sample size; coverage, and reads of the source for each distinct sample.
-- repeats: foresight with R from 1 to 16.
+- repeats: foresight with R from 1 to 16, also in groups.
 - stall: time of an epoch to computing alone, for storage from 0.1 to 2 times as fast as training,
   beside the law max(1, misses / rate).
 - parts: foresight without one part at a time.
@@ -49,8 +49,12 @@ DRAWING = ("shade", "icache:parts=iis+hc", "impact:parts=iis+hc", "spidercache:p
 """Recipes of papers that draw by importance, without substitutes, which are no hits."""
 UNIFORM_PARTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 OURS = "foresight:importance=true:repeat=4:annealed=0"
-REPEATS = (1, 2, 4, 8, 16)
-STALLED = ("lru", "minio", "foresight", "foresight:repeat=4:annealed=0", OURS)
+GROUPED = "foresight:repeat=8:group=0.2:annealed=0"
+REPEATS = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))
+REPEATS += ((2, 0.25), (4, 0.5), (4, 0.25), (4, 0.2), (8, 0.2), (16, 0.2))
+"""R, and the share of the samples whose visits are mixed with one another."""
+STALLED = ("lru", "minio", "foresight", "foresight:repeat=4:annealed=0", OURS, GROUPED)
+PLOTTED = ("foresight:repeat=2:annealed=0", "foresight:repeat=4:annealed=0", GROUPED)
 PARTS = {
     "all": OURS,
     "without repeats": "foresight:importance=true:repeat=1:annealed=0",
@@ -90,10 +94,16 @@ def cases() -> Iterator[Case]:
     ]
     listed += [Case(name) for name in DRAWING]
     listed += [Case(f"{OURS}:uniform_part={part}:min_ess=0") for part in UNIFORM_PARTS]
-    listed += [Case(f"foresight:repeat={repeat}:annealed=0") for repeat in REPEATS]
+    listed += [Case(_repeating(repeat, group)) for repeat, group in REPEATS]
+    listed += [Case(name, share) for name in PLOTTED for share in SHARES]
     listed += [Case(name, rate=rate) for name in STALLED for rate in RATES]
     listed += [Case(name) for name in PARTS.values()]
     yield from dict.fromkeys(listed)
+
+
+def _repeating(repeat: int, group: float) -> str:
+    told = "" if group == 1 else f":group={group:g}"
+    return f"foresight:repeat={repeat}{told}:annealed=0"
 
 
 def tasks(folder: Path, samples: int, epochs: int) -> list[Task]:
@@ -224,14 +234,16 @@ class Tables:
         return report
 
     def repeats(self) -> Report:
-        """Hits against R."""
+        """Hits against R, and in groups."""
         report = Report(f"Samples visited R times in R epochs, c = 20 % ({self._about})")
-        for repeat in REPEATS:
-            found = self.of(Case(f"foresight:repeat={repeat}:annealed=0"))
+        for repeat, group in REPEATS:
+            name = _repeating(repeat, group)
+            found = self.of(Case(name))
             report.row(
                 R=repeat,
+                group=group,
                 hits=_percent(found["hits"]),
-                limit=_percent(float(limits.super_epochs(CACHE, (1 - 1 / repeat) ** repeat))),
+                limit=_percent(recipes.get(name).predicted_hit_ratio(CACHE) or 0.0),
                 ess=round(found["ess"], 2),
                 coverage=round(found["coverage"], 2),
                 reads_per_distinct=round(found["reads_per_distinct"], 2),
@@ -271,25 +283,29 @@ class Tables:
     def plots(self, folder: Path) -> None:
         """Draw hits against the cache, and utilisation against the rate of storage."""
         folder.mkdir(parents=True, exist_ok=True)
-        names = ("lru", "minio", "shade", "icache", "impact", "spidercache", "foresight")
+        names = ("lru", "minio", "shade", "icache", "impact", "spidercache", "foresight", *PLOTTED)
         lines = [
-            Line(name, SHARES, [self.of(Case(name, share))["hits"] for share in SHARES])
+            Line(_told(name), SHARES, [self.of(Case(name, share))["hits"] for share in SHARES])
             for name in names
         ]
-        for repeat in (2, 4):
-            name = f"foresight:repeat={repeat}:annealed=0"
-            at = self.of(Case(name))
-            lines.append(Line(f"foresight, repeat {repeat}", (CACHE,), (at["hits"],)))
         (folder / "hits.svg").write_text(
             chart("Real hits by cache share", "cache / data", "hits / accesses", lines)
         )
         busy = [
-            Line(name, RATES, [1 / self.of(Case(name, rate=rate))["to_compute"] for rate in RATES])
+            Line(
+                _told(name),
+                RATES,
+                [1 / self.of(Case(name, rate=rate))["to_compute"] for rate in RATES],
+            )
             for name in STALLED
         ]
         (folder / "utilisation.svg").write_text(
             chart("Accelerator busy", "storage rate / compute rate", "busy", busy)
         )
+
+
+def _told(name: str) -> str:
+    return name.removesuffix(":annealed=0").replace(":", ", ").replace("=", " ")
 
 
 def _percent(share: float) -> float:
