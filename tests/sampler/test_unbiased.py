@@ -50,6 +50,7 @@ def deviation(rows: np.ndarray) -> float:
         (ImportanceSampler(N), None),
         (ImportanceSampler(N, uniform_part=0.05, min_ess=0.3, clip=1.0), None),
         (SuperEpochSampler(N, repeat=3, annealed=0.0), None),
+        (SuperEpochSampler(N, repeat=3, annealed=0.0, group=0.25), None),
         (SelectiveSampler(N, warm_up=0, full_every=0, reweight=True), None),
         (SelectiveSampler(N, beta=2.0, warm_up=0, full_every=0, reweight=True), None),
         # InfoBatch keeps the sum over the epoch, which has fewer steps.
@@ -59,7 +60,7 @@ def deviation(rows: np.ndarray) -> float:
     ],
     ids=[
         *("weighted", "weighted25", "distinct25", "distinct55"),
-        *("importance", "importance_sharp", "super_epoch", "selective", "selective2"),
+        *("importance", "importance_sharp", "super_epoch", "in_groups", "selective", "selective2"),
         *("infobatch", "infobatch70", "infobatch_fixed"),
     ],
 )
