@@ -6,7 +6,8 @@ hit; its S3-FIFO has a small queue of 10 % and a ghost of 90 % of the cache and 
 visits, as ours. Its Belady knows the whole trace and admits everything: so does ours here. --part
 loader (--data: a folder of class folders): hits of real training loops.
 --part foresight: real hits beyond the cache, also of two ranks on one arena. --part speed: accesses
-a second and memory a sample, at the number of ImageNet's images; for quiet machines.
+a second and memory a sample, at the number of ImageNet's images; for quiet machines. --part
+imagenet: every recipe at that number, with sizes like those of its files.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from stoker.recipes.part import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import limits, replay
 from stoker.sim.made_up_graph import with_made_up_graph
+from stoker.sim.result import SimResult
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8)
 IMAGENET = 1_281_167
@@ -45,7 +47,7 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, help="for --part loader")
     arguments.add_argument("--samples", type=int, default=10_000, help="for --part loader")
     arguments.add_argument("--seeds", type=int, default=3, help="for --part forms")
-    arguments.add_argument("--recipes", default=",".join(SPEED), help="for --part speed")
+    arguments.add_argument("--recipes", help="for --part speed and imagenet")
     args = arguments.parse_args()
     for name in PARTS if args.part == "all" else [args.part]:
         if name == "loader" and args.data is None and args.part == "all":
@@ -326,12 +328,13 @@ def speed(args: argparse.Namespace) -> Report:
     """Time replays of ImageNet's number of samples, and weigh them, each in its own process."""
     report = Report("Speed of the simulator, equal sizes, c = .2", args.smoke)
     n, epochs = (20_000, 3) if args.smoke else (IMAGENET, 10)
-    for name in args.recipes.split(","):
+    for name in (args.recipes or ",".join(SPEED)).split(","):
         real = name.endswith("+sizes")
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            seconds, cpu, accesses, num_bytes = pool.apply(
+            seconds, cpu, num_bytes, found = pool.apply(
                 _timed, (name.removesuffix("+sizes"), n, epochs, real)
             )
+        accesses = sum(epoch.accesses for epoch in found.per_epoch)
         rate, weight = accesses / seconds / 1e6, num_bytes / n
         report.row(
             recipe=name,
@@ -350,7 +353,44 @@ def speed(args: argparse.Namespace) -> Report:
 SPEED = ("lru", "infobatch", "belady", "shade", "lru+sizes", "belady+sizes")
 
 
-def _timed(name: str, samples: int, epochs: int, real: bool) -> tuple[float, float, int, int]:
+def imagenet(args: argparse.Namespace) -> Report:
+    """Replay every recipe over ImageNet's number of samples, of sizes like its files."""
+    n, epochs = (20_000, 4) if args.smoke else (IMAGENET, 10)
+    report = Report(f"{n:,} samples of ImageNet's sizes, {epochs} epochs, c = .2", args.smoke)
+    names = args.recipes.split(",") if args.recipes else [*recipes.names(), *REPEATING]
+    for name in names:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds, cpu, _, found = pool.apply(_timed, (name, n, epochs, True))
+        late = found.after(epochs // 2)
+        limit = recipes.get(name).predicted_hit_ratio(0.2)
+        report.row(
+            recipe=name,
+            hits=late.hit_ratio,
+            hits_of_bytes=late.byte_hit_ratio,
+            with_others=late.hit_ratio + late.substituted_ratio + late.packaged_ratio,
+            equal_sizes_limit=limit,
+            ess=late.ess,
+            coverage=late.coverage,
+            seconds=seconds,
+            cpu_seconds=cpu,
+        )
+        report.target(f"{name}, seconds", seconds, 120)
+    report.remarks = [
+        f"hits and what stands beside them: the last {epochs - epochs // 2} epochs. with_others: "
+        "with what was substituted or came in a package. equal_sizes_limit: the recipe's own "
+        "formula, for samples of one size.",
+    ]
+    return report
+
+
+REPEATING = (
+    "foresight:repeat=4:annealed=0",
+    "foresight:repeat=8:group=0.2:annealed=0",
+    "foresight:importance=true:repeat=4:annealed=0",
+)
+
+
+def _timed(name: str, samples: int, epochs: int, real: bool) -> tuple[float, float, int, SimResult]:
     import resource
 
     recipe = with_made_up_graph(recipes.get(name))
@@ -361,10 +401,17 @@ def _timed(name: str, samples: int, epochs: int, real: bool) -> tuple[float, flo
     found = replay(recipe, samples, epochs, 0.2, sizes=sizes)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    return seconds, cpu, sum(epoch.accesses for epoch in found.per_epoch), grown
+    return seconds, cpu, grown, found
 
 
-PARTS = {"forms": forms, "peers": peers, "foresight": foresight, "loader": loader, "speed": speed}
+PARTS = {
+    "forms": forms,
+    "peers": peers,
+    "foresight": foresight,
+    "loader": loader,
+    "speed": speed,
+    "imagenet": imagenet,
+}
 
 if __name__ == "__main__":
     main()
