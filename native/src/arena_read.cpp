@@ -34,7 +34,7 @@ std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) {
 std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
                          std::int64_t* offsets, bool* found) {
   Slot& mine = slot_table_[slot()];
-  const std::uint64_t now = header_->clock.fetch_add(ids.size(), std::memory_order_relaxed) + 1;
+  const std::uint64_t now = advance(ids.size()) + 1;
   std::uint64_t at = 0;
   std::uint64_t hits = 0;
   offsets[0] = 0;

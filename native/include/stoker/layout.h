@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the futex word is the
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 inline constexpr std::uint64_t kMagic = 0x31304152454b5453;  // "STKERA01"
-inline constexpr std::uint32_t kAbi = 1;
+inline constexpr std::uint32_t kAbi = 2;
 inline constexpr std::uint32_t kMaxSlots = 1024;
 inline constexpr std::uint32_t kMaxRegions = 16;
 inline constexpr std::uint32_t kNameBytes = 24;
@@ -60,7 +60,7 @@ inline constexpr std::uint32_t kHints = 128;
 // The cold half: what eviction needs.
 struct Rank {
   std::atomic<double> key;
-  std::atomic<std::uint32_t> heap_pos;
+  std::atomic<std::uint32_t> seat;   // where its place in a heap is noted
   std::atomic<std::uint8_t> region;  // index + 1; 0: in no region
   std::atomic<std::uint8_t> visits;
   std::atomic<std::uint16_t> leases;  // derived from the lease lists
@@ -70,7 +70,7 @@ static_assert(sizeof(Rank) == 16);
 struct Node {
   double key;
   std::uint32_t id;
-  std::uint32_t unused;
+  std::uint32_t seat;  // of a pool's index i: the node's seat ^ i, so that zeros are in good order
 };
 
 enum class Order : std::uint8_t { kKey = 0, kRecency = 1, kFrequency = 2, kInsertion = 3 };
@@ -125,7 +125,8 @@ struct Header {
   std::uint32_t num_blocks;
   std::uint32_t num_chunks;
   std::uint32_t num_leases;
-  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, leases_at, data_at;
+  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, places_at,
+      leases_at, data_at;
   std::uint64_t total_bytes;   // of the mapping
   std::uint64_t file_data_at;  // segments on disk: where the blocks start in the file
   std::uint8_t on_disk;
