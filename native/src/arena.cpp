@@ -80,7 +80,7 @@ Arena::Arena(Segment segment)
     : segment_(std::move(segment)),
       header_(segment_.header()),
       slot_table_(segment_.at<Slot>(header_->slots_at)),
-      entries_(segment_.at<Entry>(header_->entries_at)),
+      entries_(segment_.at<unsigned char>(header_->entries_at), header_->blank != 0),
       ranks_(segment_.at<Rank>(header_->ranks_at)),
       chunks_(segment_.at<std::uint32_t>(header_->chunks_at)),
       nodes_(segment_.at<Node>(header_->nodes_at)),

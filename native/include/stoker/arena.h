@@ -172,6 +172,19 @@ class Arena {
   static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
   enum class Reserved { kTaken, kPresent, kRefused };
   class Guard;
+  // The entries by id, of either size.
+  class Entries {
+   public:
+    Entries(unsigned char* base, bool blank)
+        : base_(base), bits_(blank ? kBlankEntryBits : kEntryBits) {}
+    Entry& operator[](std::uint32_t id) const {
+      return *reinterpret_cast<Entry*>(base_ + (static_cast<std::uint64_t>(id) << bits_));
+    }
+
+   private:
+    unsigned char* base_;
+    int bits_;
+  };
   struct Victim {
     std::uint32_t id;
     double key;
@@ -272,7 +285,7 @@ class Arena {
   Segment segment_;
   Header* header_;
   Slot* slot_table_;
-  Entry* entries_;
+  Entries entries_;
   Rank* ranks_;
   std::uint32_t* chunks_;
   Node* nodes_;

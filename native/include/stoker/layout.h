@@ -45,14 +45,17 @@ struct Extent {
 // The hot half of a sample: all that a reader needs, never across a cache line.
 // Up to two extents are inline. With kSpilled set in extents[1], `extents[1] & ~kSpilled` extents
 // are listed in blocks from extents[0] on, and extents[2] is the CRC of that list: a disk may have
-// changed it, and blocks are freed by what it says.
-struct alignas(32) Entry {
+// changed it, and blocks are freed by what it says. A blank arena has no extents, and its entries
+// end before them.
+struct alignas(16) Entry {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint32_t> length;
   std::atomic<std::uint32_t> crc;  // of the payload; only segments on disk use it
   std::atomic<std::uint32_t> extents[4];
 };
 static_assert(sizeof(Entry) == 32);
+inline constexpr int kEntryBits = 5;       // log2 of the bytes of an entry,
+inline constexpr int kBlankEntryBits = 4;  // and in a blank arena
 inline constexpr std::uint32_t kSpilled = 0x80000000;
 inline constexpr std::uint32_t kMostExtents = 256;  // of one sample
 inline constexpr std::uint32_t kHints = 128;
