@@ -69,19 +69,24 @@ class InfoBatchSampler(EpochSampler):
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that stay, each once, in random order, with their weights."""
-        order = rng.permutation(self.num_samples)
+        order = np.arange(self.num_samples, dtype=np.uint32)
+        rng.shuffle(order)
         if self.easiest is None:
-            easy = order[_is_below_mean(scores)[order]]
+            is_easy = _is_below_mean(scores).take(order)
         else:
-            easy = _lowest(scores, order, round(self.easiest * self.num_samples))
-        pruned = self._pruned(len(easy))
-        weights = np.ones(self.num_samples)
+            is_easy = _is_lowest(scores, order, round(self.easiest * self.num_samples))
+        easy = int(is_easy.sum())
+        pruned = self._pruned(easy)
         # The exact ratio, as rounding down left out a little less than the share.
-        weights[easy] = len(easy) / max(1, len(easy) - pruned)
-        visits = 1 / weights
-        weights[easy[:pruned]] = 0
-        ids = order[weights[order] > 0]
-        return Draw(ids, weights[ids], visits)
+        weight = easy / max(1, easy - pruned)
+        visits = np.ones(self.num_samples)
+        visits[order[is_easy]] = 1 / weight
+        stays = ~is_easy
+        if pruned < easy:
+            begin = np.flatnonzero(is_easy)[pruned]  # the easy ones before it are left out
+            stays[begin:] = True
+        weights = np.where(is_easy[stays], np.float32(weight), np.float32(1))
+        return Draw(order[stays], weights, visits)
 
     def _pruned(self, easy: int) -> int:
         return int(self.prune * easy)
@@ -89,16 +94,19 @@ class InfoBatchSampler(EpochSampler):
 
 def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:
     seen = scores.seen > 0
-    values = scores.values[seen]
+    values = scores.values if seen.all() else scores.values[seen]
     # Rounding must not lift the mean of equal values above them.
     mean = np.clip(values.mean(), values.min(), values.max())
     below: NDArray[np.bool_] = scores.values < mean
     return seen & below
 
 
-def _lowest(scores: Scores, order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return the ``count`` ids of lowest loss, unseen ones last, equals as they come in order."""
+def _is_lowest(scores: Scores, order: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
+    """Return bool[n] along ``order``: the ``count`` lowest losses, unseen ones last.
+
+    Equals as they come in order.
+    """
     values = np.where(scores.seen > 0, scores.values, np.inf)[order]
-    lowest = np.argsort(values, kind="stable")[:count]
-    # Back into the random order, which decides who is left out.
-    return order[np.sort(lowest)]
+    lowest = np.zeros(len(order), np.bool_)
+    lowest[np.argsort(values, kind="stable")[:count]] = True
+    return lowest

@@ -271,6 +271,7 @@ class Job:
         """Write down what is known of an epoch; return what was counted."""
         if losses.count:
             self._scores.record_epoch(tally.epoch, accuracy=losses.accuracy, loss=losses.loss)
+        self.cache.end_epoch()
         time = None if self._clock is None else self._clock.end_epoch()
         return tally.result(package_reads, time)
 
