@@ -313,10 +313,15 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
     const Guard guard(*this);
     if (!guard) return;
     for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
-      if (which != nullptr && !which[i]) continue;
-      const std::uint8_t tag = ranks_[ids[i]].region.load(std::memory_order_relaxed);
-      if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
-      Heap members = heap(tag - 1u);
+      const auto tag = [&](std::size_t at) -> std::uint32_t {
+        const bool asked = at < ids.size() && (which == nullptr || which[at]);
+        return asked ? ranks_[ids[at]].region.load(std::memory_order_relaxed) : 0;
+      };
+      if (const auto later = tag(i + 2 * kAhead)) heap(later - 1).expect_place(ids[i + 2 * kAhead]);
+      if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);
+      const std::uint32_t region = tag(i);
+      if (region == 0 || header_->regions[region - 1].order != Order::kKey) continue;
+      Heap members = heap(region - 1);
       members.update(members.find(ids[i]), keys[i]);
     }
   }

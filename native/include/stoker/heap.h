@@ -34,6 +34,11 @@ class Heap {
   std::uint32_t find(std::uint32_t id) const {
     return places_[ranks_[id].seat.load(std::memory_order_relaxed)];
   }
+  // Have what find() reads arrive, and later the node that it finds.
+  void expect_place(std::uint32_t id) const {
+    __builtin_prefetch(&places_[ranks_[id].seat.load(std::memory_order_relaxed)]);
+  }
+  void expect_node(std::uint32_t id) const { __builtin_prefetch(&nodes_[index(find(id))], 1); }
   // Adds an id and marks it as the region's; false when the pool of nodes is used up.
   bool push(std::uint32_t id, double key);
   // Puts an id back at its old place; its own key may have grown meanwhile and stays.
