@@ -14,6 +14,7 @@ from stoker.plan import Plan
 from stoker.sampler.rng import generator
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
+from stoker.shared import SharedArray
 
 
 class Draw(NamedTuple):
@@ -23,8 +24,9 @@ class Draw(NamedTuple):
     """[n], in the order of the epoch."""
     weights: NDArray[np.floating] | None = None
     """f[n], of each access in the loss; None when all are one."""
-    visits: NDArray[np.float64] | None = None
-    """f64[N], expected accesses of each sample in an epoch like this one; None when not known."""
+    beyond: NDArray[np.float32] | SharedArray | None = None
+    """f32[N], the :func:`expected` accesses until the next one of each sample, at the visits of an
+    epoch like this one; None when not known."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class EpochSampler:
             raise ConfigError(f"{len(scores)} scores for {self.num_samples} samples: give one each")
         if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
             return self._full_pass().plan(None, epoch).starting_at(epoch * self.longest)
-        ids, weights, visits = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
+        ids, weights, beyond = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
         length = self._divisible(len(ids))
         return Plan(
             epoch,
             epoch * self.longest,
             _repeated(ids, length),
             None if weights is None else _repeated(weights, length),
-            beyond=None if visits is None else _expected(visits, len(ids)),
+            beyond=beyond,  # type: ignore[arg-type]
         )
 
     def foresees(self, scores: Scores | None, epoch: int) -> bool:
@@ -143,12 +145,11 @@ def _repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
     return given[:length] if length <= len(given) else np.resize(given, length)
 
 
-def _expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
-    """Return f32[N], accesses until the next one of each sample, at so many visits an epoch."""
+def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
+    """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
     longest = np.finfo(np.float32).max / 2
     with np.errstate(divide="ignore"):
-        expected = accesses / visits
-    return np.minimum(expected, longest, out=expected).astype(np.float32)
+        return np.minimum(accesses / visits, longest).astype(np.float32)
 
 
 def has_evidence(scores: Scores) -> bool:

@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.sampler.epoch import Draw, EpochSampler, expected
 from stoker.scores import Scores
+from stoker.shared import SharedArray
+
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -69,27 +72,40 @@ class InfoBatchSampler(EpochSampler):
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that stay, each once, in random order, with their weights."""
-        order = np.arange(self.num_samples, dtype=np.uint32)
-        rng.shuffle(order)
+        order = _shuffled(self.num_samples, rng)
         if self.easiest is None:
-            is_easy = _is_below_mean(scores).take(order)
+            is_easy = _is_below_mean(scores)
         else:
             is_easy = _is_lowest(scores, order, round(self.easiest * self.num_samples))
         easy = int(is_easy.sum())
-        pruned = self._pruned(easy)
         # The exact ratio, as rounding down left out a little less than the share.
-        weight = easy / max(1, easy - pruned)
-        visits = np.ones(self.num_samples)
-        visits[order[is_easy]] = 1 / weight
-        stays = ~is_easy
-        if pruned < easy:
-            begin = np.flatnonzero(is_easy)[pruned]  # the easy ones before it are left out
-            stays[begin:] = True
-        weights = np.where(is_easy[stays], np.float32(weight), np.float32(1))
-        return Draw(order[stays], weights, visits)
+        weight = easy / (easy - self._pruned(easy)) if easy else 1.0
+        ids = order[self._stays(is_easy, order)]
+        weights = np.where(is_easy[ids], np.float32(weight), np.float32(1))
+        beyond = SharedArray.create(self.num_samples, np.float32, name="plan.beyond")
+        rarer, each = expected(np.array([1 / weight, 1.0]), len(ids))
+        beyond.array.fill(each)
+        beyond.array[is_easy] = rarer
+        return Draw(ids, weights, beyond)
+
+    def _stays(self, is_easy: NDArray[np.bool_], order: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[N] along ``order``: all but those of the easy ones that come first."""
+        easy = order[is_easy[order]]
+        stays = np.ones(self.num_samples, np.bool_)
+        stays[easy[: self._pruned(len(easy))]] = False
+        return stays[order]
 
     def _pruned(self, easy: int) -> int:
         return int(self.prune * easy)
+
+
+def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Return u32[count], a permutation, as mapped memory that a plan can have afterwards."""
+    order = SharedArray.create(count, np.uint32, name="sampler.order").array
+    for begin in range(0, count, _AT_ONCE):
+        order[begin : begin + _AT_ONCE] = np.arange(begin, min(begin + _AT_ONCE, count))
+    rng.shuffle(order)
+    return order
 
 
 def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:
@@ -102,11 +118,8 @@ def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:
 
 
 def _is_lowest(scores: Scores, order: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
-    """Return bool[n] along ``order``: the ``count`` lowest losses, unseen ones last.
-
-    Equals as they come in order.
-    """
+    """Return bool[N]: the ``count`` lowest losses, unseen ones last, equals as they come."""
     values = np.where(scores.seen > 0, scores.values, np.inf)[order]
     lowest = np.zeros(len(order), np.bool_)
-    lowest[np.argsort(values, kind="stable")[:count]] = True
+    lowest[order[np.argsort(values, kind="stable")[:count]]] = True
     return lowest

@@ -95,11 +95,9 @@ class ReplayedCache:
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
             self._counts = dict(zip(self._names, counts, strict=True))
-        keys = None if self.policy.natural_keys else self._keys(scores, plan)
+        keys = None if self.policy.natural_keys else self._set_keys(scores, plan)
         if self._arranges:
             store.rearrange(self._regions, keys, wanted)
-        elif keys is not None:
-            store.tier.set_keys(self._ids(), keys)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
@@ -184,12 +182,21 @@ class ReplayedCache:
 
     # --- inside ---
 
-    def _keys(self, scores: Scores, plan: Plan) -> NDArray[np.float64]:
-        """Return ``f64[N]``, the keys of what is cached for ``plan``; the others are not asked."""
+    def _set_keys(self, scores: Scores, plan: Plan) -> NDArray[np.float64] | None:
+        """Give what is cached its keys for ``plan``.
+
+        Return them, ``f64[N]`` with 0 for the others, where samples move by them.
+        """
+        if self._arena is None:
+            return None
+        held = np.flatnonzero(self._arena.contains(self._ids())).astype(np.uint32)
+        own = self.policy.keys(held, scores, plan, None)
+        assert own is not None
+        self._arena.set_keys(held, own)
+        if self._store.places is None:
+            return None
         keys = np.zeros(self._num_samples)
-        if self._arena is not None:
-            held = np.flatnonzero(self._arena.contains(self._ids())).astype(np.uint32)
-            keys[held] = self.policy.keys(held, scores, plan, None)
+        keys[held] = own
         return keys
 
     def _ids(self) -> NDArray[np.uint32]:
