@@ -29,7 +29,7 @@ from stoker.store.served import Served
 from stoker.store.tier import Keys
 from stoker.types import parse_bytes
 
-_RUN = 1 << 15  # accesses at once: their keys take little memory, and calls little time
+_RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
 
 IMAGENET_MEAN = 110_000
 """Bytes of a sample where no sizes are given: the mean of ImageNet's images."""
