@@ -157,3 +157,11 @@ def test_children_share_the_memory(method: str) -> None:
     child.join(30)
     assert child.exitcode == 0
     ours.close()
+
+
+def test_a_plan_starts_elsewhere_with_the_same_memory() -> None:
+    plan = Plan(1, 0, np.array([2, 0, 1]), np.ones(3, np.float32), beyond=np.zeros(3))
+    moved = plan.starting_at(7)
+    assert (moved.start, moved.epoch) == (7, 1)
+    for name in ("ids", "weights", "beyond"):
+        assert np.shares_memory(getattr(moved, name), getattr(plan, name))

@@ -73,7 +73,7 @@ bool Arena::move_one(std::uint32_t region, std::uint32_t id, const double* key) 
   const State state = state_of(entries_[id].word.load(std::memory_order_acquire));
   if (state != State::kReady || tag == 0) return false;
   const std::uint32_t source = tag - 1u;
-  const std::uint32_t pos = rank.heap_pos.load(std::memory_order_relaxed);
+  const std::uint32_t pos = heap(source).find(id);
   Region& from = header_->regions[source];
   Region& to = header_->regions[region];
   if (source == region) {

@@ -34,16 +34,16 @@ std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) {
 std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
                          std::int64_t* offsets, bool* found) {
   Slot& mine = slot_table_[slot()];
-  const std::uint64_t now = header_->clock.fetch_add(ids.size(), std::memory_order_relaxed) + 1;
+  const std::uint64_t now = advance(ids.size()) + 1;
   std::uint64_t at = 0;
   std::uint64_t hits = 0;
   offsets[0] = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kDataAhead < ids.size()) {
-      const Entry& later = entries_[ids[i + kDataAhead]];
-      const Extent extent{later.extents[0].load(std::memory_order_relaxed), 0};
-      if (snapshots[i + kDataAhead].word != 0 && extent.first < header_->num_blocks) {
-        blocks_store_->prefetch(extent);
+      if (snapshots[i + kDataAhead].length != 0) {
+        const Entry& later = entries_[ids[i + kDataAhead]];
+        const Extent extent{later.extents[0].load(std::memory_order_relaxed), 0};
+        if (extent.first < header_->num_blocks) blocks_store_->prefetch(extent);
       }
       __builtin_prefetch(&ranks_[ids[i + kDataAhead]], 1);
     }
@@ -76,6 +76,7 @@ std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
 
 // False when what the entry says cannot be: it changed meanwhile, or a disk failed.
 bool Arena::copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const {
+  if (header_->blank) return true;
   std::uint64_t left = length;
   const auto copy = [&](Extent extent) {
     const std::uint64_t bytes =
@@ -108,10 +109,11 @@ bool Arena::copy_out(const Entry& entry, std::uint32_t length, unsigned char* ou
 
 // All extents of an entry, and the blocks that list them (count 0 when they are inline).
 bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const {
-  std::uint32_t parts[4];
-  for (int i = 0; i < 4; ++i) parts[i] = entry.extents[i].load(std::memory_order_relaxed);
   extents.clear();
   *list = {0, 0};
+  if (header_->blank) return true;
+  std::uint32_t parts[4];
+  for (int i = 0; i < 4; ++i) parts[i] = entry.extents[i].load(std::memory_order_relaxed);
   if ((parts[1] & kSpilled) == 0) {
     for (int i = 0; i < 4; i += 2) {
       if (parts[i + 1] != 0) extents.push_back({parts[i], parts[i + 1]});

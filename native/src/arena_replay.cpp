@@ -6,6 +6,11 @@
 #include "stoker/error.h"
 
 namespace stoker {
+namespace {
+
+constexpr std::size_t kAhead = 16;  // lengths looked up before they are needed
+
+}  // namespace
 
 // Claims what was missed, as places in the batch, and puts it, region by region.
 void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
@@ -25,7 +30,9 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
     ids.clear();
     samples.clear();
     keys.clear();
-    for (const std::uint32_t i : missed) {
+    for (std::size_t m = 0; m < missed.size(); ++m) {
+      if (m + kAhead < missed.size()) __builtin_prefetch(&run.lengths[batch[missed[m + kAhead]]]);
+      const std::uint32_t i = missed[m];
       if (found[i] || (run.regions != nullptr && run.regions[begin + i] != target)) continue;
       ids.push_back(batch[i]);
       samples.push_back({nullptr, static_cast<std::uint64_t>(run.lengths[batch[i]])});

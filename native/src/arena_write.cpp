@@ -16,6 +16,7 @@ constexpr std::size_t kBatch = 64;                 // samples reserved under one
 constexpr std::uint64_t kBatchBytes = 4ull << 20;  // and at most about so many bytes
 constexpr std::int64_t kHold = 500'000;      // ns after which a batch lets others have the lock,
 constexpr std::size_t kGlance = 8;           // looked at before every so many samples
+constexpr std::size_t kAhead = 8;            // entries looked up before they are needed
 constexpr std::int64_t kSlice = 20'000'000;  // between two looks at whether a claimant lives
 
 const std::atomic<std::uint32_t>* futex_of(const Entry& entry) {
@@ -32,8 +33,7 @@ std::uint32_t Arena::blocks_of(std::uint64_t length) const {
 // Moves an entry to its next state and wakes those who wait for that.
 void Arena::set_word(Entry& entry, State state, std::uint32_t owner) {
   std::uint64_t word = entry.word.load(std::memory_order_relaxed);
-  while (!entry.word.compare_exchange_weak(word, next_word(word, state, owner),
-                                           std::memory_order_acq_rel)) {
+  while (!exchange(entry, word, next_word(word, state, owner))) {
   }
   if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
 }
@@ -76,7 +76,8 @@ Arena::Reserved Arena::place(std::uint32_t id, std::uint64_t length, const doubl
 void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
   Reserved reserved[kBatch];
   Slot& mine = slot_table_[slot()];
-  mine.pending.fetch_add(static_cast<std::uint32_t>(ids.size()));
+  const auto count = static_cast<std::int32_t>(ids.size());
+  pend(slot(), count);
   for (std::size_t i = 0; i < ids.size();) {
     const Guard guard(*this);
     if (!guard) {
@@ -87,6 +88,10 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
     evicted_ = placing.evicted;
     const std::int64_t until = monotonic_ns() + kHold;
     do {
+      if (i + kAhead < ids.size()) {
+        __builtin_prefetch(&entries_[ids[i + kAhead]], 1);
+        __builtin_prefetch(&ranks_[ids[i + kAhead]], 1);
+      }
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
       reserved[i] = place(ids[i], samples[i].size, key, placing);
     } while (++i < ids.size() && (i % kGlance != 0 || monotonic_ns() < until));
@@ -102,7 +107,7 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
       give_back(ids[i]);
     }
   }
-  mine.pending.fetch_sub(static_cast<std::uint32_t>(ids.size()));
+  pend(slot(), -count);
 }
 
 Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const double* key,
@@ -114,7 +119,8 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   if (state_of(word) == State::kReady || (state_of(word) == State::kReserved && mine)) {
     const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
     if (key != nullptr && tag != 0 && header_->regions[tag - 1].order == Order::kKey) {
-      heap(tag - 1u).update(ranks_[id].heap_pos.load(std::memory_order_relaxed), *key);
+      Heap members = heap(tag - 1u);
+      members.update(members.find(id), *key);
     }
     return Reserved::kPresent;
   }
@@ -153,9 +159,8 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
       return Reserved::kRefused;
     }
     const std::uint64_t waiters = word & kWaiters;
-    if (entry.word.compare_exchange_weak(word, next_word(word, State::kReserved, me) | waiters,
-                                         std::memory_order_acq_rel)) {
-      if (state_of(word) == State::kClaimed) slot_table_[me].pending.fetch_sub(1);
+    if (exchange(entry, word, next_word(word, State::kReserved, me) | waiters)) {
+      if (state_of(word) == State::kClaimed) pend(me, -1);
       break;
     }
   }
@@ -232,8 +237,7 @@ bool Arena::publish(std::uint32_t id) {
   const std::uint32_t me = slot();
   std::uint64_t word = entry.word.load(std::memory_order_relaxed);
   while (state_of(word) == State::kReserved && owner_of(word) == me) {
-    if (entry.word.compare_exchange_weak(word, next_word(word, State::kReady, 0),
-                                         std::memory_order_acq_rel)) {
+    if (exchange(entry, word, next_word(word, State::kReady, 0))) {
       if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
       return true;
     }
@@ -309,11 +313,16 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
     const Guard guard(*this);
     if (!guard) return;
     for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
-      if (which != nullptr && !which[i]) continue;
-      const Rank& rank = ranks_[ids[i]];
-      const std::uint8_t tag = rank.region.load(std::memory_order_relaxed);
-      if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
-      heap(tag - 1u).update(rank.heap_pos.load(std::memory_order_relaxed), keys[i]);
+      const auto tag = [&](std::size_t at) -> std::uint32_t {
+        const bool asked = at < ids.size() && (which == nullptr || which[at]);
+        return asked ? ranks_[ids[at]].region.load(std::memory_order_relaxed) : 0;
+      };
+      if (const auto later = tag(i + 2 * kAhead)) heap(later - 1).expect_place(ids[i + 2 * kAhead]);
+      if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);
+      const std::uint32_t region = tag(i);
+      if (region == 0 || header_->regions[region - 1].order != Order::kKey) continue;
+      Heap members = heap(region - 1);
+      members.update(members.find(ids[i]), keys[i]);
     }
   }
 }
@@ -325,18 +334,16 @@ void Arena::claim(Ids ids, bool* claimed) {
   const std::uint32_t me = slot();
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Entry& entry = entries_[ids[i]];
-    slot_table_[me].pending.fetch_add(1);
+    pend(me, 1);
     std::uint64_t word = entry.word.load(std::memory_order_acquire);
     claimed[i] = false;
     while (!claimed[i]) {
       const bool orphan = state_of(word) == State::kClaimed && owner_of(word) != me &&
                           !slots_.alive(owner_of(word));
       if (state_of(word) != State::kEmpty && !orphan) break;
-      claimed[i] = entry.word.compare_exchange_weak(
-          word, next_word(word, State::kClaimed, me) | (word & kWaiters),
-          std::memory_order_acq_rel);
+      claimed[i] = exchange(entry, word, next_word(word, State::kClaimed, me) | (word & kWaiters));
     }
-    if (!claimed[i]) slot_table_[me].pending.fetch_sub(1);
+    if (!claimed[i]) pend(me, -1);
   }
 }
 
@@ -346,10 +353,9 @@ bool Arena::give_back(std::uint32_t id) {
   Entry& entry = entries_[id];
   std::uint64_t word = entry.word.load(std::memory_order_acquire);
   while (state_of(word) == State::kClaimed && owner_of(word) == me) {
-    if (entry.word.compare_exchange_weak(word, next_word(word, State::kEmpty, 0),
-                                         std::memory_order_acq_rel)) {
+    if (exchange(entry, word, next_word(word, State::kEmpty, 0))) {
       if (word & kWaiters) futex_wake(futex_of(entry), INT_MAX);
-      slot_table_[me].pending.fetch_sub(1);
+      pend(me, -1);
       return true;
     }
   }

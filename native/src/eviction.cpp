@@ -138,9 +138,10 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
     }
   }
   for (const Victim& kept : aside) members.insert(kept.id, kept.key);
-  if (members.size() > 0) {
-    // Most likely the next to leave: what is known of it arrives meanwhile.
-    const std::uint32_t next = members.at(0).id;
+  // The next to leave, and those of which one leaves after it: what is known of them arrives
+  // meanwhile.
+  for (std::uint32_t pos = 0; pos < std::min(5u, members.size()); ++pos) {
+    const std::uint32_t next = members.at(pos).id;
     __builtin_prefetch(&entries_[next], 1);
     __builtin_prefetch(&ranks_[next], 1);
   }
@@ -218,11 +219,13 @@ bool Arena::promote(std::uint32_t region, std::uint32_t id) {
   Region& from = header_->regions[region];
   Region& to = header_->regions[from.promote_to];
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
-  const double key = heap(region).at(ranks_[id].heap_pos.load(std::memory_order_relaxed)).key;
-  heap(region).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+  Heap members = heap(region);
+  const std::uint32_t pos = members.find(id);
+  const double key = members.at(pos).key;
+  members.remove(pos);
   ranks_[id].visits.store(0, std::memory_order_relaxed);
   if (!enlist(from.promote_to, id, first_key(to, nullptr))) {
-    heap(region).push(id, key);
+    members.push(id, key);
     return false;
   }
   from.bytes -= length;
@@ -282,7 +285,8 @@ void Arena::forget(std::uint32_t id) {
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   if (tag == 0 || header_->regions[tag - 1].holds_bytes) return;
   header_->regions[tag - 1].bytes -= entries_[id].length.load(std::memory_order_relaxed);
-  heap(tag - 1u).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+  Heap members = heap(tag - 1u);
+  members.remove(members.find(id));
 }
 
 void Arena::free_blocks(const Entry& entry) {
@@ -302,7 +306,8 @@ void Arena::drop(std::uint32_t id) {
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
   if (tag != 0) {
-    heap(tag - 1u).remove(ranks_[id].heap_pos.load(std::memory_order_relaxed));
+    Heap members = heap(tag - 1u);
+    members.remove(members.find(id));
     header_->regions[tag - 1].bytes -= length;
   }
   set_word(entries_[id], State::kEmpty, 0);

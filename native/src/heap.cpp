@@ -13,37 +13,56 @@ bool before(const Node& a, const Node& b) {
 
 }  // namespace
 
+Node Heap::lift(std::uint32_t pos) const {
+  const std::uint64_t from = index(pos);
+  return {nodes_[from].key, nodes_[from].id, seat(from)};
+}
+
 void Heap::place(std::uint32_t pos, Node node) {
-  at(pos) = node;
-  ranks_[node.id].heap_pos.store(pos, std::memory_order_relaxed);
+  const std::uint64_t to = index(pos);
+  nodes_[to] = {node.key, node.id, node.seat ^ static_cast<std::uint32_t>(to)};
+  places_[node.seat] = pos;
 }
 
 void Heap::sift_up(std::uint32_t pos, Node node) {
   while (pos > 0) {
     const std::uint32_t parent = (pos - 1) / 4;
     if (!before(node, at(parent))) break;
-    place(pos, at(parent));
+    place(pos, lift(parent));
     pos = parent;
   }
   place(pos, node);
 }
 
-void Heap::sift_down(std::uint32_t pos, Node node) {
-  for (;;) {
-    const std::uint64_t first = 4ull * pos + 1;
-    if (first >= region_->size) break;
-    const auto last = static_cast<std::uint32_t>(std::min<std::uint64_t>(first + 4, region_->size));
-    auto least = static_cast<std::uint32_t>(first);
-    Node smallest = at(least);
-    for (std::uint32_t child = least + 1; child < last; ++child) {
-      const Node other = at(child);
-      const bool less = before(other, smallest);
-      least = less ? child : least;
-      smallest.key = less ? other.key : smallest.key;
-      smallest.id = less ? other.id : smallest.id;
+// 0 where there are none.
+std::uint32_t Heap::least_child(std::uint32_t pos) const {
+  const std::uint64_t first = 4ull * pos + 1;
+  if (first >= region_->size) return 0;
+  const auto least = static_cast<std::uint32_t>(first);
+  const Node* const brothers = &at(least);
+  if (first + 4 <= region_->size) {
+    // One of their children is next: all arrive while these are compared.
+    const std::uint64_t below = 4 * first + 1;
+    if (below < region_->size) {
+      const Node* const later = &at(static_cast<std::uint32_t>(below));
+      for (int line = 0; line < 4; ++line) __builtin_prefetch(later + 4 * line, 1);
     }
-    if (!before(smallest, node)) break;
-    place(pos, smallest);
+    const int left = before(brothers[1], brothers[0]);
+    const int right = 2 + before(brothers[3], brothers[2]);
+    const bool is_right = before(brothers[right], brothers[left]);
+    return least + static_cast<std::uint32_t>(is_right ? right : left);
+  }
+  std::uint32_t found = 0;
+  for (std::uint32_t i = 1; least + i < region_->size; ++i) {
+    if (before(brothers[i], brothers[found])) found = i;
+  }
+  return least + found;
+}
+
+void Heap::sift_down(std::uint32_t pos, Node node) {
+  while (const std::uint32_t least = least_child(pos)) {
+    if (!before(at(least), node)) break;
+    place(pos, lift(least));
     pos = least;
   }
   place(pos, node);
@@ -64,27 +83,30 @@ bool Heap::push(std::uint32_t id, double key) {
 
 bool Heap::insert(std::uint32_t id, double key) {
   const std::uint32_t pos = region_->size;
-  if (pos % kChunkNodes == 0) {
+  if (begins_chunk(pos)) {
     if (header_->free_chunks == 0) return false;
-    table_[pos / kChunkNodes] = free_[--header_->free_chunks];
+    table_[chunk(pos)] = free_[--header_->free_chunks];
   }
   ++region_->size;
+  const std::uint32_t seat = this->seat(index(pos));
+  ranks_[id].seat.store(seat, std::memory_order_relaxed);
   ranks_[id].region.store(tag_, std::memory_order_relaxed);
-  sift_up(pos, {key, id, 0});
+  sift_up(pos, {key, id, seat});
   return true;
 }
 
 void Heap::remove(std::uint32_t pos) {
-  ranks_[at(pos).id].region.store(0, std::memory_order_relaxed);
-  const Node last = at(--region_->size);
-  if (region_->size % kChunkNodes == 0) {
-    free_[header_->free_chunks++] = table_[region_->size / kChunkNodes];
-  }
-  if (pos < region_->size) settle(pos, last);
+  const Node gone = lift(pos);
+  const std::uint32_t end = --region_->size;
+  const Node last = lift(end);
+  ranks_[gone.id].region.store(0, std::memory_order_relaxed);
+  take_seat(index(end), gone.seat);
+  if (begins_chunk(end)) free_[header_->free_chunks++] = table_[chunk(end)];
+  if (pos < end) settle(pos, last);
 }
 
 void Heap::update(std::uint32_t pos, double key) {
-  Node node = at(pos);
+  Node node = lift(pos);
   node.key = key;
   ranks_[node.id].key.store(key, std::memory_order_relaxed);
   settle(pos, node);

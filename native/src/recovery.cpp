@@ -42,6 +42,8 @@ void Arena::reset_derived() {
   header_->payload = 0;
   header_->free_chunks = header_->num_chunks;
   for (std::uint32_t i = 0; i < header_->num_chunks; ++i) chunks_[i] = i;
+  const std::uint64_t nodes = std::uint64_t{header_->num_chunks} * kChunkNodes;
+  for (std::uint64_t i = 0; header_->repairs > 0 && i < nodes; ++i) nodes_[i].seat = 0;
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
     header_->regions[r].size = 0;
     header_->regions[r].bytes = 0;
@@ -294,8 +296,8 @@ void Arena::verify() {
     if (tag != 0) {
       bytes[tag - 1] += length;
       ++members[tag - 1];
-      const std::uint32_t pos = ranks_[id].heap_pos.load(std::memory_order_relaxed);
-      Heap all = heap(tag - 1u);
+      const Heap all = heap(tag - 1u);
+      const std::uint32_t pos = all.find(id);
       if (pos >= all.size() || all.at(pos).id != id) broken(who + " is not where its heap says");
     }
     if (!held) continue;

@@ -84,7 +84,8 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   const std::uint64_t nodes =
       geometry.blank ? geometry.num_ids : std::min<std::uint64_t>(geometry.num_ids, 2 * blocks);
   h.num_chunks = static_cast<std::uint32_t>(nodes / kChunkNodes + kMaxRegions + 1);
-  h.num_leases = static_cast<std::uint32_t>(std::min<std::uint64_t>(nodes / 8 + 4096, 1u << 24));
+  const std::uint64_t leased = geometry.blank ? 0 : nodes / 8;
+  h.num_leases = static_cast<std::uint32_t>(std::min<std::uint64_t>(leased + 4096, 1u << 24));
   std::uint64_t at = pages(sizeof(Header));
   const auto take = [&at](std::uint64_t bytes) {
     const std::uint64_t here = at;
@@ -92,11 +93,14 @@ void Segment::plan(const Geometry& geometry, Header& h) {
     return here;
   };
   h.slots_at = take(sizeof(Slot) * kMaxSlots);
-  h.entries_at = take(sizeof(Entry) * geometry.num_ids);
+  const int entry_bits = geometry.blank ? kBlankEntryBits : kEntryBits;
+  h.entries_at = take(static_cast<std::uint64_t>(geometry.num_ids) << entry_bits);
   h.ranks_at = take(sizeof(Rank) * geometry.num_ids);
   h.bitmap_at = take(Blocks::words(h.num_blocks) * sizeof(std::uint64_t));
   h.chunks_at = take(Heap::chunk_words(h.num_chunks) * sizeof(std::uint32_t));
   h.nodes_at = take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(Node));
+  h.places_at =
+      take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(std::uint32_t));
   h.leases_at = take(h.num_leases * sizeof(Lease));
   h.data_at = at;
   if (geometry.on_disk) {

@@ -20,16 +20,18 @@ struct Heaps {
   explicit Heaps(std::uint32_t ids, std::uint32_t num_chunks)
       : chunks(Heap::chunk_words(num_chunks)),
         nodes(std::size_t{num_chunks} * kChunkNodes),
+        places(nodes.size()),
         ranks(new Rank[ids]()) {
     header.num_chunks = header.free_chunks = num_chunks;
     for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
   }
   Heap heap(std::uint32_t region) {
-    return {&header, region, chunks.data(), nodes.data(), ranks.get()};
+    return {&header, region, chunks.data(), nodes.data(), places.data(), ranks.get()};
   }
   Header header{};
   std::vector<std::uint32_t> chunks;
   std::vector<Node> nodes;
+  std::vector<std::uint32_t> places;
   std::unique_ptr<Rank[]> ranks;
 };
 
@@ -56,7 +58,7 @@ void same_as_a_model() {
     const int region = known->second.first;
     double& value = known->second.second;
     Heap heap = heaps.heap(static_cast<std::uint32_t>(region));
-    const std::uint32_t pos = heaps.ranks[id].heap_pos;
+    const std::uint32_t pos = heap.find(id);
     CHECK(heap.at(pos).id == id && heap.at(pos).key == value);
     CHECK(heaps.ranks[id].region == region + 1);
     CHECK(heap.at(0).key == model[region].begin()->first);
@@ -78,15 +80,34 @@ void same_as_a_model() {
 }
 
 void a_full_pool_refuses_and_chunks_come_back() {
+  constexpr std::uint32_t kFirst = kChunkNodes - 3;  // nodes in a heap's first chunk
   Heaps heaps(3 * kChunkNodes, 2);
-  for (std::uint32_t id = 0; id < kChunkNodes; ++id) CHECK(heaps.heap(0).push(id, 0));
-  CHECK(heaps.heap(1).push(kChunkNodes, 0));
-  CHECK(!heaps.heap(0).push(kChunkNodes + 1, 0));
-  CHECK(heaps.heap(0).size() == kChunkNodes && heaps.ranks[kChunkNodes + 1].region == 0);
+  for (std::uint32_t id = 0; id < kFirst; ++id) CHECK(heaps.heap(0).push(id, 0));
+  CHECK(heaps.heap(1).push(kFirst, 0));
+  CHECK(!heaps.heap(0).push(kFirst + 1, 0));
+  CHECK(heaps.heap(0).size() == kFirst && heaps.ranks[kFirst + 1].region == 0);
   heaps.heap(1).remove(0);
-  CHECK(heaps.heap(0).push(kChunkNodes + 1, 0));
+  CHECK(heaps.heap(0).push(kFirst + 1, 0));
   while (heaps.heap(0).size() > 0) heaps.heap(0).remove(0);
   CHECK(heaps.header.free_chunks == 2);
+}
+
+// A chunk that changes hands has the seats of the nodes that were last to leave it.
+void seats_are_free_again() {
+  constexpr std::uint32_t kIds = 3000;
+  Heaps heaps(kIds, 4);
+  std::mt19937 random(5);
+  for (int round = 0; round < 6; ++round) {
+    Heap heap = heaps.heap(static_cast<std::uint32_t>(round % 3));
+    for (std::uint32_t id = 0; id < kIds; ++id) CHECK(heap.push(id, random() % 100));
+    std::set<std::uint32_t> seats;
+    for (std::uint32_t id = 0; id < kIds; ++id) {
+      CHECK(heap.at(heap.find(id)).id == id);
+      seats.insert(heaps.ranks[id].seat);
+    }
+    CHECK(seats.size() == kIds);
+    while (heap.size() > 0) heap.remove(random() % heap.size());
+  }
 }
 
 }  // namespace
@@ -94,5 +115,6 @@ void a_full_pool_refuses_and_chunks_come_back() {
 int main() {
   same_as_a_model();
   a_full_pool_refuses_and_chunks_come_back();
+  seats_are_free_again();
   return check::failures();
 }

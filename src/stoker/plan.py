@@ -91,6 +91,11 @@ class Plan:
         ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
         return Plan(self.epoch, self.start, ids, weights, following, beyond)  # type: ignore[arg-type]
 
+    def starting_at(self, start: int) -> Plan:
+        """Return this plan with its first access at another global position; nothing is copied."""
+        ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
+        return Plan(self.epoch, start, ids, weights, self.following, beyond)  # type: ignore[arg-type]
+
     @property
     def next_use(self) -> NDArray[np.int64]:
         """i64[A], the position of the next access to the same id.
@@ -183,10 +188,14 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > np.iinfo(np.uint32).max:
             raise ConfigError(f"{name} from {low} to {high} is refused: ids are 32 bits, from 0")
-    return SharedArray.copy_of(array.astype(dtype), name=name)
+    memory = SharedArray.create(array.shape, dtype, name=name)
+    memory.array[:] = array
+    return memory
 
 
 def _check_numbers(given: NDArray[np.float32], name: str) -> None:
+    if not given.size or (given.min() >= 0 and given.max() < np.inf):  # not so with NaN
+        return
     wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
     if wrong.size:
         raise ConfigError(

@@ -159,7 +159,9 @@ class Scores:
             raise CapacityError(
                 f"epoch={epoch} is beyond the history of {MAX_EPOCHS} epochs that Scores keep"
             )
-        seen = self._values.array[self._seen.array > 0]
+        seen = self._values.array
+        if self._seen.array.min() <= 0:
+            seen = seen[self._seen.array > 0]
         deviation = float(seen.std()) if len(seen) else None
         known = (accuracy, loss, deviation, supply, hit_ratio)
         for row, value in zip(self._history.array, known, strict=True):

@@ -78,7 +78,7 @@ class Blind(ImportanceSampler):
     """Does not say what it expects."""
 
     def draw(self, scores, epoch, rng):
-        return super().draw(scores, epoch, rng)._replace(visits=None)
+        return super().draw(scores, epoch, rng)._replace(beyond=None)
 
 
 def hits(epochs):

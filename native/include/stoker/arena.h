@@ -172,6 +172,19 @@ class Arena {
   static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
   enum class Reserved { kTaken, kPresent, kRefused };
   class Guard;
+  // The entries by id, of either size.
+  class Entries {
+   public:
+    Entries(unsigned char* base, bool blank)
+        : base_(base), bits_(blank ? kBlankEntryBits : kEntryBits) {}
+    Entry& operator[](std::uint32_t id) const {
+      return *reinterpret_cast<Entry*>(base_ + (static_cast<std::uint64_t>(id) << bits_));
+    }
+
+   private:
+    unsigned char* base_;
+    int bits_;
+  };
   struct Victim {
     std::uint32_t id;
     double key;
@@ -179,8 +192,28 @@ class Arena {
 
   std::uint32_t slot() { return slots_.mine(); }
   void check(Ids ids) const;
-  double tick() { return static_cast<double>(header_->clock.fetch_add(1) + 1); }
-  Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, ranks_}; }
+  double tick() { return static_cast<double>(advance(1) + 1); }
+  // A blank arena is one thread's: locked instructions, each of which waits for the stores before
+  // it, would take most of its time. These three have none there.
+  std::uint64_t advance(std::uint64_t ticks) {
+    if (header_->blank == 0) return header_->clock.fetch_add(ticks);
+    const std::uint64_t before = header_->clock.load(std::memory_order_relaxed);
+    header_->clock.store(before + ticks, std::memory_order_relaxed);
+    return before;
+  }
+  bool exchange(Entry& entry, std::uint64_t& word, std::uint64_t next) {
+    if (header_->blank == 0) {
+      return entry.word.compare_exchange_weak(word, next, std::memory_order_acq_rel);
+    }
+    entry.word.store(next, std::memory_order_relaxed);
+    return true;
+  }
+  // Counts claims and reservations; of a blank arena nobody is left to take them back.
+  void pend(std::uint32_t slot, std::int32_t change) {
+    if (header_->blank != 0) return;
+    slot_table_[slot].pending.fetch_add(static_cast<std::uint32_t>(change));
+  }
+  Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, places_, ranks_}; }
   std::uint32_t blocks_of(std::uint64_t length) const;
 
   // reading (arena_read.cpp)
@@ -252,10 +285,11 @@ class Arena {
   Segment segment_;
   Header* header_;
   Slot* slot_table_;
-  Entry* entries_;
+  Entries entries_;
   Rank* ranks_;
   std::uint32_t* chunks_;
   Node* nodes_;
+  std::uint32_t* places_;
   Lease* leases_;
   Blocks blocks_;
   std::unique_ptr<BlockStore> blocks_store_;

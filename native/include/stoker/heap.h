@@ -1,5 +1,9 @@
 // One region's indexed 4-ary heap: the smallest key first. Nodes live in chunks that all regions
-// draw from one pool. Only used under the lock.
+// draw from one pool; the four children of a node lie in one cache line. Only used under the lock.
+//
+// Each node has a seat, from when it comes until it leaves: an index into `places`, which say where
+// the nodes are now. A node that moves writes there, and so into little memory, and not into the
+// ranks of all ids. Nodes without an id have the free seats.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +14,31 @@ namespace stoker {
 
 class Heap {
  public:
-  Heap(Header* header, std::uint32_t region, std::uint32_t* chunks, Node* nodes, Rank* ranks)
+  Heap(Header* header, std::uint32_t region, std::uint32_t* chunks, Node* nodes,
+       std::uint32_t* places, Rank* ranks)
       : header_(header),
         region_(&header->regions[region]),
         tag_(static_cast<std::uint8_t>(region + 1)),
         free_(chunks),
         table_(chunks + static_cast<std::uint64_t>(region + 1) * header->num_chunks),
         nodes_(nodes),
+        places_(places),
         ranks_(ranks) {}
 
   static std::uint64_t chunk_words(std::uint32_t num_chunks) {
     return static_cast<std::uint64_t>(kMaxRegions + 1) * num_chunks;
   }
   std::uint32_t size() const { return region_->size; }
-  Node& at(std::uint32_t pos) {
-    return nodes_[static_cast<std::uint64_t>(table_[pos / kChunkNodes]) * kChunkNodes +
-                  pos % kChunkNodes];
+  const Node& at(std::uint32_t pos) const { return nodes_[index(pos)]; }
+  // Where an id of this heap is now.
+  std::uint32_t find(std::uint32_t id) const {
+    return places_[ranks_[id].seat.load(std::memory_order_relaxed)];
   }
+  // Have what find() reads arrive, and later the node that it finds.
+  void expect_place(std::uint32_t id) const {
+    __builtin_prefetch(&places_[ranks_[id].seat.load(std::memory_order_relaxed)]);
+  }
+  void expect_node(std::uint32_t id) const { __builtin_prefetch(&nodes_[index(find(id))], 1); }
   // Adds an id and marks it as the region's; false when the pool of nodes is used up.
   bool push(std::uint32_t id, double key);
   // Puts an id back at its old place; its own key may have grown meanwhile and stays.
@@ -36,6 +48,25 @@ class Heap {
   void update(std::uint32_t pos, double key);
 
  private:
+  static constexpr std::uint32_t kShift = 3;  // nodes left out, so that brothers share a line
+
+  static std::uint32_t chunk(std::uint32_t pos) { return (pos + kShift) / kChunkNodes; }
+  static bool begins_chunk(std::uint32_t pos) {
+    return pos == 0 || (pos + kShift) % kChunkNodes == 0;
+  }
+  std::uint64_t index(std::uint32_t pos) const {
+    return static_cast<std::uint64_t>(table_[chunk(pos)]) * kChunkNodes +
+           (pos + kShift) % kChunkNodes;
+  }
+  std::uint32_t seat(std::uint64_t index) const {
+    return nodes_[index].seat ^ static_cast<std::uint32_t>(index);
+  }
+  void take_seat(std::uint64_t index, std::uint32_t seat) {
+    nodes_[index].seat = seat ^ static_cast<std::uint32_t>(index);
+  }
+  std::uint32_t least_child(std::uint32_t pos) const;
+  // Of a node that is on its way: its own seat.
+  Node lift(std::uint32_t pos) const;
   void place(std::uint32_t pos, Node node);
   void sift_up(std::uint32_t pos, Node node);
   void sift_down(std::uint32_t pos, Node node);
@@ -47,6 +78,7 @@ class Heap {
   std::uint32_t* free_;
   std::uint32_t* table_;
   Node* nodes_;
+  std::uint32_t* places_;
   Rank* ranks_;
 };
 

@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the futex word is the
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 inline constexpr std::uint64_t kMagic = 0x31304152454b5453;  // "STKERA01"
-inline constexpr std::uint32_t kAbi = 1;
+inline constexpr std::uint32_t kAbi = 2;
 inline constexpr std::uint32_t kMaxSlots = 1024;
 inline constexpr std::uint32_t kMaxRegions = 16;
 inline constexpr std::uint32_t kNameBytes = 24;
@@ -45,14 +45,17 @@ struct Extent {
 // The hot half of a sample: all that a reader needs, never across a cache line.
 // Up to two extents are inline. With kSpilled set in extents[1], `extents[1] & ~kSpilled` extents
 // are listed in blocks from extents[0] on, and extents[2] is the CRC of that list: a disk may have
-// changed it, and blocks are freed by what it says.
-struct alignas(32) Entry {
+// changed it, and blocks are freed by what it says. A blank arena has no extents, and its entries
+// end before them.
+struct alignas(16) Entry {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint32_t> length;
   std::atomic<std::uint32_t> crc;  // of the payload; only segments on disk use it
   std::atomic<std::uint32_t> extents[4];
 };
 static_assert(sizeof(Entry) == 32);
+inline constexpr int kEntryBits = 5;       // log2 of the bytes of an entry,
+inline constexpr int kBlankEntryBits = 4;  // and in a blank arena
 inline constexpr std::uint32_t kSpilled = 0x80000000;
 inline constexpr std::uint32_t kMostExtents = 256;  // of one sample
 inline constexpr std::uint32_t kHints = 128;
@@ -60,7 +63,7 @@ inline constexpr std::uint32_t kHints = 128;
 // The cold half: what eviction needs.
 struct Rank {
   std::atomic<double> key;
-  std::atomic<std::uint32_t> heap_pos;
+  std::atomic<std::uint32_t> seat;   // where its place in a heap is noted
   std::atomic<std::uint8_t> region;  // index + 1; 0: in no region
   std::atomic<std::uint8_t> visits;
   std::atomic<std::uint16_t> leases;  // derived from the lease lists
@@ -70,7 +73,7 @@ static_assert(sizeof(Rank) == 16);
 struct Node {
   double key;
   std::uint32_t id;
-  std::uint32_t unused;
+  std::uint32_t seat;  // of a pool's index i: the node's seat ^ i, so that zeros are in good order
 };
 
 enum class Order : std::uint8_t { kKey = 0, kRecency = 1, kFrequency = 2, kInsertion = 3 };
@@ -125,7 +128,8 @@ struct Header {
   std::uint32_t num_blocks;
   std::uint32_t num_chunks;
   std::uint32_t num_leases;
-  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, leases_at, data_at;
+  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, places_at,
+      leases_at, data_at;
   std::uint64_t total_bytes;   // of the mapping
   std::uint64_t file_data_at;  // segments on disk: where the blocks start in the file
   std::uint8_t on_disk;

@@ -17,7 +17,7 @@ struct Geometry {
   bool on_disk;
   bool exact;
   std::uint64_t seed;
-  bool blank = false;  // accounts for bytes, and stores none
+  bool blank = false;  // accounts for bytes, and stores none; for one thread at a time
 };
 
 // Takes the room for so many bytes of a file, in pieces, since a signal makes a long request begin

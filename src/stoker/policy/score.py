@@ -20,7 +20,10 @@ def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.flo
     """
     if scores is None:
         return np.full(len(ids), -np.inf)
-    return np.where(scores.seen[ids] > 0, scores.values[ids], -np.inf)
+    unseen = scores.seen.take(ids) <= 0
+    keys: NDArray[np.float64] = scores.values.take(ids)
+    keys[unseen] = -np.inf
+    return keys
 
 
 @dataclass(frozen=True)

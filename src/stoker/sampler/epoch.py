@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from stoker.plan import Plan
 from stoker.sampler.rng import generator
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
+from stoker.shared import SharedArray
 
 
 class Draw(NamedTuple):
@@ -21,10 +22,11 @@ class Draw(NamedTuple):
 
     ids: NDArray[np.integer]
     """[n], in the order of the epoch."""
-    weights: NDArray[np.float64] | None = None
-    """f64[n], of each access in the loss; None when all are one."""
-    visits: NDArray[np.float64] | None = None
-    """f64[N], expected accesses of each sample in an epoch like this one; None when not known."""
+    weights: NDArray[np.floating] | None = None
+    """f[n], of each access in the loss; None when all are one."""
+    beyond: NDArray[np.float32] | SharedArray | None = None
+    """f32[N], the :func:`expected` accesses until the next one of each sample, at the visits of an
+    epoch like this one; None when not known."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,15 @@ class EpochSampler:
         if scores is not None and len(scores) != self.num_samples:
             raise ConfigError(f"{len(scores)} scores for {self.num_samples} samples: give one each")
         if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
-            return Plan(epoch, epoch * self.longest, self._full_pass().plan(None, epoch).ids)
-        ids, weights, visits = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
+            return self._full_pass().plan(None, epoch).starting_at(epoch * self.longest)
+        ids, weights, beyond = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
         length = self._divisible(len(ids))
         return Plan(
             epoch,
             epoch * self.longest,
-            # np.resize repeats from the start, also when there are more ranks than accesses.
-            np.resize(ids, length).astype(np.uint32),
-            None if weights is None else np.resize(weights, length).astype(np.float32),
-            beyond=None if visits is None else _expected(visits, len(ids)),
+            _repeated(ids, length),
+            None if weights is None else _repeated(weights, length),
+            beyond=beyond,  # type: ignore[arg-type]
         )
 
     def foresees(self, scores: Scores | None, epoch: int) -> bool:
@@ -138,8 +139,14 @@ def annealed_from(epochs: int, share: float) -> int:
     return epochs - math.ceil(round(share * epochs, 9))
 
 
-def _expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
-    """Return f32[N], accesses until the next one of each sample, at so many visits an epoch."""
+def _repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return the first ``length`` of ``given``, as if it were repeated without end."""
+    # np.resize repeats from the start, also when there are more ranks than accesses.
+    return given[:length] if length <= len(given) else np.resize(given, length)
+
+
+def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
+    """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
     longest = np.finfo(np.float32).max / 2
     with np.errstate(divide="ignore"):
         return np.minimum(accesses / visits, longest).astype(np.float32)

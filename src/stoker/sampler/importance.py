@@ -12,6 +12,7 @@ from stoker.sampler.epoch import (
     Draw,
     EpochSampler,
     annealed_from,
+    expected,
     has_evidence,
     scores_or_median,
 )
@@ -114,7 +115,7 @@ class ImportanceSampler(EpochSampler):
         visits = self.visits(basis.astype(np.float32).astype(np.float64))
         ids = systematic_visits(epochs * visits, generator(self.seed, begin, stream=3))
         own = ids[(epoch - begin) * self.num_samples :][: self.num_samples]
-        return Draw(own, 1 / visits[own], visits)
+        return Draw(own, 1 / visits[own], expected(visits, len(own)))
 
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
         return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)

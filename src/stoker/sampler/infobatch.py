@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.sampler.epoch import Draw, EpochSampler, expected
 from stoker.scores import Scores
+from stoker.shared import SharedArray
+
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -69,36 +72,54 @@ class InfoBatchSampler(EpochSampler):
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that stay, each once, in random order, with their weights."""
-        order = rng.permutation(self.num_samples)
+        order = _shuffled(self.num_samples, rng)
         if self.easiest is None:
-            easy = order[_is_below_mean(scores)[order]]
+            is_easy = _is_below_mean(scores)
         else:
-            easy = _lowest(scores, order, round(self.easiest * self.num_samples))
-        pruned = self._pruned(len(easy))
-        weights = np.ones(self.num_samples)
+            is_easy = _is_lowest(scores, order, round(self.easiest * self.num_samples))
+        easy = int(is_easy.sum())
         # The exact ratio, as rounding down left out a little less than the share.
-        weights[easy] = len(easy) / max(1, len(easy) - pruned)
-        visits = 1 / weights
-        weights[easy[:pruned]] = 0
-        ids = order[weights[order] > 0]
-        return Draw(ids, weights[ids], visits)
+        weight = easy / (easy - self._pruned(easy)) if easy else 1.0
+        ids = order[self._stays(is_easy, order)]
+        weights = np.where(is_easy[ids], np.float32(weight), np.float32(1))
+        beyond = SharedArray.create(self.num_samples, np.float32, name="plan.beyond")
+        rarer, each = expected(np.array([1 / weight, 1.0]), len(ids))
+        beyond.array.fill(each)
+        beyond.array[is_easy] = rarer
+        return Draw(ids, weights, beyond)
+
+    def _stays(self, is_easy: NDArray[np.bool_], order: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[N] along ``order``: all but those of the easy ones that come first."""
+        easy = order[is_easy[order]]
+        stays = np.ones(self.num_samples, np.bool_)
+        stays[easy[: self._pruned(len(easy))]] = False
+        return stays[order]
 
     def _pruned(self, easy: int) -> int:
         return int(self.prune * easy)
 
 
+def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Return u32[count], a permutation, as mapped memory that a plan can have afterwards."""
+    order = SharedArray.create(count, np.uint32, name="sampler.order").array
+    for begin in range(0, count, _AT_ONCE):
+        order[begin : begin + _AT_ONCE] = np.arange(begin, min(begin + _AT_ONCE, count))
+    rng.shuffle(order)
+    return order
+
+
 def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:
     seen = scores.seen > 0
-    values = scores.values[seen]
+    values = scores.values if seen.all() else scores.values[seen]
     # Rounding must not lift the mean of equal values above them.
     mean = np.clip(values.mean(), values.min(), values.max())
     below: NDArray[np.bool_] = scores.values < mean
     return seen & below
 
 
-def _lowest(scores: Scores, order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return the ``count`` ids of lowest loss, unseen ones last, equals as they come in order."""
+def _is_lowest(scores: Scores, order: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
+    """Return bool[N]: the ``count`` lowest losses, unseen ones last, equals as they come."""
     values = np.where(scores.seen > 0, scores.values, np.inf)[order]
-    lowest = np.argsort(values, kind="stable")[:count]
-    # Back into the random order, which decides who is left out.
-    return order[np.sort(lowest)]
+    lowest = np.zeros(len(order), np.bool_)
+    lowest[order[np.argsort(values, kind="stable")[:count]]] = True
+    return lowest

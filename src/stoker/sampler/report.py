@@ -22,8 +22,9 @@ def ess(counts: ArrayLike) -> float:
     N when all are equal, less the more unequal they are, 0 when there are none. Source: Kish,
     Survey Sampling, 1965.
     """
-    n = np.asarray(counts, dtype=np.float64)
-    squares = float(np.einsum("i,i", n.ravel(), n.ravel()))
+    n = np.asarray(counts)
+    n = n.astype(np.float64) if n.dtype.kind == "f" else n  # what is counted sums up exactly
+    squares = float(np.einsum("i,i", n.ravel(), n.ravel(), dtype=np.float64))
     return float(n.sum()) ** 2 / squares if squares else 0.0
 
 

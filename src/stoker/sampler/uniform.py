@@ -77,6 +77,8 @@ class UniformSampler:
         if self.shuffle:
             rng.shuffle(order)
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
+        whole = min(self.num_samples, self.longest)
+        ids.array[:whole] = order[:whole]
         # np.resize repeats from the start, also when there are more ranks than samples.
-        ids.array[:] = np.resize(order, self.longest)
+        ids.array[whole:] = np.resize(order, self.longest - whole)
         return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ class AccountingArena(Arena):
 
     ``lengths`` (``i64[N]``): bytes of each sample, whatever is put; what is read is empty. Orders,
     admission, regions and budgets are those of any arena, since it is the same code; eviction is
-    exact. About 64 bytes of memory a sample. It belongs to one process. Raises
+    exact. About 40 bytes of memory a sample. It is used by one thread at a time. Raises
     :class:`~stoker.errors.ConfigError` for lengths below 0 and
     :class:`~stoker.errors.CapacityError` when the memory is not there.
     """

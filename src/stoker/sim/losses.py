@@ -57,26 +57,32 @@ class MadeUpLosses:
         self, num_samples: int, seed: int, spread: float = 1.5, noise: float = 0.5
     ) -> None:
         self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
-        self._epoch, self._now = -1, np.empty(0, np.float32)
+        self._epoch = -1
 
     @cached_property
     def _hardness(self) -> NDArray[np.float32]:
         rng = np.random.default_rng([self._seed, 0])
-        return _log_normal(rng, self._num_samples, self._spread)
+        return _log_normal(rng, np.empty(self._num_samples, np.float32), self._spread)
+
+    @cached_property
+    def _now(self) -> NDArray[np.float32]:
+        return np.empty(self._num_samples, np.float32)
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 1, epoch])
-            self._now = _log_normal(rng, self._num_samples, self._noise)
-            self._now *= self._hardness
-            self._now *= np.float32(2.3 * (epoch + 1) ** -0.6)
+            now = _log_normal(rng, self._now, self._noise)
+            now *= self._hardness
+            now *= np.float32(2.3 * (epoch + 1) ** -0.6)
             self._epoch = epoch
-        return self._now[ids].astype(np.float64)
+        return self._now.take(ids).astype(np.float64)
 
 
-def _log_normal(rng: np.random.Generator, count: int, deviation: float) -> NDArray[np.float32]:
-    """Return f32[count] with median 1; in place, since there may be 100 million of them."""
-    drawn = rng.standard_normal(count, np.float32)
-    drawn *= np.float32(deviation)
-    return np.exp(drawn, out=drawn)
+def _log_normal(
+    rng: np.random.Generator, out: NDArray[np.float32], deviation: float
+) -> NDArray[np.float32]:
+    """Fill f32[n] with median 1; in place, since there may be 100 million of them."""
+    rng.standard_normal(out=out, dtype=np.float32)
+    out *= np.float32(deviation)
+    return np.exp(out, out=out)

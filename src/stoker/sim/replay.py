@@ -29,7 +29,7 @@ from stoker.store.served import Served
 from stoker.store.tier import Keys
 from stoker.types import parse_bytes
 
-_RUN = 1 << 16  # accesses at once: their keys take little memory, and calls little time
+_RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
 
 IMAGENET_MEAN = 110_000
 """Bytes of a sample where no sizes are given: the mean of ImageNet's images."""
@@ -225,7 +225,12 @@ class Job:
 
         What is served is what the plan says, so that scores do not depend on what is cached.
         """
-        plan, tally, losses = self._begin(epoch, trace), Tally(epoch, self._sizes), _Mean()
+        tally, losses = Tally(epoch, self._sizes), _Mean()
+        self._serve_plan(self._begin(epoch, trace), tally, losses)
+        return self._end(tally, losses, 0)
+
+    def _serve_plan(self, plan: Plan, tally: Tally, losses: _Mean) -> None:
+        """Serve a plan, which nobody needs afterwards."""
         span = max(1, _RUN // self._batch_size) * self._batch_size
         for start in range(0, len(plan), span):
             places = np.arange(start, min(start + span, len(plan)))
@@ -238,7 +243,6 @@ class Job:
             tally.add(ids, outcomes)
             if self._clock is not None:
                 self._clock.add_run(ids, outcomes, self._batch_size)
-        return self._end(tally, losses, 0)
 
     def _score_run(
         self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], seen: _Mean
@@ -269,6 +273,7 @@ class Job:
 
     def _end(self, tally: Tally, losses: _Mean, package_reads: int) -> EpochResult:
         """Write down what is known of an epoch; return what was counted."""
+        self.cache.end_epoch()
         if losses.count:
             self._scores.record_epoch(tally.epoch, accuracy=losses.accuracy, loss=losses.loss)
         time = None if self._clock is None else self._clock.end_epoch()

@@ -29,6 +29,8 @@ from stoker.types import Outcome
 _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples
 _LARGEST_PACKAGE = 1 << 28
 
+_OUTCOMES = np.array([Outcome.FETCHED, Outcome.HIT], np.int8)
+
 Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
 
@@ -93,16 +95,16 @@ class ReplayedCache:
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
             self._counts = dict(zip(self._names, counts, strict=True))
-        keys = None
-        if not self.policy.natural_keys:
-            keys = self.policy.keys(self._ids(), scores, plan, None)
+        keys = None if self.policy.natural_keys else self._set_keys(scores, plan)
         if self._arranges:
             store.rearrange(self._regions, keys, wanted)
-        elif keys is not None:
-            store.tier.set_keys(self._ids(), keys)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
+
+    def end_epoch(self) -> None:
+        """Let go of the plan, so that the next one has its memory."""
+        self._plan = None
 
     @property
     def serves_runs(self) -> bool:
@@ -126,7 +128,8 @@ class ReplayedCache:
             overflow=getattr(self.policy, "overflow", ""),
             at_once=batch,
         )
-        return np.where(hits, Outcome.HIT, Outcome.FETCHED).astype(np.int8)
+        outcomes: Outcomes = _OUTCOMES.take(hits)
+        return outcomes
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
@@ -178,6 +181,23 @@ class ReplayedCache:
         self.close()
 
     # --- inside ---
+
+    def _set_keys(self, scores: Scores, plan: Plan) -> NDArray[np.float64] | None:
+        """Give what is cached its keys for ``plan``.
+
+        Return them, ``f64[N]`` with 0 for the others, where samples move by them.
+        """
+        if self._arena is None:
+            return None
+        held = np.flatnonzero(self._arena.contains(self._ids())).astype(np.uint32)
+        own = self.policy.keys(held, scores, plan, None)
+        assert own is not None
+        self._arena.set_keys(held, own)
+        if self._store.places is None:
+            return None
+        keys = np.zeros(self._num_samples)
+        keys[held] = own
+        return keys
 
     def _ids(self) -> NDArray[np.uint32]:
         return np.arange(self._num_samples, dtype=np.uint32)

@@ -119,7 +119,7 @@ class Tally:
 
     def add(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8]) -> None:
         """Count samples ``u32[n]`` that were served so."""
-        sizes = self._sizes[ids]
+        sizes = self._sizes.take(ids)
         self._outcomes += np.bincount(outcomes, minlength=len(Outcome))
         self._served_bytes += int(sizes.sum())
         self._hit_bytes += int(sizes[outcomes == Outcome.HIT].sum())
