@@ -105,6 +105,24 @@ def test_a_run_of_hits_does_not_fill_the_window(arena: Arena, source: SlowSource
     fetcher.close()
 
 
+def test_what_vanishes_far_off_is_left_to_the_worker(arena: Arena, source: SlowSource) -> None:
+    """It has no lease: read now, it might be gone again before its access, and read in vain."""
+    rank, fetcher = Rank(arena, 300), Fetcher(source, Pace(1, 1))
+    cached = np.arange(6, dtype=np.uint32)
+    assert rank.tier.put_many(cached, Packed(*pack(SAMPLES[:6])), None, "window").all()
+    lease = arena.lease
+
+    def overtaken(ids: np.ndarray, position: int) -> bool:
+        if position == 5:
+            arena.discard(cached[5:])
+        return lease(ids, position)
+
+    arena.lease = overtaken  # type: ignore[method-assign]
+    assert run(fetcher, rank) == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert source.reads[5] == 0
+    fetcher.close()
+
+
 def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -> None:
     rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
     other = Arena.attach(arena.handle)

@@ -159,12 +159,12 @@ class Feed:
             offset -= len(segment.ids)
         return None
 
-    def relieve(self, cached: Ids) -> None:
-        """Take these samples of the group that was taken last for cached, which need no room."""
-        num_bytes = int(self._sizes[cached].sum())
+    def keep_room_for(self, missing: Ids) -> None:
+        """Have the group that was taken last take up room for these samples only."""
         last = self._groups.pop()
-        self._groups.append(last._replace(room=last.room - num_bytes))
-        self._ready -= num_bytes
+        room = int(self._sizes[missing].sum())
+        self._groups.append(last._replace(room=room))
+        self._ready += room - last.room
 
     def _take_from(
         self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int

@@ -119,13 +119,13 @@ class Fetcher:
             consumer.ready.append(group)
             arena = consumer.tier.arena
             # What is cached and far off is the policy's to keep.
-            leased = group.ids if group.is_near else group.ids[~arena.contains(group.ids)]
+            wanted = group if group.is_near else group.part(~arena.contains(group.ids))
             # In order of the plan, which the release by position relies on. What cannot be leased
             # could be gone before it is used, and is left to the worker.
-            if arena.lease(leased, group.position):
-                cached = arena.contains(group.ids)
-                consumer.feed.relieve(group.ids[cached])
-                self._start_reading(consumer, group.part(~cached))
+            if arena.lease(wanted.ids, group.position):
+                missing = wanted.part(~arena.contains(wanted.ids))
+                consumer.feed.keep_room_for(missing.ids)
+                self._start_reading(consumer, missing)
         consumer.feed.confirm()
         return True
 
