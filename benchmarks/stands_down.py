@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from feed_loaders import Files, Run, train
-from feed_local import images_of, learn_through_stoker, step_of
+from feed_local import images_of, step_of
 from feed_posix import choose, digits
 from feed_process import run_alone
 from harness import Report, interleave, paired_ratio, parser
 from torch.utils.data import DataLoader, Dataset
 
+import stoker
 from stoker.pytorch.decode import decode_image
 
 PLAIN, DEFAULT, ADAPTIVE = "torch's DataLoader", "foresight", "foresight, adaptive"
@@ -57,7 +60,25 @@ def through_stoker(place: Files, run: Run) -> dict[str, Any]:
     logger = logging.getLogger("stoker")
     logger.setLevel(logging.INFO)
     logger.addHandler(said)
-    return learn_through_stoker(place, run) | {"said": said.decisions}
+    dataset = stoker.SampleDataset(place.open(), decode=decode_image)
+    with stoker.Loader(
+        dataset,
+        run.batch_size,
+        num_workers=run.workers,
+        collate_fn=images_of,
+        persistent_workers=True,
+        epochs=run.epochs,
+        **run.options,
+    ) as loader:
+        found = train(run, lambda epoch: _observed(loader), step=step_of(run))
+    return found | {"said": said.decisions}
+
+
+def _observed(loader: stoker.Loader) -> Iterator[Any]:
+    """Yield the batches of an epoch, and tell made-up losses after each."""
+    for batch, length in loader:
+        yield batch, length
+        loader.observe(torch.ones(length))
 
 
 class _Said(logging.Handler):
@@ -81,7 +102,7 @@ def main() -> None:
     args = arguments.parse_args()
     with contextlib.ExitStack() as stack:
         root = args.data or stack.enter_context(digits(smoke=args.smoke))
-        place = choose(root, 300 if args.smoke else 10_000)
+        place = choose(root, 300 if args.smoke else 5_000)
         for path in place.paths:
             Path(path).read_bytes()
         _report(place, 1 if args.smoke else args.rounds, args.smoke).show(args.json)
@@ -89,7 +110,7 @@ def main() -> None:
 
 def _report(place: Files, rounds: int, smoke: bool) -> Report:
     found: dict[str, list[dict[str, Any]]] = {PLAIN: [], DEFAULT: [], ADAPTIVE: []}
-    epochs = 4 if smoke else 8
+    epochs = 4 if smoke else 6
 
     def total(name: str) -> float:
         options = {} if name == DEFAULT else {"recipe": "foresight:adaptive=true"}

@@ -62,10 +62,9 @@ def replay(
     by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
     (``[A]`` integers) in place of the sampler's; or what ``Loader(trace=PATH)`` wrote, whose
     accesses, batches, sizes and losses are then those of the replay, and the scores and neighbours
-    where the recipe scores by more than losses. ``batch_size`` is otherwise a thousandth of the
-    samples, from 256 to 1024. ``conditions``:
-    what storage and processors are like, to have the time of each epoch computed. ``progress`` is
-    called after each epoch.
+    where the recipe scores by more than losses. ``batch_size`` is otherwise a five-hundredth
+    of the samples, from 256 to 4096. ``conditions``: what storage and processors are like, to have
+    the time of each epoch computed. ``progress`` is called after each epoch.
 
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
@@ -103,7 +102,7 @@ def replay(
 
 def default_batch(num_samples: int) -> int:
     """Return the samples of a batch where none are given: large data sets come in large batches."""
-    return int(np.clip(num_samples // 1000, 256, 1024))
+    return int(np.clip(num_samples // 500, 256, 4096))
 
 
 class Step(NamedTuple):
