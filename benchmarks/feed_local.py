@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from feed_posix import choose, digits
 from feed_process import Running, run_alone
 from harness import Report, interleave, paired_ratio
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import stoker
 from stoker.pytorch.decode import decode_image
@@ -87,8 +87,10 @@ def _one_case(report: Report, case: str, place: Files, run: Run, rounds: int) ->
     report.target(f"{case}: CPU seconds", paired_ratio(cpu["Stoker"], cpu["memory"]), 1.10)
 
 
-def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
-    """Train on images through Stoker's Loader."""
+def learn_through_stoker(
+    place: Files, run: Run, batches: Callable[[stoker.Loader], Iterable[Any]] = iter
+) -> dict[str, Any]:
+    """Train on images through Stoker's Loader; ``batches`` makes an epoch's of it."""
     dataset = stoker.SampleDataset(place.open(), decode=decode_image)
     with stoker.Loader(
         dataset,
@@ -99,20 +101,27 @@ def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
         epochs=run.epochs,
         **run.options,
     ) as loader:
-        return train(run, lambda epoch: loader, step=step_of(run))
+        return train(run, lambda epoch: batches(loader), step=_step_of(run))
 
 
 def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
     """Train on images whose bytes lie in memory, through torch's DataLoader."""
+    return learn_through_torch(
+        InMemory(place.open().read(range(len(place.paths))), decode_image), run
+    )
+
+
+def learn_through_torch(dataset: Dataset[Any], run: Run) -> dict[str, Any]:
+    """Train on images through torch's DataLoader."""
     loader: DataLoader[Any] = DataLoader(
-        InMemory(place.open().read(range(len(place.paths))), decode_image),
+        dataset,
         run.batch_size,
         shuffle=True,
         num_workers=run.workers,
         collate_fn=images_of,
         persistent_workers=True,
     )
-    return train(run, lambda epoch: loader, step=step_of(run))
+    return train(run, lambda epoch: loader, step=_step_of(run))
 
 
 def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
@@ -120,7 +129,7 @@ def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(np.stack(images)), len(images)
 
 
-def step_of(run: Run) -> Callable[[Any], None] | None:
+def _step_of(run: Run) -> Callable[[Any], None] | None:
     """Return the training step of a small CNN, or None where the accelerator sleeps."""
     if run.samples_per_second:
         return None

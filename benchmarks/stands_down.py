@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from feed_loaders import Files, Run, train
-from feed_local import images_of, step_of
+from feed_loaders import Files, Run
+from feed_local import learn_through_stoker, learn_through_torch
 from feed_posix import choose, digits
 from feed_process import run_alone
 from harness import Report, interleave, paired_ratio, parser
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import stoker
 from stoker.pytorch.decode import decode_image
@@ -43,15 +43,7 @@ class OfFiles(Dataset[Any]):
 
 def plainly(place: Files, run: Run) -> dict[str, Any]:
     """Train as one does without Stoker."""
-    loader: DataLoader[Any] = DataLoader(
-        OfFiles(place.paths),
-        run.batch_size,
-        shuffle=True,
-        num_workers=run.workers,
-        collate_fn=images_of,
-        persistent_workers=True,
-    )
-    return train(run, lambda epoch: loader, step=step_of(run))
+    return learn_through_torch(OfFiles(place.paths), run)
 
 
 def through_stoker(place: Files, run: Run) -> dict[str, Any]:
@@ -60,17 +52,7 @@ def through_stoker(place: Files, run: Run) -> dict[str, Any]:
     logger = logging.getLogger("stoker")
     logger.setLevel(logging.INFO)
     logger.addHandler(said)
-    dataset = stoker.SampleDataset(place.open(), decode=decode_image)
-    with stoker.Loader(
-        dataset,
-        run.batch_size,
-        num_workers=run.workers,
-        collate_fn=images_of,
-        persistent_workers=True,
-        epochs=run.epochs,
-        **run.options,
-    ) as loader:
-        found = train(run, lambda epoch: _observed(loader), step=step_of(run))
+    found = learn_through_stoker(place, run, _observed)
     return found | {"said": said.decisions}
 
 

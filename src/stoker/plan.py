@@ -88,13 +88,15 @@ class Plan:
 
     def followed_by(self, following: Plan | None) -> Plan:
         """Return this plan with the one that comes after it; nothing is copied."""
-        ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
-        return Plan(self.epoch, self.start, ids, weights, following, beyond)  # type: ignore[arg-type]
+        return self._in_same_memory(self.start, following)
 
     def starting_at(self, start: int) -> Plan:
         """Return this plan with its first access at another global position; nothing is copied."""
+        return self._in_same_memory(start, self.following)
+
+    def _in_same_memory(self, start: int, following: Plan | None) -> Plan:
         ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
-        return Plan(self.epoch, start, ids, weights, self.following, beyond)  # type: ignore[arg-type]
+        return Plan(self.epoch, start, ids, weights, following, beyond)  # type: ignore[arg-type]
 
     @property
     def next_use(self) -> NDArray[np.int64]:

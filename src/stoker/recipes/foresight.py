@@ -96,8 +96,6 @@ def hit_ratio(cache_fraction: float, repeat: int = 1, group: float = 1.0) -> flo
     """
     if cache_fraction <= 0:
         return 0.0
-    if repeat == 1:
-        return min(1.0, cache_fraction)
     shares = np.linspace(0, 1, 1001)[1:]
     distinct = group * (1 - (1 - shares) ** repeat)
     hits = 1 - np.maximum(0.0, distinct - cache_fraction) / (shares * group * repeat)

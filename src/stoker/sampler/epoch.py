@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.rng import generator
-from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.uniform import UniformSampler, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
@@ -107,8 +107,8 @@ class EpochSampler:
         return Plan(
             epoch,
             epoch * self.longest,
-            _repeated(ids, length),
-            None if weights is None else _repeated(weights, length),
+            repeated(ids, length),
+            None if weights is None else repeated(weights, length),
             beyond=beyond,  # type: ignore[arg-type]
         )
 
@@ -137,12 +137,6 @@ def annealed_from(epochs: int, share: float) -> int:
     """Return the first epoch of the annealed end, the last ``share`` of so many epochs."""
     # Rounded first: 0.1 x 30 is a little more than 3.
     return epochs - math.ceil(round(share * epochs, 9))
-
-
-def _repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return the first ``length`` of ``given``, as if it were repeated without end."""
-    # np.resize repeats from the start, also when there are more ranks than accesses.
-    return given[:length] if length <= len(given) else np.resize(given, length)
 
 
 def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:

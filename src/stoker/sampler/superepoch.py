@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.epoch import annealed_from
 from stoker.sampler.rng import generator
-from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.uniform import UniformSampler, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
@@ -69,7 +69,7 @@ class SuperEpochSampler(UniformSampler):
             return super().plan(scores, epoch)
         own = self._visits(begin, epochs)[(epoch - begin) * self.num_samples :][: self.num_samples]
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
-        ids.array[:] = np.resize(own, self.longest)
+        ids.array[:] = repeated(own, self.longest)
         return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
 
     def began(self, epoch: int) -> int:

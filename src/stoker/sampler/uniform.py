@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
@@ -77,8 +78,11 @@ class UniformSampler:
         if self.shuffle:
             rng.shuffle(order)
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
-        whole = min(self.num_samples, self.longest)
-        ids.array[:whole] = order[:whole]
-        # np.resize repeats from the start, also when there are more ranks than samples.
-        ids.array[whole:] = np.resize(order, self.longest - whole)
+        ids.array[:] = repeated(order, self.longest)
         return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
+
+
+def repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return the first ``length`` of ``given``, as if it were repeated without end."""
+    # np.resize repeats from the start, also when there are more ranks than accesses.
+    return given[:length] if length <= len(given) else np.resize(given, length)
