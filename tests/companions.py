@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +19,13 @@ def await_true(test: Callable[[], object], patience: float = 20.0) -> bool:
 
 def processes_of(module: str, runtime: Path) -> list[int]:
     """The processes that run ``module`` and use a runtime directory below ``runtime``."""
-    listed = subprocess.run(["pgrep", "-f", module], capture_output=True, text=True)
     found = []
-    for pid in map(int, listed.stdout.split()):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if str(runtime).encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
+            # By whole arguments: a pgrep for the same name, of another rank's, is none of them.
+            is_one = module.encode() in (process / "cmdline").read_bytes().split(b"\0")
+            if is_one and str(runtime).encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
         except OSError:
             continue
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from companions import processes_of
 
 from pytorch.ranks import run_ranks
 from stoker.pytorch import Loader, SampleDataset
@@ -40,16 +40,7 @@ def slow_dataset(latency: float = 0.002) -> SampleDataset:
 
 def prefetchers() -> list[int]:
     """The prefetch processes of this test."""
-    found = []
-    listed = subprocess.run(["pgrep", "-f", "stoker.prefetch.process"], capture_output=True)
-    mine = os.environ["STOKER_RUNTIME_DIR"].encode()
-    for pid in map(int, listed.stdout.split()):
-        try:
-            if mine in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+    return processes_of("stoker.prefetch.process", Path(os.environ["STOKER_RUNTIME_DIR"]))
 
 
 @pytest.mark.parametrize("recipe", ["minio", "lru", "belady"])
