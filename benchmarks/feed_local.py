@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,8 @@ def _one_case(report: Report, case: str, place: Files, run: Run, rounds: int) ->
     report.target(f"{case}: CPU seconds", paired_ratio(cpu["Stoker"], cpu["memory"]), 1.10)
 
 
-def learn_through_stoker(
-    place: Files, run: Run, batches: Callable[[stoker.Loader], Iterable[Any]] = iter
-) -> dict[str, Any]:
-    """Train on images through Stoker's Loader; ``batches`` makes an epoch's of it."""
+def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
+    """Train on images through Stoker's Loader."""
     dataset = stoker.SampleDataset(place.open(), decode=decode_image)
     with stoker.Loader(
         dataset,
@@ -101,19 +99,19 @@ def learn_through_stoker(
         epochs=run.epochs,
         **run.options,
     ) as loader:
-        return train(run, lambda epoch: batches(loader), step=_step_of(run))
+        return train(run, lambda epoch: loader, step=step_of(run))
 
 
 def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
     """Train on images whose bytes lie in memory, through torch's DataLoader."""
-    return learn_through_torch(
-        InMemory(place.open().read(range(len(place.paths))), decode_image), run
-    )
+    samples = InMemory(place.open().read(range(len(place.paths))), decode_image)
+    loader = through_torch(samples, run)
+    return train(run, lambda epoch: loader, step=step_of(run))
 
 
-def learn_through_torch(dataset: Dataset[Any], run: Run) -> dict[str, Any]:
-    """Train on images through torch's DataLoader."""
-    loader: DataLoader[Any] = DataLoader(
+def through_torch(dataset: Dataset[Any], run: Run) -> DataLoader[Any]:
+    """Return torch's DataLoader of images."""
+    return DataLoader(
         dataset,
         run.batch_size,
         shuffle=True,
@@ -121,7 +119,6 @@ def learn_through_torch(dataset: Dataset[Any], run: Run) -> dict[str, Any]:
         collate_fn=images_of,
         persistent_workers=True,
     )
-    return train(run, lambda epoch: loader, step=_step_of(run))
 
 
 def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
@@ -129,7 +126,7 @@ def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(np.stack(images)), len(images)
 
 
-def _step_of(run: Run) -> Callable[[Any], None] | None:
+def step_of(run: Run) -> Callable[[Any], None] | None:
     """Return the training step of a small CNN, or None where the accelerator sleeps."""
     if run.samples_per_second:
         return None

@@ -6,7 +6,7 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.policy import NextUse
+from stoker.policy import NextUse, OnceAnEpoch
 from stoker.policy.score import Score
 from stoker.recipes.part import part
 from stoker.sampler import ImportanceSampler, InfoBatchSampler, SuperEpochSampler
@@ -21,6 +21,7 @@ def test_by_default_each_sample_comes_once_an_epoch():
     assert sorted(plan.ids.tolist()) == list(range(100))
     assert plan.ids.tolist() == recipes.belady().sampler(100, **JOB).plan(None, 3).ids.tolist()
     assert recipe.predicted_hit_ratio(0.2) == pytest.approx(0.2)
+    assert recipe.policy == OnceAnEpoch(1e7)
 
 
 def test_parameters_reach_their_parts():
@@ -68,7 +69,7 @@ def test_what_is_expected_beyond_the_plan_matters():
     recipe = recipes.foresight(importance=True)
     blind = part(Blind, repeat=1, annealed=0.0)
     known, unknown = (
-        hits(replay(one, 4000, 12, 0.2).per_epoch[6:10])
+        hits(replay(one, 4000, 12, 0.4).per_epoch[6:10])
         for one in (recipe, replace(recipe, sampler=blind))
     )
     assert known > unknown + 0.03

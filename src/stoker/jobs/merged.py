@@ -186,7 +186,8 @@ class Merged:
     def _own_times(self, ids: Ids, positions: NDArray[np.int64]) -> Keys:
         """Return the keys that NextUse gives samples used at ``positions`` of the job."""
         since = self._start if self._is_weighed else 0
-        return self._weighed(ids, (positions - since).astype(np.float64))
+        times = (positions - since).astype(np.float64)
+        return self.policy.keys_alone(ids, times) if isinstance(self.policy, NextUse) else -times
 
     def _weighed(self, ids: Ids, times: Keys) -> Keys:
         return self.policy.keys_after(ids, times) if isinstance(self.policy, NextUse) else -times

@@ -9,6 +9,7 @@ from stoker.policy.lfu import LFU
 from stoker.policy.lru import LRU
 from stoker.policy.minio import MinIO
 from stoker.policy.next_use import NextUse
+from stoker.policy.once_an_epoch import OnceAnEpoch
 from stoker.policy.random import Random
 from stoker.policy.s3fifo import S3FIFO
 from stoker.policy.score import Score
@@ -29,6 +30,7 @@ __all__ = [
     "Homophily",
     "MinIO",
     "NextUse",
+    "OnceAnEpoch",
     "Policy",
     "Random",
     "Region",

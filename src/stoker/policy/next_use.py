@@ -42,7 +42,7 @@ class NextUse:
 
     def regions(self) -> tuple[Region, ...]:
         """One region ordered by our keys, whose newcomers must beat their victims."""
-        return (Region("main", 1.0, order="key", admission="beats_victims"),)
+        return (Region("main", 1.0, order="key", admission="beats_victims", ties=False),)
 
     def for_sizes(self, sizes: NDArray[np.int64]) -> NextUse:
         """Return this policy for samples of these sizes."""
@@ -69,11 +69,16 @@ class NextUse:
             if plan.following is not None and len(plan.following):
                 ends.append(int(plan.following.ids.max()) + 1)
             upcoming = plan.first_use(max(ends))[ids]
+        times = upcoming.astype(np.float64)
         if self.request_bytes == 0 or self.sizes is None:
-            keys = upcoming.astype(np.float64)
-            keys += plan.start
-            return np.negative(keys, out=keys)
-        return self.keys_after(ids, upcoming.astype(np.float64))
+            times += plan.start
+        return self.keys_alone(ids, times)
+
+    def keys_alone(
+        self, ids: NDArray[np.uint32], times: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return :meth:`keys_after` as they are while no other job uses the cache."""
+        return self.keys_after(ids, times)
 
     def keys_after(
         self, ids: NDArray[np.uint32], times: NDArray[np.float64]

@@ -183,45 +183,53 @@ class Companion:
                 if not try_lock(lock) or not os.fstat(lock).st_nlink:
                     return True  # another rank has started it just now, or the last one has ended
                 self._starts.append(time.monotonic())
-                return self._spawn(lock)
-            except subprocess.SubprocessError as error:
-                log.info("the %s process did not come up: %s", self._what, error)
-                return True  # killed, or late: it is tried again
+                process = self._spawn(lock)
             finally:
                 os.close(lock)
+        # Nothing of it is open here any more: workers may be forked while it comes up.
+        if process is not None:
+            self._await_up(process)
+        return process is not None
+
+    def _await_up(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the process has put itself into the background; it is tried again if not."""
+        try:
+            failed = process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed = process.wait()
+        if failed:
+            log.info("the %s process did not come up: it ended with %d", self._what, failed)
 
     def _dies_often(self) -> bool:
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < _SOON]
         return len(self._starts) >= _MOST_STARTS
 
-    def _spawn(self, lock: int) -> bool:
-        """Start the process with copies of what it needs; False if the job cannot be passed on."""
+    def _spawn(self, lock: int) -> subprocess.Popen[bytes] | None:
+        """Start the process with copies of what it needs; None if the job cannot be passed on."""
         try:
             pickled, fds = dump(self._make_job())
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
-            return False
+            return None
         listener = Channel.listen(self._socket)
         job_fd = os.memfd_create("stoker-job", os.MFD_CLOEXEC)
         try:
             os.write(job_fd, pickled)
             os.lseek(job_fd, 0, os.SEEK_SET)
             inherited = [job_fd, listener.fileno(), lock]
-            subprocess.run(
+            return subprocess.Popen(
                 [sys.executable, "-m", self._module, *map(str, inherited), str(self._socket)],
                 pass_fds=[*inherited, *fds],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
-                timeout=_PATIENCE,
-                check=True,
             )
         finally:
             listener.close()
             for fd in (job_fd, *fds):
                 os.close(fd)
-        return True
 
     def _drop(self) -> None:
         if self._channel is not None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.policy.next_use import NextUse
+from stoker.policy.once_an_epoch import OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.part import part
 from stoker.sampler.adaptive import AdaptiveSampler
@@ -27,8 +28,10 @@ def foresight(
 ) -> Recipe:
     """Return eviction by next use: what is needed latest leaves, by the plan of coming accesses.
 
-    By default each sample is visited once an epoch, and nothing about training changes. What
-    follows is to be asked for, and none of it biases the gradient:
+    By default each sample is visited once an epoch, and nothing about training changes: the cache
+    keeps the smallest samples, and what any job needs next where several share it
+    (:class:`~stoker.policy.once_an_epoch.OnceAnEpoch`). What follows is to be asked for, and none
+    of it biases the gradient:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
@@ -71,19 +74,16 @@ def foresight(
     elif adaptive:
         sampler = part(AdaptiveSampler, **bounds)
     is_exact = not (importance or prune or adaptive)
+    is_uniform = is_exact and repeat == 1
+    if request_bytes is None:
+        request_bytes = 1e7 if is_uniform else 0.0
     return Recipe(
         "foresight",
         "the sample needed latest leaves, by the plan; samples may repeat, or be drawn unbiased",
-        policy=NextUse(_request_bytes(is_exact and repeat == 1, request_bytes)),
+        policy=(OnceAnEpoch if is_uniform else NextUse)(request_bytes),
         sampler=sampler,
         limit=part(hit_ratio, repeat=repeat, group=group) if is_exact else None,
     )
-
-
-def _request_bytes(is_uniform: bool, given: float | None) -> float:
-    if given is None:
-        return 1e7 if is_uniform else 0.0
-    return given
 
 
 def hit_ratio(cache_fraction: float, repeat: int = 1, group: float = 1.0) -> float:
