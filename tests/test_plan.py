@@ -165,3 +165,12 @@ def test_a_plan_starts_elsewhere_with_the_same_memory() -> None:
     assert (moved.start, moved.epoch) == (7, 1)
     for name in ("ids", "weights", "beyond"):
         assert np.shares_memory(getattr(moved, name), getattr(plan, name))
+
+
+def test_without_weights_the_ids_stay_where_they_are() -> None:
+    after = Plan(2, 10, np.array([1, 1, 1]))
+    plan = Plan(1, 7, np.array([2, 0, 1]), np.ones(3, np.float32), after, np.zeros(3))
+    bare = plan.unweighted()
+    assert (bare.start, bare.epoch, bare.following) == (7, 1, after)
+    assert bare.weights is None and bare.beyond is None
+    assert np.shares_memory(bare.ids, plan.ids)

@@ -94,6 +94,10 @@ class Plan:
         """Return this plan with its first access at another global position; nothing is copied."""
         return self._in_same_memory(start, self.following)
 
+    def unweighted(self) -> Plan:
+        """Return this plan without weights and expectations, whose memory it lets go."""
+        return Plan(self.epoch, self.start, self._memory["ids"], None, self.following)  # type: ignore[arg-type]
+
     def _in_same_memory(self, start: int, following: Plan | None) -> Plan:
         ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
         return Plan(self.epoch, start, ids, weights, following, beyond)  # type: ignore[arg-type]

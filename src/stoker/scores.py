@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -14,6 +15,8 @@ Row = TypeVar("Row", np.float64, np.int64, np.bool_)
 
 MAX_EPOCHS = 4096
 """Epochs whose history a Scores has room for."""
+
+_AT_ONCE = 1 << 16
 
 _ROWS = ("values", "last", "seen", "volatile", "basis")
 _HISTORY = ("accuracies", "losses", "deviations", "supplies", "hit_ratios")
@@ -159,11 +162,7 @@ class Scores:
             raise CapacityError(
                 f"epoch={epoch} is beyond the history of {MAX_EPOCHS} epochs that Scores keep"
             )
-        seen = self._values.array
-        if self._seen.array.min() <= 0:
-            seen = seen[self._seen.array > 0]
-        deviation = float(seen.std()) if len(seen) else None
-        known = (accuracy, loss, deviation, supply, hit_ratio)
+        known = (accuracy, loss, self._deviation(), supply, hit_ratio)
         for row, value in zip(self._history.array, known, strict=True):
             if value is not None and np.isfinite(value):
                 row[epoch] = value
@@ -287,6 +286,22 @@ class Scores:
                 setattr(copy, name, SharedArray.copy_of(shared.array))
         copy._frozen = True
         return copy
+
+    def _deviation(self) -> float | None:
+        """Return the standard deviation of the scores of seen samples; None if there are none."""
+        count = int(np.count_nonzero(self._seen.array))
+        if not count:
+            return None
+        mean = sum(float(part.sum()) for part in self._seen_parts()) / count
+        squares = sum(float(np.square(part - mean).sum()) for part in self._seen_parts())
+        return float(np.sqrt(squares / count))
+
+    def _seen_parts(self) -> Iterator[NDArray[np.float64]]:
+        """Yield the scores of seen samples, some at a time: there may be 100 million."""
+        for at in range(0, len(self), _AT_ONCE):
+            values = self._values.array[at : at + _AT_ONCE]
+            seen = self._seen.array[at : at + _AT_ONCE]
+            yield values if seen.all() else values[seen > 0]
 
     def _array(self, name: str) -> NDArray[Any]:
         memory: SharedArray = getattr(self, f"_{name}")

@@ -72,15 +72,10 @@ class InfoBatchSampler(EpochSampler):
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that stay, each once, in random order, with their weights."""
-        order = _shuffled(self.num_samples, rng)
-        if self.easiest is None:
-            is_easy = _is_below_mean(scores)
-        else:
-            is_easy = _is_lowest(scores, order, round(self.easiest * self.num_samples))
+        ids, is_easy = self._kept(scores, _shuffled(self.num_samples, rng))
         easy = int(is_easy.sum())
         # The exact ratio, as rounding down left out a little less than the share.
         weight = easy / (easy - self._pruned(easy)) if easy else 1.0
-        ids = order[self._stays(is_easy, order)]
         weights = np.where(is_easy[ids], np.float32(weight), np.float32(1))
         beyond = SharedArray.create(self.num_samples, np.float32, name="plan.beyond")
         rarer, each = expected(np.array([1 / weight, 1.0]), len(ids))
@@ -88,12 +83,22 @@ class InfoBatchSampler(EpochSampler):
         beyond.array[is_easy] = rarer
         return Draw(ids, weights, beyond)
 
+    def _kept(
+        self, scores: Scores, order: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Return u32[n], those of ``order`` that stay, and bool[N], which ids are easy."""
+        if self.easiest is None:
+            is_easy = _is_below_mean(scores)
+        else:
+            is_easy = _is_lowest(scores, order, round(self.easiest * self.num_samples))
+        return order[self._stays(is_easy, order)], is_easy
+
     def _stays(self, is_easy: NDArray[np.bool_], order: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return bool[N] along ``order``: all but those of the easy ones that come first."""
-        easy = order[is_easy[order]]
-        stays = np.ones(self.num_samples, np.bool_)
-        stays[easy[: self._pruned(len(easy))]] = False
-        return stays[order]
+        is_easy_here = is_easy[order]
+        count = np.cumsum(is_easy_here, dtype=np.uint32)
+        stays: NDArray[np.bool_] = ~is_easy_here | (count > self._pruned(int(count[-1])))
+        return stays
 
     def _pruned(self, easy: int) -> int:
         return int(self.prune * easy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
 from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
-from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.replayed_cache import Outcomes, ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
 from stoker.sim.trace import Trace
 from stoker.store.served import Served
@@ -229,19 +230,32 @@ class Job:
         return self._end(tally, losses, 0)
 
     def _serve_plan(self, plan: Plan, tally: Tally, losses: _Mean) -> None:
-        """Serve a plan, which nobody needs afterwards."""
+        """Serve a plan, which nobody needs afterwards.
+
+        A thread walks the cache through a run while the next one is scored here, and the one before
+        is counted: neither depends on what hits.
+        """
         span = max(1, _RUN // self._batch_size) * self._batch_size
-        for start in range(0, len(plan), span):
-            places = np.arange(start, min(start + span, len(plan)))
-            ids = plan.ids[start : start + span]
-            if self._is_scored:
-                keys, after = self._score_run(ids, plan, places, losses)
-            else:
-                keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
-            outcomes = self.cache.serve_run(ids, keys, after, self._batch_size)
-            tally.add(ids, outcomes)
-            if self._clock is not None:
-                self._clock.add_run(ids, outcomes, self._batch_size)
+        with ThreadPoolExecutor(1) as thread:
+            served: tuple[NDArray[np.uint32], Future[Outcomes]] | None = None
+            for start in range(0, len(plan), span):
+                places = np.arange(start, min(start + span, len(plan)))
+                ids = plan.ids[start : start + span]
+                if self._is_scored:
+                    keys, after = self._score_run(ids, plan, places, losses)
+                else:
+                    keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
+                outcomes = thread.submit(self.cache.serve_run, ids, keys, after, self._batch_size)
+                if served is not None:
+                    self._count_run(tally, *served)
+                served = ids, outcomes
+            if served is not None:
+                self._count_run(tally, *served)
+
+    def _count_run(self, tally: Tally, ids: NDArray[np.uint32], outcomes: Future[Outcomes]) -> None:
+        tally.add(ids, outcomes.result())
+        if self._clock is not None:
+            self._clock.add_run(ids, outcomes.result(), self._batch_size)
 
     def _score_run(
         self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], seen: _Mean
@@ -267,6 +281,8 @@ class Job:
         scores = self._settle(epoch)
         plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
         self.on_plan(plan)
+        if not self._looks_ahead:
+            plan = plan.unweighted()  # of 100 million samples, they take half a gigabyte
         self.cache.begin_epoch(scores, plan, self._epochs)
         return plan
 
@@ -294,13 +310,16 @@ class Job:
         begin_epoch(self._sampler, self._scores, epoch)
         return self._scores
 
+    @property
+    def _looks_ahead(self) -> bool:
+        return bool(getattr(self.cache.policy, "looks_ahead", False))
+
     def _plan(self, scores: Scores, epoch: int) -> Plan:
         """Return the plan of the epoch, which knows the next one where the policy looks ahead."""
         plan, self._foreseen = self._foreseen, None
         if plan is None or plan.epoch != epoch:
             plan = self._sampler.plan(scores, epoch)
-        looks_ahead = getattr(self.cache.policy, "looks_ahead", False)
-        if not looks_ahead or not foresees(self._sampler, scores, epoch + 1):
+        if not self._looks_ahead or not foresees(self._sampler, scores, epoch + 1):
             return plan
         self._foreseen = self._sampler.plan(scores, epoch + 1)
         return plan.followed_by(self._foreseen)
