@@ -87,6 +87,14 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
   std::uint64_t freed = 0;
   std::uint64_t freed_blocks = 0;
   const bool unknown = key == -std::numeric_limits<double>::infinity();
+  const auto is_outranked = [&](double other) {
+    return other < key || (other == key && wanted.ties && !unknown);
+  };
+  if (wanted.order == Order::kKey && wanted.pop == Pop::kEvict && wanted.size > 0) {
+    // Most newcomers fail at the first one, which need not leave its place for that.
+    const Node first = heap(region).at(0);
+    if (evictable(first.id) && !is_outranked(first.key)) return false;
+  }
   bool outranks = true;
   while (outranks && !fits(wanted, length, freed, freed_blocks)) {
     Victim victim{};
@@ -95,7 +103,7 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
       break;
     }
     victims.push_back(victim);
-    outranks = victim.key < key || (victim.key == key && wanted.ties && !unknown);
+    outranks = is_outranked(victim.key);
     const std::uint32_t size = entries_[victim.id].length.load(std::memory_order_relaxed);
     freed += size;
     freed_blocks += blocks_of(size);
