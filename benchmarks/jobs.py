@@ -86,7 +86,7 @@ def repeats(report: Report, rounds: int, smoke: bool) -> None:
 def _light_and_heavy(
     report: Report, rounds: int, smoke: bool, by_score: Recipe, blind: Recipe
 ) -> None:
-    count, epochs = (100, 2) if smoke else (2_000, 8)
+    count, epochs = (100, 2) if smoke else (2_000, 16)
 
     def pair(recipe: Recipe, light: float = 1.5, heavy: float = 1.5) -> list[Work]:
         return [
