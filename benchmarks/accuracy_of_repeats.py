@@ -17,16 +17,15 @@ import argparse
 import json
 import math
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from harness import Report
-from importance_data import Images, load
+from importance_data import Images
 from importance_model import MODELS
 from importance_train import Settings, train
-from tasks import Task, parser, run_missing
+from tasks import Task, parser
+from trainings import train_and_show
 
 from stoker import recipes
 
@@ -104,18 +103,7 @@ def report(folder: Path, about: str, smoke: bool) -> Report:
 def main() -> None:
     """Parse the arguments, train what is missing, print the table."""
     args = _parser().parse_args()
-    torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-        if args.smoke:
-            args.samples, args.test_samples, args.epochs, args.seeds = 300, 100, 4, 1
-            args.batch_size, args.output, args.model = 32, Path(own), "small"
-        settings = Settings(args.epochs, args.batch_size, args.model, looks_each_epoch=False)
-        folder = args.output / f"{args.model}-{args.samples}x{args.epochs}"
-        if not args.report:
-            images = load(args.data, args.samples, args.test_samples, tests_on_rest=True)
-            run_missing(tasks(images, settings, folder, args.seeds), args.minutes)
-        about = f"{args.samples} images, {args.epochs} epochs, {args.model} network"
-        report(folder, about, args.smoke).show(args.json)
+    train_and_show(args, args.model, tasks, report)
 
 
 def _parser() -> argparse.ArgumentParser:

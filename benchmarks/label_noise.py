@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from harness import Report
 from importance_cases import fitted
-from importance_data import Images, load
+from importance_data import Images
 from importance_train import Settings, train
-from tasks import Task, parser, run_missing
+from tasks import Task, parser
+from trainings import train_and_show
 
 from stoker import recipes
 
@@ -111,19 +110,7 @@ def main() -> None:
         __doc__, samples=5_000, test_samples=10_000, epochs=12, seeds=3, output="noise-output"
     )
     arguments.add_argument("--threads", type=int, default=1, help="of torch: free processors")
-    args = arguments.parse_args()
-    torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-        if args.smoke:
-            args.samples, args.test_samples, args.epochs, args.seeds = 300, 100, 4, 1
-            args.batch_size, args.output = 32, Path(own)
-        settings = Settings(args.epochs, args.batch_size, "small", looks_each_epoch=False)
-        folder = args.output / f"{args.samples}x{args.epochs}"
-        if not args.report:
-            images = load(args.data, args.samples, args.test_samples, tests_on_rest=True)
-            run_missing(tasks(images, settings, folder, args.seeds), args.minutes)
-        about = f"{args.samples} images, {args.epochs} epochs, small network"
-        report(folder, about, args.smoke).show(args.json)
+    train_and_show(arguments.parse_args(), "small", tasks, report)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 The storage is `stoker.testing.SlowSource` (latency with a tail, requests and bytes a second), and
 a step of training is a sleep of its length. What the Loader and the loop cost by themselves on this
 machine, at the start of an epoch and for each batch, is measured once, with everything cached, and
-given to the simulator for all rows. The same losses go to both.
+given to the simulator for all rows. The same losses go to both. Samples are files of ``--data``, a
+folder of class folders; without it, they have random lengths.
 
-    python benchmarks/virtual_time.py
+    python benchmarks/virtual_time.py --data CIFAR10/train
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import harness
@@ -21,6 +23,7 @@ import torch
 import stoker
 from stoker import recipes
 from stoker.sim import Conditions, replay
+from stoker.source.image_folder import ImageFolderSource
 from stoker.source.memory import MemorySource
 from stoker.testing import SlowSource
 
@@ -35,7 +38,7 @@ RECIPES = {
 STORAGES = {
     "storage-bound": {"iops": 1500.0, "bandwidth": 1e9},
     "about even": {"iops": 3200.0, "bandwidth": 1e9},
-    "bytes-bound": {"iops": 20_000.0, "bandwidth": 12e6},
+    "bytes-bound": {"iops": 20_000.0, "samples_per_second": 2000.0},
 }
 RATE, LATENCY, TAIL, BATCH, WORKERS, SHARE = 2500.0, 0.004, 0.5, 64, 2, 0.2
 
@@ -94,24 +97,37 @@ def own_cost(samples: list[bytes], losses: np.ndarray, epochs: int) -> tuple[flo
     return start, max(0.0, rest / -(-len(samples) // BATCH))
 
 
+def samples_of(root: Path | None, count: int) -> list[bytes]:
+    """Return the bytes of so many files, from all classes alike, or of nothing in particular."""
+    if root is None:
+        sizes = np.random.default_rng(0).integers(2_000, 10_000, count)
+        return [bytes(int(size)) for size in sizes]
+    listing = ImageFolderSource(root)
+    names = np.random.default_rng(0).choice(len(listing), count, replace=False)
+    return [Path(listing.name(int(i))).read_bytes() for i in names]
+
+
 def main() -> None:
     """Print the table of all recipes on all storages."""
     parser = harness.parser(__doc__)
+    parser.add_argument("--data", type=Path, help="folder of class folders of images")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="names with commas")
     parser.add_argument("--storages", default=",".join(STORAGES), help="names with commas")
     args = parser.parse_args()
     count, epochs = (600, 2) if args.smoke else (4000, 4)
     if args.smoke:
         args.recipes, args.storages = "lru,shade", "storage-bound"
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(2_000, 10_000, count)
-    samples, losses = [bytes(int(size)) for size in sizes], rng.lognormal(0, 1, count)
+    samples = samples_of(args.data, count)
+    sizes = np.array([len(sample) for sample in samples])
+    losses = np.random.default_rng(1).lognormal(0, 1, count)
     report = harness.Report("Virtual time against real Loaders", args.smoke)
     worst = []
     start, each = own_cost(samples, losses, epochs)
     report.remarks.append(f"with everything cached: {start:.3f} s to begin, {each:.5f} s a batch")
     for kind in args.storages.split(","):
-        storage = STORAGES[kind]
+        storage = dict(STORAGES[kind])
+        if "samples_per_second" in storage:
+            storage["bandwidth"] = storage.pop("samples_per_second") * float(sizes.mean())
         window = max(0.05 * SHARE * sizes.sum(), min(6 * BATCH * sizes.mean(), sizes.sum() / 20))
         given = Conditions(
             compute_rate=RATE,
