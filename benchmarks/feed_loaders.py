@@ -122,9 +122,8 @@ def train(
     run: Run,
     loader_of: Callable[[int], Iterable[Any]],
     clock: Any = None,
-    step: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """Go through the epochs, with ``step`` as the training; by default the accelerator sleeps.
+    """Go through the epochs; the accelerator sleeps.
 
     Returns when the epochs began and ended, how long batches were waited for in each, and what
     passed the proxy meanwhile.
@@ -133,13 +132,10 @@ def train(
     ends, passed, waits, count = [], [], [], 0
     for epoch in range(run.epochs):
         waits.append(0.0)
-        for (batch, length), waited in timed(loader_of(epoch)):
+        for (_, length), waited in timed(loader_of(epoch)):
             waits[-1] += waited
             count += length
-            if step is not None:
-                step(batch)
-            else:
-                run.train(length)
+            run.train(length)
         ends.append(time.monotonic())
         passed.append(clock.answered if clock is not None else 0)
     first = clock.first_request if clock is not None else began

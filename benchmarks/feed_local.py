@@ -27,18 +27,20 @@ NUM = 4_000  # samples of part flight
 
 
 def compute(report: Report, args: argparse.Namespace, folder: Path) -> None:
-    """Files in the page cache and a slower model, against the same bytes in memory."""
+    """Files in the page cache and a slower model, against the same bytes in memory.
+
+    A model that computes on a processor is in stands_down.py.
+    """
     with contextlib.ExitStack() as stack:
         root = args.data or stack.enter_context(digits(smoke=args.smoke))
         place = choose(root, 300 if args.smoke else 10_000)
         photos = _photos(folder, 40 if args.smoke else 4_000)
         rounds = 1 if args.smoke else min(args.rounds, 5)
         cases = (
-            ("2 KB, a small CNN on one core", place, 128, 0.0),
             ("110 KB, asleep, 400 samples/s", photos, 32, 400.0),
             ("2 KB, asleep, 2,000 samples/s", place, 128, 2_000.0),
         )
-        for case, files, batch_size, rate in cases[:2] if args.smoke else cases:
+        for case, files, batch_size, rate in cases:
             for path in files.paths:
                 Path(path).read_bytes()
             run = Run(1 if args.smoke else 3, batch_size, 2, rate, {"cache": "20%"})
@@ -99,14 +101,14 @@ def learn_through_stoker(place: Files, run: Run) -> dict[str, Any]:
         epochs=run.epochs,
         **run.options,
     ) as loader:
-        return train(run, lambda epoch: loader, step=step_of(run))
+        return train(run, lambda epoch: loader)
 
 
 def learn_from_memory(place: Files, run: Run) -> dict[str, Any]:
     """Train on images whose bytes lie in memory, through torch's DataLoader."""
     samples = InMemory(place.open().read(range(len(place.paths))), decode_image)
     loader = through_torch(samples, run)
-    return train(run, lambda epoch: loader, step=step_of(run))
+    return train(run, lambda epoch: loader)
 
 
 def through_torch(dataset: Dataset[Any], run: Run) -> DataLoader[Any]:
@@ -124,29 +126,6 @@ def through_torch(dataset: Dataset[Any], run: Run) -> DataLoader[Any]:
 def images_of(images: list[np.ndarray]) -> tuple[torch.Tensor, int]:
     """Collate: u8[n, height, width, 3] and n."""
     return torch.from_numpy(np.stack(images)), len(images)
-
-
-def step_of(run: Run) -> Callable[[Any], None] | None:
-    """Return the training step of a small CNN, or None where the accelerator sleeps."""
-    if run.samples_per_second:
-        return None
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # threads that spin for one another would multiply what others use
-    layers: list[torch.nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 128)):
-        layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.ReLU()]
-        layers += [torch.nn.MaxPool2d(2)]
-    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    model.append(torch.nn.Linear(128, 10))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step(batch: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        out = model(batch.permute(0, 3, 1, 2).float() / 255)
-        out.logsumexp(1).mean().backward()  # the values do not matter, the work does
-        optimizer.step()
-
-    return step
 
 
 def flight(report: Report, args: argparse.Namespace, folder: Path) -> None:

@@ -4,9 +4,11 @@ Parts (``--part``, all by default):
 
 - two: iCache's Figure 14. A light and a heavy model train at once over one cache of 20 %: by the
   joint value of both jobs' scores (AIV), by the scores of either job alone, by LRU, all with
-  iCache's importance sampling; beside them uniform epochs by next use, of both jobs' plans.
+  iCache's importance sampling; beside them uniform epochs by next use, of both jobs' plans. The
+  heavy model computes for longer than storage needs; the light one waits for storage.
 - repeats: the same with samples that differ more in how often they come: three times for the most
   important fifth (SHADE's sampling, by its public code).
+- bound: repeats, with a heavier model that waits for storage too.
 - four: four jobs with different seeds over a data set five times the cache: all plans merged,
   against four jobs with a quarter of the cache each, and against one cache whose keys each job
   writes for itself.
@@ -43,6 +45,7 @@ from stoker.testing.slow_source import SlowSource
 
 SIZE, BANDWIDTH, BATCH = 20_000, 60e6, 32
 NEVER = 1e9  # a gain that no job has
+LIGHT, HEAVY, BOUND = 12_000, 1_500, 4_000  # samples a second that models compute
 
 
 @dataclass(frozen=True)
@@ -74,27 +77,43 @@ def main() -> None:
 def two(report: Report, rounds: int, smoke: bool) -> None:
     """A light and a heavy model at once."""
     by_score, blind = (get("icache", parts=parts, warm_up=1) for parts in ("iis+hc", "iis"))
-    _light_and_heavy(report, rounds, smoke, by_score, blind)
+    _light_and_heavy(report, rounds, smoke, by_score, blind, HEAVY, 8)
 
 
 def repeats(report: Report, rounds: int, smoke: bool) -> None:
     """A light and a heavy model at once, whose important samples come three times as often."""
+    _light_and_heavy(report, rounds, smoke, *_repeating(), HEAVY, 8)
+
+
+def bound(report: Report, rounds: int, smoke: bool) -> None:
+    """The same, where both models wait for storage."""
+    _light_and_heavy(report, rounds, smoke, *_repeating(), BOUND, 16)
+
+
+def _repeating() -> tuple[Recipe, Recipe]:
+    """Return SHADE with its placement, and with LRU in place of it."""
     by_score = get("shade", repetition=3, important=0.2)
-    _light_and_heavy(report, rounds, smoke, by_score, replace(by_score, policy=get("lru").policy))
+    return by_score, replace(by_score, policy=get("lru").policy)
 
 
 def _light_and_heavy(
-    report: Report, rounds: int, smoke: bool, by_score: Recipe, blind: Recipe
+    report: Report,
+    rounds: int,
+    smoke: bool,
+    by_score: Recipe,
+    blind: Recipe,
+    heavy_rate: float,
+    epochs: int,
 ) -> None:
-    count, epochs = (100, 2) if smoke else (2_000, 16)
+    count, epochs = (100, 2) if smoke else (2_000, epochs)
 
     def pair(recipe: Recipe, light: float = 1.5, heavy: float = 1.5) -> list[Work]:
         return [
-            Work(recipe, 0.2, 0, 12_000, epochs, Sharing("light", eligible_from=light)),
-            Work(recipe, 0.2, 1, 4_000, epochs, Sharing("heavy", eligible_from=heavy)),
+            Work(recipe, 0.2, 0, LIGHT, epochs, Sharing("light", eligible_from=light)),
+            Work(recipe, 0.2, 1, heavy_rate, epochs, Sharing("heavy", eligible_from=heavy)),
         ]
 
-    times = _compare(
+    found = _compare(
         report,
         {
             "AIV of both": pair(by_score),
@@ -106,11 +125,11 @@ def _light_and_heavy(
         },
         count,
         rounds,
-        "sum_s",
     )
-    for other in () if smoke else list(times)[1:4]:
-        ratio = paired_ratio(times["AIV of both"], times[other])
-        report.target(f"both jobs' time by AIV / by {other}", ratio, 1.0)
+    for other in () if smoke else list(found)[1:4]:
+        for name, what in (("all_s", "till the last has ended"), ("sum_s", "of both jobs")):
+            ratio = _ratio(found, name, "AIV of both", other)
+            report.target(f"time {what}, AIV / {other}", ratio, 1.0)
 
 
 def four(report: Report, rounds: int, smoke: bool) -> None:
@@ -122,7 +141,7 @@ def four(report: Report, rounds: int, smoke: bool) -> None:
         cache = share / 4 if options.get("alone") else share
         return [Work(get(name), cache, seed, 20_000, epochs, **options) for seed in range(4)]
 
-    times = _compare(
+    found = _compare(
         report,
         {
             "merged next use": jobs("belady"),
@@ -135,13 +154,20 @@ def four(report: Report, rounds: int, smoke: bool) -> None:
         count,
         rounds,
     )
-    for other in list(times)[1:]:
-        report.target(
-            f"time merged / {other}", paired_ratio(times["merged next use"], times[other]), 1.0
-        )
+    for other in list(found)[1:]:
+        ratio = _ratio(found, "all_s", "merged next use", other)
+        report.target(f"time merged / {other}", ratio, 1.0)
 
 
-PARTS = {"two": two, "repeats": repeats, "four": four}
+PARTS = {"two": two, "repeats": repeats, "bound": bound, "four": four}
+
+Found = dict[str, list[dict[str, float]]]
+"""By case: the figures of each round."""
+
+
+def _ratio(found: Found, name: str, case: str, other: str) -> float:
+    ours, theirs = ([figures[name] for figures in found[one]] for one in (case, other))
+    return paired_ratio(ours, theirs)
 
 
 def _compare(
@@ -149,13 +175,12 @@ def _compare(
     cases: dict[str, list[Work]],
     count: int,
     rounds: int,
-    judged: str = "all_s",
-) -> dict[str, list[float]]:
-    """Run all cases in each round; add a row for each, and return the column ``judged``."""
+) -> Found:
+    """Run all cases in each round; add a row for each."""
     rng = np.random.default_rng(0)
     if report.smoke:
         cases = dict(list(cases.items())[:1])
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    found: Found = {name: [] for name in cases}
     source = SlowSource(
         MemorySource([rng.bytes(SIZE) for _ in range(count)]), latency=0.002, bandwidth=BANDWIDTH
     )
@@ -169,7 +194,7 @@ def _compare(
             case=name,
             **{key: float(np.median([figure[key] for figure in figures])) for key in figures[0]},
         )
-    return {name: [figure[judged] for figure in figures] for name, figures in found.items()}
+    return found
 
 
 def _run(works: list[Work], source: SlowSource) -> dict[str, float]:

@@ -13,16 +13,22 @@ def test_a_worked_example_of_the_joint_value() -> None:
     # Of three jobs the second gains too little to count (iCache, HPCA 2023: from 1.5 on).
     gains = np.array([2.0, 1.2, 1.6])
     values = np.array([[1.0, 0.5, 0.0, 0.25], [1.0, 1.0, 1.0, 1.0], [0.5, 1.0, 0.0, 0.0]])
-    expected = [2 * 1.0 + 1.6 * 0.5, 2 * 0.5 + 1.6 * 1.0, -np.inf, 2 * 0.25]
-    np.testing.assert_allclose(joint_value(values, gains, THRESHOLDS), expected)
+    expected = np.array([2 * 1.0 + 1.6 * 0.5, 2 * 0.5 + 1.6 * 1.0, -np.inf, 2 * 0.25])
+    np.testing.assert_allclose(joint_value(values, gains, THRESHOLDS), expected / 3.6)
 
 
 def test_where_no_job_gains_enough_all_count() -> None:
     gains = np.array([1.1, 1.0, 1.4])
     assert counted(gains, THRESHOLDS).all()
     values = np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.0]])
-    np.testing.assert_allclose(joint_value(values, gains, THRESHOLDS), [3.5, 0.5])
+    np.testing.assert_allclose(joint_value(values, gains, THRESHOLDS), [1.0, 0.5 / 3.5])
     assert counted(np.array([1.5, 1.0]), THRESHOLDS[:2]).tolist() == [True, False]
+
+
+def test_keys_of_other_times_compare() -> None:
+    values = np.array([[1.0, 0.25], [1.0, 0.25], [1.0, 0.25]])
+    for gains in ([1.0, 1.0, 1.0], [3.0, 1.6, 1.0], [1.6, 1.0, 1.0]):
+        np.testing.assert_allclose(joint_value(values, np.array(gains), THRESHOLDS), [1.0, 0.25])
 
 
 def test_a_worked_example_of_the_soonest_use() -> None:

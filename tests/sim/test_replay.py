@@ -1,5 +1,6 @@
 """The production policies in replay, against closed forms, plain models and their own promises."""
 
+import multiprocessing
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -195,3 +196,11 @@ def test_foresight_hits_beyond_the_cache_where_samples_repeat(repeat, least):
     found = replay("foresight", N, epochs, 0.2, batch_size=BATCH, repeat=repeat, annealed=0.0)
     q = float(limits.super_epoch_repeats(repeat))
     assert least < found.after(repeat).hit_ratio <= limits.super_epochs(0.2, q) + 0.01
+
+
+@pytest.mark.parametrize("name", ["icache", "quiver", "foresight"])
+def test_the_same_in_any_process(name):
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(1) as pool, spawn.Pool(1) as other:
+        first, second = (one.apply_async(replay, (name, N, 5, 0.2)) for one in (pool, other))
+        assert first.get(60) == second.get(60)

@@ -21,12 +21,14 @@ def counted(gains: Floats, thresholds: Floats) -> NDArray[np.bool_]:
 def joint_value(values: Floats, gains: Floats, thresholds: Floats) -> Floats:
     """Return f64[n]: iCache's aggregated importance AIV_i = sum over jobs of gain_j x RIV_ij.
 
+    Over the sum of these gains, so that a key written now compares with those written when gains
+    were others, or other jobs counted; that changes no order among keys written at once.
     ``values`` f64[J, n] are relative importance values RIV, the percentile of a sample's importance
     within a job, in (0, 1]; 0 where the job has not seen it. A sample that no counted job has seen
     gets -inf, as with one job: nobody knows what it is worth. Source: Chen et al., HPCA 2023.
     """
     counts = counted(gains, thresholds)
-    total = gains[counts] @ values[counts]
+    total = gains[counts] @ values[counts] / gains[counts].sum()
     return np.where(values[counts].max(axis=0, initial=0.0) > 0, total, -np.inf)
 
 

@@ -211,7 +211,8 @@ class OnceEach:
         if self._fresh is not None:
             free &= self._fresh[ids] == 0
         ids = ids[free]
-        random = np.random.default_rng((int(self._epoch[1]), *self._whose, int(begin * 1e9)))
+        # Two processes hardly begin in the same nanosecond, so that their orders differ.
+        random = np.random.default_rng((int(self._epoch[1]), stamp, int(begin * 1e9)))
         random.shuffle(ids)
         self._pool.extend(ids[:_POOL].tolist())
         if len(ids) < _POOL:
