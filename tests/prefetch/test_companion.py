@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
+from companions import await_true, processes_of
 
 from stoker.prefetch.channel import Channel
 from stoker.prefetch.companion import Companion
@@ -41,6 +45,26 @@ def test_a_process_that_cannot_start(
         companion = Companion("help", "stoker.no.such.module", "key", dict, lambda channel: None)
         assert warned(caplog, "the help process ")  # dies again and again, or does not answer
     companion.close()
+    companion.close()
+
+
+def test_workers_can_be_forked_while_the_process_comes_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "slow_to_come_up.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def coming_up() -> list[int]:
+        return processes_of("slow_to_come_up", tmp_path)
+
+    companion = Companion("help", "slow_to_come_up", "key", dict, lambda channel: None)
+    assert await_true(coming_up)
+    worker = multiprocessing.get_context("fork").Process(target=int)
+    worker.start()
+    worker.join()
+    (process,) = coming_up()
+    os.kill(process, signal.SIGKILL)
     companion.close()
 
 
