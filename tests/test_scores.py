@@ -205,3 +205,13 @@ def test_percentiles_are_shares_of_smaller_or_equal_values() -> None:
     assert percentiles([3.0, 1.0, 2.0, 1.0]).tolist() == [1.0, 0.5, 0.75, 0.5]
     assert percentiles([7.0, 7.0]).tolist() == [1.0, 1.0]
     assert percentiles([]).tolist() == []
+
+
+def test_the_deviation_of_many_is_that_of_all_that_were_seen() -> None:
+    scores = Scores(150_000)
+    seen = np.flatnonzero(np.random.default_rng(0).random(150_000) < 0.7)
+    seen = seen[(seen < 70_000) | (seen > 140_000)]
+    values = np.random.default_rng(1).normal(1e3, 2, len(seen))
+    scores.update(seen, values, 0)
+    scores.record_epoch(0)
+    assert scores.deviations[0] == pytest.approx(values.std(), rel=1e-9)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stoker.jobs.board import Board, Kind
 from stoker.jobs.merged import Merged, kind_of
 from stoker.plan import Plan
-from stoker.policy import LRU, NextUse, Policy, Score
+from stoker.policy import LRU, NextUse, OnceAnEpoch, Policy, Score
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 from stoker.store.arena import Arena
@@ -140,7 +140,8 @@ def test_merged_plans_hit_nearly_as_much_as_belady_over_all_jobs(paces: list[flo
 
 def test_one_job_on_a_board_has_the_keys_of_its_policy() -> None:
     num = 50
-    for policy in (NextUse(), NextUse(100.0).for_sizes(np.arange(1, num + 1))):
+    sizes = np.arange(1, num + 1)
+    for policy in (NextUse(), NextUse(100.0).for_sizes(sizes), OnceAnEpoch(100.0).for_sizes(sizes)):
         merged = shared(Board.of_its_own(num, Clock()), policy, 3)
         sampler = UniformSampler(num, 1)
         plan = Plan(0, 0, sampler.plan(None, 0).ids, None, sampler.plan(None, 1))
@@ -194,7 +195,7 @@ def test_times_against_a_plain_reference(data: st.DataObject) -> None:
         board.leave(count - 1)
         jobs.pop()
     every = np.arange(num, dtype=np.uint32)
-    keys = policies[0].keys_now(every, None, None)
+    keys = policies[0].keys_now(every, None, Plan(0, 0, every))
     if len(jobs) == 1:
         expected = [-float(at) for at in jobs[0]["next"]]
     else:
@@ -229,6 +230,19 @@ def test_values_against_a_plain_reference(data: st.DataObject) -> None:
                 total += gain * at_most / len(values_of) / sum(gain for _, gain in eligible)
         assert keys is not None
         assert keys[sample] == pytest.approx(total if known else -np.inf, abs=1e-6)
+
+
+def test_a_job_that_left_just_now_is_worth_nothing() -> None:
+    num = 4
+    board = Board.of_its_own(num, Clock())
+    first, second = shared(board, Score(), 0), shared(board, Score(), 1)
+    scores = _scores_of({i: i for i in range(num)}, num)
+    every = np.arange(num, dtype=np.uint32)
+    second.keys(every, scores, None, None)
+    first._others = lambda board: np.array([1])  # type: ignore[method-assign]
+    board.leave(1)
+    keys = first.keys(every, scores, None, None)
+    assert keys is not None and np.isfinite(keys).all()
 
 
 def _scores_of(values: dict[int, int], num: int) -> Scores:

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from policy.test_next_use import hits_of, uniform_plans
 from stoker.errors import ConfigError
 from stoker.jobs.merged import kind_of
+from stoker.plan import Plan
 from stoker.policy import NextUse, OnceAnEpoch, Policy
 from stoker.sim import limits, replay
 from stoker.testing.policy_conformance import PolicyConformance
@@ -25,26 +27,43 @@ def test_the_smallest_stay_the_most_in_number_that_fit() -> None:
 
 @pytest.mark.parametrize("request_bytes", [0.0, 1e7])
 def test_of_equal_ones_the_first_stay_and_hits_are_spread(request_bytes: float) -> None:
-    num = 2_000
-    epochs = [np.random.default_rng(epoch).permutation(num) for epoch in range(3)]
-    hits = []
-    for name in ("minio", "foresight"):
-        params = {} if name == "minio" else {"request_bytes": request_bytes}
-        found = replay(name, num, 3, 0.2, trace=epochs, batch_size=1, **params)
-        hits.append([epoch.hits for epoch in found.per_epoch])
-    assert hits[0] == hits[1] == [0, 400, 400]
+    num, sizes = 500, np.full(500, 10)
+    plans = uniform_plans(num, 3)
+    policy = OnceAnEpoch(request_bytes).for_sizes(sizes)
+    hits = hits_of(policy, plans, sizes, 100 * 10)
+    assert set(plans[-1].ids[hits]) == set(plans[0].ids[:100])
+    assert 0.4 < np.flatnonzero(hits).mean() / num < 0.6
+    # By next use there are as many, and they come as the epoch begins.
+    soonest = hits_of(NextUse(), plans, sizes, 100 * 10)
+    assert soonest.sum() == hits.sum()
+    assert np.flatnonzero(soonest).mean() / num < 0.2
+
+
+def test_what_was_there_is_used_before_it_makes_room() -> None:
+    """As where a cache was warmed: small samples must not push out what this epoch needs."""
+    sizes = np.array([20] * 10 + [10] * 30)
+    large = Plan(0, 0, np.arange(10, dtype=np.uint32))
+    plans = [large]
+    for epoch in (1, 2, 3):
+        ids = np.random.default_rng(epoch).permutation(40).astype(np.uint32)
+        plans.append(Plan(epoch, 10 + 40 * epoch, ids))
+    policy = OnceAnEpoch(1e3).for_sizes(sizes)
+    assert hits_of(policy, plans[:2], sizes, 200).sum() == 10
+    assert hits_of(policy, plans, sizes, 200).sum() == 20
 
 
 def test_times_count_only_where_other_jobs_use_the_cache() -> None:
-    ids, times = np.arange(4, dtype=np.uint32), np.array([4.0, 1.0, 3.0, 2.0])
-    sizes = np.array([10, 20, 30, 40])
+    ids, upcoming = np.arange(4, dtype=np.uint32), np.array([4, 1, 13, 2])
+    sizes = np.array([10, 20, 5, 40])
     policy = OnceAnEpoch(1e3).for_sizes(sizes)
-    assert np.argsort(policy.keys_alone(ids, times)).tolist() == [3, 2, 1, 0]
-    assert (policy.keys_alone(ids, times) == policy.keys(ids, None, None, None)).all()
-    assert (
-        policy.keys_after(ids, times) == NextUse(1e3).for_sizes(sizes).keys_after(ids, times)
-    ).all()
+    plan = Plan(3, 30, np.arange(10))
+    # The third comes in the next epoch only; of the others the largest leaves first.
+    assert np.argsort(policy.keys_at(ids, plan, upcoming)).tolist() == [2, 3, 1, 0]
+    shared, times = NextUse(1e3).for_sizes(sizes), upcoming.astype(float)
+    assert (policy.keys_after(ids, times) == shared.keys_after(ids, times)).all()
     assert kind_of(policy) is kind_of(NextUse())
+    # What was written alone is worth less than what any job will need within ten days.
+    assert policy.keys_at(ids, plan, upcoming).max() < policy.keys_after(ids, times + 864_000).min()
 
 
 def test_refuses_negative_costs() -> None:

@@ -35,7 +35,7 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--recipes", "names", default="all", show_default=True, help="Names with commas.")
 @click.option("--sizes", "given", default="equal", show_default=True, help=SIZES_HELP)
-@click.option("--batch", type=click.IntRange(1), help="By default 256 to 1024, or the trace's.")
+@click.option("--batch", type=click.IntRange(1), help="By default 256 to 4096, or the trace's.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @scenario_options
 @click.option("--plot", type=_NEW_FILE, help="Draw the curves into a picture: out.png, out.svg.")

@@ -49,7 +49,6 @@ class Merged:
         self._token = 0
         self._slot = 0
         self._ranking = Ranking()
-        self._start = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "policy" not in self.__dict__:
@@ -114,7 +113,6 @@ class Merged:
         Not needed where keys are no times; of several ranks one is enough.
         """
         board = self._board
-        self._start = plan.start
         if board is None or board.kind is not Kind.TIME:
             return
         upcoming = plan.start + plan.first_use(board.num_samples)
@@ -137,8 +135,8 @@ class Merged:
             return self.keys(ids, scores, plan, None)
         others = self._others(board)
         own = np.array([self._row(board)])
-        if not len(others):
-            return self._own_times(ids, board.positions(own, ids)[0])
+        if not len(others) and plan is not None:
+            return self._own_times(ids, plan, board.positions(own, ids)[0] - plan.start)
         slots = np.concatenate([own, others])
         return self._times(board, ids, slots, board.positions(slots, ids), 0.0)
 
@@ -160,7 +158,7 @@ class Merged:
         else:
             upcoming = plan.next_use[position]
         if not len(others):
-            return self._own_times(ids, plan.start + upcoming)
+            return self._own_times(ids, plan, upcoming)
         slots = np.concatenate([[self._row(board)], others])
         positions = np.concatenate([(plan.start + upcoming)[None], board.positions(others, ids)])
         later: Keys | float = 0.0
@@ -183,18 +181,14 @@ class Merged:
         )
         return self._weighed(ids, board.clock() - float(board.head["base"][0]) + seconds)
 
-    def _own_times(self, ids: Ids, positions: NDArray[np.int64]) -> Keys:
-        """Return the keys that NextUse gives samples used at ``positions`` of the job."""
-        since = self._start if self._is_weighed else 0
-        times = (positions - since).astype(np.float64)
-        return self.policy.keys_alone(ids, times) if isinstance(self.policy, NextUse) else -times
+    def _own_times(self, ids: Ids, plan: Plan, upcoming: NDArray[np.int64]) -> Keys:
+        """Return the keys that the policy gives samples used at ``upcoming`` places of ``plan``."""
+        if isinstance(self.policy, NextUse):
+            return self.policy.keys_at(ids, plan, upcoming)
+        return -(plan.start + upcoming).astype(np.float64)
 
     def _weighed(self, ids: Ids, times: Keys) -> Keys:
         return self.policy.keys_after(ids, times) if isinstance(self.policy, NextUse) else -times
-
-    @property
-    def _is_weighed(self) -> bool:
-        return isinstance(self.policy, NextUse) and self.policy.request_bytes > 0
 
     # --- by value ---
 
@@ -217,6 +211,9 @@ class Merged:
         if not len(slots):
             return own
         jobs = board.jobs[slots]
+        slots, jobs = slots[jobs["token"] > 0], jobs[jobs["token"] > 0]
+        if not len(slots):  # they left just now
+            return own
         values = board.value[slots][:, ids].astype(np.float64)
         return joint_value(values, jobs["gain"], jobs["threshold"])
 

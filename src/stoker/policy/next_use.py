@@ -21,7 +21,7 @@ class NextUse:
     With ``request_bytes=0`` a sample costs its bytes, and this is Belady's MIN (IBM Systems
     Journal 1966), which NoPFS (SC 2021) applies to training. ``request_bytes`` is what a request
     costs on top, in bytes (latency x bandwidth, or bandwidth / IOPS): then small samples, of
-    which more fit, are worth more. A newcomer enters only if no victim is needed before it.
+    which more fit, are worth more. A newcomer enters only if it is needed before every victim.
 
     With a cost, times count from the start of the plan, so the keys of what is cached have to be
     asked anew at each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
@@ -69,15 +69,19 @@ class NextUse:
             if plan.following is not None and len(plan.following):
                 ends.append(int(plan.following.ids.max()) + 1)
             upcoming = plan.first_use(max(ends))[ids]
+        return self.keys_at(ids, plan, upcoming)
+
+    def keys_at(
+        self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n], the keys of samples used next at ``upcoming`` i64[n], places in ``plan``.
+
+        While no other job uses the cache; else see :meth:`keys_after`.
+        """
         times = upcoming.astype(np.float64)
         if self.request_bytes == 0 or self.sizes is None:
             times += plan.start
-        return self.keys_alone(ids, times)
-
-    def keys_alone(
-        self, ids: NDArray[np.uint32], times: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return :meth:`keys_after` as they are while no other job uses the cache."""
+            return np.negative(times, out=times)
         return self.keys_after(ids, times)
 
     def keys_after(

@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 
 from stoker.plan import Plan
 from stoker.policy.next_use import NextUse
-from stoker.scores import Scores
+
+_ALONE = 2.0**24  # so that keys from before a job came lose to those of all jobs, in seconds
 
 
 @dataclass(frozen=True)
 class OnceAnEpoch(NextUse):
     """Next use where each sample comes once an epoch: a fixed set, that with the most requests.
 
-    Each cached byte then serves one byte an epoch, whichever it is, and changing the set gains
-    nothing: its hits come in one run at the begin of an epoch, during which storage idles when
-    the window of prefetch is full. So the time to next use counts as the same for all, and the key
-    is -size / cost: the smallest samples stay, the most in number that the cache can hold, and
-    with ``request_bytes=0`` or equal sizes those that came first, as in MinIO (CoorDL, VLDB 2021).
+    Each cached byte then serves one byte an epoch, whichever it is, and to keep what is used
+    soonest in the next epoch gains nothing: its hits come in one run as the epoch begins, during
+    which storage idles when the window of prefetch is full. So times count in whole epochs: what
+    this one still needs outranks what it does not, and else the key is -size / cost. The smallest
+    samples stay, the most in number that the cache can hold, and with ``request_bytes=0`` or equal
+    sizes those that came first, as in MinIO (CoorDL, VLDB 2021).
 
     Where other jobs use the cache too, it is to hold what one of them needs soon, and the keys are
     those of :class:`NextUse`. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
@@ -29,18 +31,11 @@ class OnceAnEpoch(NextUse):
 
     name: ClassVar[str] = "once_an_epoch"
 
-    def keys(
-        self,
-        ids: NDArray[np.uint32],
-        scores: Scores | None,
-        plan: Plan | None,
-        position: NDArray[np.int64] | None,
+    def keys_at(
+        self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return f64[n], the same at all times."""
-        return self.keys_after(ids, np.ones(len(ids)))
-
-    def keys_alone(
-        self, ids: NDArray[np.uint32], times: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return :meth:`keys`, whatever the times."""
-        return self.keys_after(ids, np.ones(len(ids)))
+        """Return f64[n]: minus the epoch of the next use, and within it the smallest first."""
+        keys = self.keys_after(ids, np.ones(len(ids)))
+        keys -= upcoming >= len(plan)
+        keys -= _ALONE + plan.epoch
+        return keys

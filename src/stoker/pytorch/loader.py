@@ -70,9 +70,10 @@ class Loader(DataLoader[Any]):
     - ``cache``: payload bytes, ``8 << 30``, ``"8GiB"``, or a share of the visited samples' bytes,
       ``"20%"``; 0 switches it off. Memory is reserved at the first iteration.
     - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"foresight"``,
-      visits each sample once an epoch and keeps, by the plan, what is needed soonest for its size;
-      with a sampler of one's own, whose plan nobody knows, ``"minio"``, which keeps what came
-      first. ``"oracle"`` caches everything before the first batch, whatever ``cache`` says.
+      visits each sample once an epoch and keeps the smallest, and what any job needs soonest where
+      several share the cache; with a sampler of one's own, whose plan nobody knows, ``"minio"``,
+      which keeps what came first. ``"oracle"`` caches everything before the first batch, whatever
+      ``cache`` says.
     - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
       transforms still come after it).
     - ``epochs``: how many there will be, for :meth:`total_steps` and recipes that change with time.

@@ -26,12 +26,12 @@ def foresight(
     min_ess: float = 0.7,
     group: float = 1.0,
 ) -> Recipe:
-    """Return eviction by next use: what is needed latest leaves, by the plan of coming accesses.
+    """Return the recipe that knows the plan of coming accesses, and may make a better one.
 
     By default each sample is visited once an epoch, and nothing about training changes: the cache
     keeps the smallest samples, and what any job needs next where several share it
-    (:class:`~stoker.policy.once_an_epoch.OnceAnEpoch`). What follows is to be asked for, and none
-    of it biases the gradient:
+    (:class:`~stoker.policy.once_an_epoch.OnceAnEpoch`). What follows is to be asked for; the sample
+    needed latest leaves then, and none of it biases the gradient:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
@@ -79,7 +79,7 @@ def foresight(
         request_bytes = 1e7 if is_uniform else 0.0
     return Recipe(
         "foresight",
-        "the sample needed latest leaves, by the plan; samples may repeat, or be drawn unbiased",
+        "what the plan needs last leaves, or is large; samples may repeat, or be drawn unbiased",
         policy=(OnceAnEpoch if is_uniform else NextUse)(request_bytes),
         sampler=sampler,
         limit=part(hit_ratio, repeat=repeat, group=group) if is_exact else None,

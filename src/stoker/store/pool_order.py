@@ -22,9 +22,9 @@ class PoolOrder:
     keys, as :meth:`learn` saw them last. Without (``takes_keys=False``), as for policies without
     keys of their own and those whose keys are times of the next use, where what was just used
     always ranks last, there is a fixed random order: what is
-    kept is then the same set on all machines and at all times, and nothing hits more when each
-    sample is visited once an epoch. Time to live grows by half a day a level, from a day on, so
-    that what nobody asks for any more goes in the end, and ranks weigh more than ages.
+    kept is then the same set on all machines and at all times, and nothing hits more bytes when
+    each sample is visited once an epoch. Time to live grows by half a day a level, from a day on,
+    so that what nobody asks for any more goes in the end, and ranks weigh more than ages.
 
     Only samples whose rank lies in the best ``share`` are worth storing. All is kept in shared
     memory: forked children and processes that receive it by pickling see it change. Safe in any
