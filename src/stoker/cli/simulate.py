@@ -149,7 +149,7 @@ def _cell(value: str | float | None, key: str) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return f"{value:.3g}" if key.endswith("_seconds") else f"{100 * value:.1f}"
+    return f"{value:.3g}" if key.endswith("_seconds") else f"{100 * value:z.1f}"
 
 
 def _bar(is_quiet: bool) -> Progress:

@@ -202,4 +202,4 @@ def _cell(value: Any, kind: str) -> str:
         return ""
     if kind == "text":
         return escape(str(value))
-    return f"{100 * value:.1f}" if kind == "share" else f"{value:.3g}"
+    return f"{100 * value:z.1f}" if kind == "share" else f"{value:.3g}"
