@@ -85,7 +85,7 @@ def test_a_waiter_hears_of_a_killed_claimant(tmp_path: Path) -> None:
         waiter.join(10)
     (there, took), *_ = answers
     assert not there
-    assert took < 10  # of the 30 it was ready to wait
+    assert took < 1.0
     assert arena.stats()["reclaimed"] == 2
     assert arena.claim([3, 4]).all()
     arena.close()

@@ -11,7 +11,7 @@ from stoker.jobs.board import Board, Kind
 from stoker.jobs.merging import joint_value, known_rates, soonest
 from stoker.jobs.ranking import Ranking
 from stoker.plan import Plan
-from stoker.policy.base import Policy, Region
+from stoker.policy.base import Policy, Region, looks_ahead
 from stoker.policy.next_use import NextUse
 from stoker.scores import Scores
 
@@ -23,7 +23,7 @@ def kind_of(policy: Policy) -> Kind:
     """Return what the keys of ``policy`` mean."""
     if policy.natural_keys:
         return Kind.NONE
-    if getattr(policy, "looks_ahead", False):
+    if looks_ahead(policy):
         return Kind.TIME
     return Kind.SCORE if getattr(policy, "follows_scores", False) else Kind.NONE
 
@@ -75,7 +75,7 @@ class Merged:
     @property
     def looks_ahead(self) -> bool:
         """Whether keys need a plan."""
-        return bool(getattr(self.policy, "looks_ahead", False)) or self._kind is Kind.TIME
+        return looks_ahead(self.policy) or self._kind is Kind.TIME
 
     @property
     def follows_scores(self) -> bool:

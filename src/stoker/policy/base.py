@@ -161,3 +161,8 @@ class NaturalOrder:
         position: NDArray[np.int64] | None,
     ) -> None:
         """Return None: recency, frequency or insertion is noted by the arena."""
+
+
+def looks_ahead(policy: Policy) -> bool:
+    """Whether the keys of ``policy`` need a plan."""
+    return bool(getattr(policy, "looks_ahead", False))

@@ -17,7 +17,7 @@ from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
-from stoker.policy.base import Policy, Region
+from stoker.policy.base import Policy, Region, looks_ahead
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
@@ -202,7 +202,7 @@ class CacheSetup:
             displaced=None if claims is None else claims["displaced"],
         )
         if self._pool is not None:
-            are_times = getattr(self.policy, "looks_ahead", False)
+            are_times = looks_ahead(self.policy)
             store.pool = self._pool.open(renews=ranks.rank == 0, takes_keys=not are_times)
         if self.member is not None:
             self.member.counted = store.counters.totals

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Policy
+from stoker.policy.base import Policy, looks_ahead
 from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.nodes import Locality
 from stoker.pytorch.population import Population
@@ -382,11 +382,6 @@ class PlanSampler(TorchSampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Do as ``Loader.set_epoch``: Lightning and others tell the sampler, as in torch."""
         self._planner.set_epoch(epoch)
-
-
-def looks_ahead(policy: Policy) -> bool:
-    """Whether the keys of ``policy`` need a plan."""
-    return bool(getattr(policy, "looks_ahead", False))
 
 
 def draws_of(

@@ -11,7 +11,7 @@ from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.importance.loss import LossHistory
 from stoker.packaging.settings import Packaging
-from stoker.policy.base import Policy
+from stoker.policy.base import Policy, looks_ahead
 from stoker.policy.shares import Shares
 from stoker.policy.substitution import Substitution
 from stoker.sampler.base import Sampler
@@ -98,8 +98,8 @@ class Recipe:
     def needs_plan(self) -> bool:
         """Whether the cache needs to know the coming accesses of all ranks."""
         parts = (self.substitution, self.shares, self.packaging)
-        looks_ahead = getattr(self.policy, "looks_ahead", False) or hasattr(self.policy, "places")
-        return looks_ahead or any(part is not None for part in parts)
+        plans = looks_ahead(self.policy) or hasattr(self.policy, "places")
+        return plans or any(part is not None for part in parts)
 
     def predicted_hit_ratio(self, cache_fraction: float) -> float | None:
         """Return the byte hit ratio to expect from the second epoch on, or None if unknown.

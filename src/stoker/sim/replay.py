@@ -15,7 +15,7 @@ from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer
 from stoker.plan import Plan
-from stoker.policy.base import Policy
+from stoker.policy.base import Policy, looks_ahead
 from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe
 from stoker.sampler.base import Sampler, begin_epoch, foresees
@@ -281,7 +281,7 @@ class Job:
         scores = self._settle(epoch)
         plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
         self.on_plan(plan)
-        if not self._looks_ahead:
+        if not looks_ahead(self.cache.policy):
             plan = plan.unweighted()  # of 100 million samples, they take half a gigabyte
         self.cache.begin_epoch(scores, plan, self._epochs)
         return plan
@@ -310,16 +310,12 @@ class Job:
         begin_epoch(self._sampler, self._scores, epoch)
         return self._scores
 
-    @property
-    def _looks_ahead(self) -> bool:
-        return bool(getattr(self.cache.policy, "looks_ahead", False))
-
     def _plan(self, scores: Scores, epoch: int) -> Plan:
         """Return the plan of the epoch, which knows the next one where the policy looks ahead."""
         plan, self._foreseen = self._foreseen, None
         if plan is None or plan.epoch != epoch:
             plan = self._sampler.plan(scores, epoch)
-        if not self._looks_ahead or not foresees(self._sampler, scores, epoch + 1):
+        if not looks_ahead(self.cache.policy) or not foresees(self._sampler, scores, epoch + 1):
             return plan
         self._foreseen = self._sampler.plan(scores, epoch + 1)
         return plan.followed_by(self._foreseen)

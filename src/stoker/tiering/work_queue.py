@@ -76,7 +76,7 @@ class WorkQueue(Generic[T]):
                 self._running.add(key)
             try:
                 self._work(item)
-            except Exception:
+            except Exception:  # of this item: the others still need the thread
                 log.exception("an item of work failed: %r", item)
             with self._condition:
                 self._running.discard(key)
