@@ -19,11 +19,11 @@ from typing import NamedTuple
 import harness
 import numpy as np
 import torch
+from feed_posix import choose
 
 import stoker
 from stoker import recipes
 from stoker.sim import Conditions, replay
-from stoker.source.image_folder import ImageFolderSource
 from stoker.source.memory import MemorySource
 from stoker.testing import SlowSource
 
@@ -102,9 +102,7 @@ def samples_of(root: Path | None, count: int) -> list[bytes]:
     if root is None:
         sizes = np.random.default_rng(0).integers(2_000, 10_000, count)
         return [bytes(int(size)) for size in sizes]
-    listing = ImageFolderSource(root)
-    names = np.random.default_rng(0).choice(len(listing), count, replace=False)
-    return [Path(listing.name(int(i))).read_bytes() for i in names]
+    return [Path(path).read_bytes() for path in choose(root, count).paths]
 
 
 def main() -> None:
