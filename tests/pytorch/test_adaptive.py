@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,20 @@ def test_ranks_decide_alike(tmp_path: Path) -> None:
     for epoch in range(4):
         assert sum(first[epoch]) == sum(second[epoch]) == NUM // 2
     assert (np.array(first[:2]) + second[:2] == 1).all()
+
+
+def test_work_of_the_training_process_is_not_waiting_for_storage() -> None:
+    def decode(data: bytes) -> Any:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.004:
+            pass
+        return number_of(data)
+
+    dataset = SampleDataset(numbers(NUM), decode, targets=np.arange(NUM) % 4)
+    adaptive = recipes.foresight(adaptive=True)
+    with Loader(
+        dataset, 10, cache="20%", recipe=adaptive, prefetch_bytes=0, return_meta=True
+    ) as loader:
+        train(loader, 2)
+        # Nothing of the loop is outside of the loader, and storage is as fast as memory.
+        assert (loader.scores.supplies[:2] > 0.3).all()

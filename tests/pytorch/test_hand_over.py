@@ -1,10 +1,14 @@
-"""Small batches travel by value, all others as torch sends them; what arrives is the same."""
+"""Batches travel in messages or in slots, or as torch sends them; what arrives is the same."""
 
 from __future__ import annotations
 
+import gc
 import pickle
+import tracemalloc
 from collections import namedtuple
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,7 @@ import torch
 
 import stoker
 from stoker.pytorch.compact import same
-from stoker.pytorch.hand_over import by_value_if_small
+from stoker.pytorch.hand_over import HandOver
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.source.memory import MemorySource
 
@@ -29,11 +33,21 @@ def enveloped(batch: Any) -> Envelope:
     return Envelope(batch, META, ())
 
 
-def arrived(batch: Any) -> Envelope:
-    return pickle.loads(ForkingPickler.dumps(by_value_if_small(enveloped(batch))))
+@pytest.fixture
+def hand_over() -> HandOver:
+    return HandOver(workers=1, each=2)
 
 
-SMALL = {
+def sent(hand_over: HandOver, batch: Any) -> Any:
+    return ForkingPickler.dumps(hand_over(enveloped(batch)))
+
+
+def is_left_to_torch(hand_over: HandOver, batch: Any) -> bool:
+    envelope = enveloped(batch)
+    return hand_over(envelope) is envelope
+
+
+PLAIN = {
     "a tensor": torch.arange(12.0).reshape(3, 4),
     "a view": torch.arange(12).reshape(3, 4).t()[1:, ::2],
     "expanded": torch.ones(1).expand(5),
@@ -43,14 +57,19 @@ SMALL = {
     "bool": torch.tensor([True, False]),
     "nested": {"x": [torch.ones(2), 1, 2.5, None], "y": ("text", b"bytes", np.ones(3, np.int16))},
     "a named tuple": Pair(torch.zeros(2), 5),
+    "large": torch.arange(1 << 18),
+    "a large view": torch.arange(1 << 18).reshape(512, 512).t()[1:, ::2],
+    "large in Fortran's order": np.asfortranarray(np.arange(1 << 18).reshape(512, 512)),
+    "large and bfloat16": torch.ones(1 << 18, dtype=torch.bfloat16),
+    "large together": [torch.full((1000 + i,), i) for i in range(64)],
+    "large and small": {"x": torch.arange(1 << 16), "empty": torch.empty(0), "n": torch.tensor(1)},
 }
 
 
-@pytest.mark.parametrize("batch", SMALL.values(), ids=SMALL.keys())
-def test_small_batches_arrive_by_value(batch: Any) -> None:
-    sent = enveloped(batch)
-    assert by_value_if_small(sent) is not sent
-    envelope = arrived(batch)
+@pytest.mark.parametrize("batch", PLAIN.values(), ids=PLAIN.keys())
+def test_plain_batches_arrive_as_they_are(hand_over: HandOver, batch: Any) -> None:
+    assert not is_left_to_torch(hand_over, batch)
+    envelope = pickle.loads(sent(hand_over, batch))
     assert type(envelope) is Envelope
     assert same(envelope.batch, batch)
     assert envelope.meta.token == META.token
@@ -58,26 +77,62 @@ def test_small_batches_arrive_by_value(batch: Any) -> None:
     assert (envelope.failures, envelope.missed) == ((), None)
 
 
-def test_what_arrives_may_be_written_to_and_is_a_copy() -> None:
-    sent = torch.zeros(4)
-    batch = arrived(sent).batch
+@pytest.mark.parametrize("size", [4, 1 << 18])
+def test_what_arrives_may_be_written_to_and_is_a_copy(hand_over: HandOver, size: int) -> None:
+    given = torch.zeros(size)
+    batch = pickle.loads(sent(hand_over, given)).batch
     batch += 1
-    assert batch.tolist() == [1, 1, 1, 1]
-    assert sent.tolist() == [0, 0, 0, 0]
+    assert batch.sum() == size
+    assert given.sum() == 0
     assert not batch.is_shared()
 
 
-def test_a_tensor_that_stands_twice_in_a_batch_arrives_once() -> None:
-    one = torch.zeros(2)
-    left, right = arrived((one, one)).batch
+@pytest.mark.parametrize("size", [2, 1 << 18])
+def test_a_tensor_that_stands_twice_in_a_batch_arrives_once(hand_over: HandOver, size: int) -> None:
+    one = torch.zeros(size)
+    left, right = pickle.loads(sent(hand_over, (one, one))).batch
     left += 1
-    assert right.tolist() == [1, 1]
+    assert right.sum() == size
+
+
+def test_a_slot_is_free_again_when_its_batch_has_arrived(hand_over: HandOver) -> None:
+    batches = [torch.full((1 << 16,), i) for i in range(9)]
+    arrived = [pickle.loads(sent(hand_over, batch)).batch for batch in batches]
+    assert all(torch.equal(*pair) for pair in zip(arrived, batches, strict=True))
+
+
+def test_batches_that_find_no_free_slot_are_left_to_torch(hand_over: HandOver) -> None:
+    large = torch.zeros(1 << 16)
+    under_way = [sent(hand_over, large) for _ in range(2)]
+    assert is_left_to_torch(hand_over, large)
+    assert not is_left_to_torch(hand_over, torch.zeros(4)), "needs no slot"
+    pickle.loads(under_way[1])
+    assert not is_left_to_torch(hand_over, large)
+
+
+def test_who_keeps_a_small_part_does_not_keep_the_large_one(hand_over: HandOver) -> None:
+    tracemalloc.start()
+    try:
+        batch = torch.zeros(1 << 18), torch.zeros(2)
+        kept = [pickle.loads(sent(hand_over, batch)).batch[1] for _ in range(4)]
+        assert tracemalloc.get_traced_memory()[0] < 1 << 18
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 4
+
+
+def test_what_cannot_be_pickled_takes_no_slot(hand_over: HandOver) -> None:
+    class Broken(torch.Tensor):
+        pass
+
+    large = torch.zeros(1 << 16)
+    for _ in range(3):
+        assert is_left_to_torch(hand_over, [large, Broken()])
+    assert not is_left_to_torch(hand_over, large)
 
 
 OTHERS = {
-    "large": torch.zeros(1 << 18),
-    "large together": [torch.zeros(1 << 12) for _ in range(64)],
-    "many": list(range(10_000)),
+    "larger than a slot": torch.zeros((32 << 20) + 1, dtype=torch.uint8),
     "shared on purpose": torch.zeros(4).share_memory_(),
     "with a gradient": torch.zeros(4, requires_grad=True),
     "sparse": torch.eye(3).to_sparse(),
@@ -88,22 +143,54 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("batch", OTHERS.values(), ids=OTHERS.keys())
-def test_everything_else_is_left_to_torch(batch: Any) -> None:
-    sent = enveloped(batch)
-    assert by_value_if_small(sent) is sent
+def test_everything_else_is_left_to_torch(hand_over: HandOver, batch: Any) -> None:
+    assert is_left_to_torch(hand_over, batch)
 
 
-def doubled(samples: list[bytes]) -> torch.Tensor:
+def repeated(samples: list[bytes]) -> torch.Tensor:
+    return torch.tensor([2 * sample[0] for sample in samples]).repeat(2_000, 1)
+
+
+def once(samples: list[bytes]) -> torch.Tensor:
     return torch.tensor([2 * sample[0] for sample in samples])
 
 
-def test_workers_hand_over_what_the_training_process_would_make() -> None:
-    dataset = stoker.SampleDataset(MemorySource([bytes([i]) * 9 for i in range(20)]))
+@pytest.mark.parametrize("collate", [once, repeated])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_hand_over_what_the_training_process_would_make(
+    collate: Callable[[list[bytes]], torch.Tensor], method: str
+) -> None:
+    dataset = stoker.SampleDataset(MemorySource([bytes([i]) * 9 for i in range(40)]))
     batches = {}
     for workers in (0, 2):
         with stoker.Loader(
-            dataset, batch_size=8, num_workers=workers, collate_fn=doubled, cache="100%"
+            dataset,
+            batch_size=4,
+            num_workers=workers,
+            collate_fn=collate,
+            cache="100%",
+            multiprocessing_context=method if workers else None,
         ) as loader:
             batches[workers] = list(loader)
-    assert [b.tolist() for b in batches[2]] == [b.tolist() for b in batches[0]]
+    assert all(torch.equal(*pair) for pair in zip(batches[2], batches[0], strict=True))
     assert not any(batch.is_shared() for batch in batches[2])
+
+
+def test_epochs_that_are_left_early_lose_no_slots() -> None:
+    dataset = stoker.SampleDataset(MemorySource([bytes([i]) * 9 for i in range(40)]))
+    with stoker.Loader(
+        dataset, 4, num_workers=2, collate_fn=repeated, cache="100%", persistent_workers=True
+    ) as loader:
+        for _ in range(6):
+            next(iter(loader))
+        assert not any(batch.is_shared() for batch in loader)
+
+
+def test_the_memory_goes_with_the_loader() -> None:
+    held = HandOver(workers=2, each=2)
+    pickle.loads(sent(held, torch.zeros(1 << 16)))
+    memory = Path(f"/proc/self/fd/{held._memory.fileno()}")
+    assert "batches" in str(memory.readlink())
+    del held
+    gc.collect()
+    assert not memory.exists() or "batches" not in str(memory.readlink())

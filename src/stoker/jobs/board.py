@@ -88,6 +88,7 @@ class Board:
         """f32[SLOTS, N]: percentile of a sample within a job, in (0, 1]; 0: not seen."""
         self.live = live
         self.clock = clock
+        self._owned = b"", np.empty(0, np.int64)  # who was there, and the slots found then
 
     @classmethod
     def of_its_own(cls, num_samples: int, clock: Callable[[], float]) -> Board:
@@ -131,10 +132,16 @@ class Board:
 
     def owners(self) -> NDArray[np.int64]:
         """Return the slots i64[J] of live jobs, of each its oldest. The oldest job comes first."""
-        slots = np.flatnonzero(self.live() & (self.jobs["token"] > 0))
-        slots = slots[np.lexsort((slots, self.jobs["since"][slots]))]
-        _, first = np.unique(self.jobs["token"][slots], return_index=True)
-        return slots[np.sort(first)]
+        tokens = np.where(self.live(), self.jobs["token"], 0)
+        there = tokens.tobytes() + self.jobs["since"].tobytes()
+        if there != self._owned[0]:  # asked for several times a batch, and jobs seldom change
+            slots = np.flatnonzero(tokens)
+            slots = slots[np.lexsort((slots, self.jobs["since"][slots]))]
+            _, first = np.unique(tokens[slots], return_index=True)
+            slots = slots[np.sort(first)]
+            slots.flags.writeable = False
+            self._owned = there, slots
+        return self._owned[1]
 
     def positions(self, slots: NDArray[np.int64], ids: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return i64[J, n]: the accesses by which jobs use ``ids`` next, not modulo anything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 
-def dumps(sample: Any) -> bytes:
+def dumps(sample: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Return ``sample`` as bytes: pickle protocol 5, tensors as plain arrays.
 
-    The bytes stay in memory that only the user's own processes can reach. Raises what pickle
-    raises for samples that cannot be pickled.
+    ``apart`` is given the memory of each array, which is not among the bytes then. These stay in
+    memory that only the user's own processes can reach. Raises what pickle raises for samples
+    that cannot be pickled.
     """
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(sample)
+    _Pickler(buffer, protocol=5, buffer_callback=apart).dump(sample)
     return buffer.getvalue()
 
 

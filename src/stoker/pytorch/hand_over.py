@@ -2,42 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import pickle
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
-from stoker.pytorch.compact import dumps, loads
+from stoker.pytorch.compact import dumps
 from stoker.pytorch.meta import Envelope
+from stoker.shared import SharedArray
 
-_MOST = 512 << 10  # bytes of a batch that is small
-_OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, about
+_MOST = 32 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
+_IN_MESSAGE = 16 << 10  # bytes of tensors and arrays that travel in the message itself
+_OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, at least
+_ALIGNMENT = 64
+
+_opened_here: WeakValueDictionary[int, HandOver] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
-class _ByValue:
-    """Pickles to an Envelope whose batch holds its values, not descriptors of memory."""
+class HandOver:
+    """The collate function of the workers of one torch loader, which made the batches already.
 
-    def __init__(self, envelope: Envelope) -> None:
-        # Here and not when it is pickled: what fails then is lost in a thread of torch's queue.
-        self._parts = (dumps(envelope.batch), *envelope[1:])
+    torch lays each tensor into new shared memory, and the training process asks the worker for its
+    descriptor over a new socket and maps its pages one by one: a millisecond or two of the training
+    loop, however small the tensor. Here each worker has ``each`` slots in memory that is there from
+    the start. What is plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has
+    up to 32 MiB is laid into one and copied out of it, so that the batch is private memory and the
+    slot free again; what is small travels in the message. All else goes as torch sends it, and so
+    does a batch that finds no free slot.
+
+    Each slot is filled by one worker and freed by the training process, so that there is no lock.
+    Raises :class:`~stoker.errors.CapacityError` where the system has no memory to share.
+    """
+
+    def __init__(self, workers: int, each: int) -> None:
+        slots = workers * each
+        self._memory = SharedArray.create((slots, _MOST), np.uint8, name="batches")
+        self._is_taken = SharedArray.create(slots, np.bool_, name="taken batches")
+        self._each = each
+        self._number = next(_numbers)
+        _opened_here[self._number] = self
+
+    def __call__(self, envelope: Envelope) -> Envelope | _Packed:
+        """Return what arrives in the training process as ``envelope``."""
+        if _size(envelope.batch, _MOST) > _MOST:
+            return envelope
+        parts: list[pickle.PickleBuffer] = []
+        # Here and not when it is sent: what fails then is lost in a thread of torch's queue.
+        head, rest = dumps(envelope.batch, parts.append), tuple(envelope[1:])
+        raw = [np.frombuffer(part.raw(), np.uint8) for part in parts]
+        if sum(map(len, raw)) <= _IN_MESSAGE:
+            return _Packed(head, [part.tobytes() for part in raw], rest)
+        slot = self._take()
+        return envelope if slot is None else _Packed(head, self._lay(slot, raw), rest)
+
+    def copied(self, laid: _Laid) -> list[Any]:
+        """Return copies of the parts that lie in a slot, and free it: in the training process."""
+        # One copy for each, so that who keeps the labels does not keep the images.
+        row = self._memory.array[laid.slot]
+        parts = [row[begin : begin + size].copy() for begin, size in laid.spans]
+        self._is_taken.array[laid.slot] = False
+        return parts
+
+    def _take(self) -> int | None:
+        """Take a free slot of this worker."""
+        worker = get_worker_info()
+        first = self._each * (0 if worker is None else worker.id)
+        free = np.flatnonzero(~self._is_taken.array[first : first + self._each])
+        if not len(free):
+            return None
+        self._is_taken.array[first + free[0]] = True
+        return int(first + free[0])
+
+    def _lay(self, slot: int, parts: list[Any]) -> _Laid:
+        spans, begin, row = [], 0, self._memory.array[slot]
+        for part in parts:
+            row[begin : begin + len(part)] = part
+            spans.append((begin, len(part)))
+            begin += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
+        return _Laid(self._number, slot, spans)
+
+
+class _Laid(NamedTuple):
+    """Where the parts of a batch lie."""
+
+    number: int
+    """Of the HandOver, in the training process."""
+    slot: int
+    spans: list[tuple[int, int]]
+    """First byte and length of each."""
+
+
+class _Packed:
+    """Pickles to an Envelope: its batch without the parts, these or where they lie, the rest."""
+
+    def __init__(self, head: bytes, parts: list[bytes] | _Laid, rest: tuple[Any, ...]) -> None:
+        self._parts = head, parts, rest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, self._parts
+        return _unpacked, self._parts
 
 
-def _opened(data: bytes, *rest: Any) -> Envelope:
-    return Envelope(loads(data), *rest)
-
-
-def by_value_if_small(envelope: Envelope) -> Envelope | _ByValue:
-    """Return what arrives in the training process as ``envelope``: a collate function of workers.
-
-    torch lays each tensor into shared memory, and the training process asks the worker for its
-    descriptor over a new socket: a millisecond of waiting, however small the tensor. What is small
-    and plain (tensors, arrays, numbers and texts in tuples, lists and dicts) travels in the message
-    itself; everything else as torch does it.
-    """
-    return _ByValue(envelope) if _size(envelope.batch, _MOST) <= _MOST else envelope
+def _unpacked(head: bytes, parts: list[bytes] | _Laid, rest: tuple[Any, ...]) -> Envelope:
+    own: list[Any]
+    if isinstance(parts, _Laid):
+        own = _opened_here[parts.number].copied(parts)
+    else:
+        own = [bytearray(part) for part in parts]
+    return Envelope(pickle.loads(head, buffers=own), *rest)
 
 
 def _size(part: Any, most: int) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from stoker.errors import CapacityError
 from stoker.pytorch.batch_server import BatchServer, as_it_is
-from stoker.pytorch.hand_over import by_value_if_small
+from stoker.pytorch.hand_over import HandOver
 from stoker.pytorch.requests import RequestSampler
+
+log = logging.getLogger("stoker")
 
 
 class InnerLoader(DataLoader[Any]):
@@ -20,13 +24,24 @@ class InnerLoader(DataLoader[Any]):
         super().__init__(
             server,
             batch_sampler=sampler,  # type: ignore[arg-type]
-            collate_fn=by_value_if_small if outer.num_workers else as_it_is,  # type: ignore[arg-type]
+            collate_fn=_hand_over(outer),
             **_same_as(outer),
         )
         self.requests = sampler
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the outer loader has warned already."""
+
+
+def _hand_over(outer: DataLoader[Any]) -> Any:
+    """Return what becomes of batches that are made: the collate function."""
+    if not outer.num_workers:
+        return as_it_is
+    try:
+        return HandOver(outer.num_workers, outer.prefetch_factor or 1)
+    except CapacityError as error:
+        log.info("batches of workers travel as torch sends them: %s", error)
+        return as_it_is
 
 
 def _same_as(outer: DataLoader[Any]) -> dict[str, Any]:

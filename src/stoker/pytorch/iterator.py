@@ -36,14 +36,15 @@ class LoaderIterator:
     def __next__(self) -> Any:
         if self._envelopes is None:
             raise SegmentError("the loader is closed: make a new one to go on reading")
-        begin = time.perf_counter()
+        begin, computed = time.perf_counter(), time.thread_time()
         try:
             envelope = next(self._directed(self._envelopes))
         except StopIteration:
             self._loader.finish_epoch()
             raise
         finally:
-            self._loader.add_stall(time.perf_counter() - begin)
+            waited = time.perf_counter() - begin
+            self._loader.add_stall(waited, min(waited, time.thread_time() - computed))
         batch = self._loader.receive(envelope)
         self._walk.step(len(envelope.meta))
         return batch

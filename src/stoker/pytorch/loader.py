@@ -474,9 +474,9 @@ class Loader(DataLoader[Any]):
         meta = self._engine.receive(envelope)
         return attach(envelope.batch, meta) if self._return_meta else envelope.batch
 
-    def add_stall(self, seconds: float) -> None:
-        """Count time that the training loop waited."""
-        self._records.add_stall(seconds)
+    def add_stall(self, seconds: float, computed: float) -> None:
+        """Count time that the training loop waited, of which its thread ``computed`` that much."""
+        self._records.add_stall(seconds, computed)
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""

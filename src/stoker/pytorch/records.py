@@ -34,6 +34,7 @@ class Records:
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
         self._stall_seconds = 0.0
+        self._idle_seconds = 0.0  # of the stall of this epoch, in which its thread slept
         self._before = Stats()
         self._began: Stats | None = None
         self._began_at = self._last_at = 0.0
@@ -69,6 +70,7 @@ class Records:
         self._visits.add(earlier)
         self._began = now
         self._began_at = self._last_at = time.perf_counter()
+        self._idle_seconds = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -84,12 +86,13 @@ class Records:
     def supply(self) -> float:
         """Return what storage gave in the epoch that ended last, as a share of what training took.
 
-        See ``Scores.supplies``. NaN where nothing was read or next to no time passed.
+        See ``Scores.supplies``. What taking a batch over costs the training process is not waiting
+        for storage. NaN where nothing was read or next to no time passed.
         """
         last, seconds = self.epochs[-1], self._last_at - self._began_at
         if not last.accesses or not last.fetched or seconds <= 0:
             return math.nan
-        working = max(0.0, 1 - last.stall_seconds / seconds)
+        working = max(0.0, 1 - self._idle_seconds / seconds)
         return working * last.fetched / last.accesses
 
     def add_batch(self, envelope: Envelope) -> None:
@@ -101,9 +104,10 @@ class Records:
                 log.warning("skipped %s: %s", failure.name, failure.reason)
             self.failures[failure.id] = failure
 
-    def add_stall(self, seconds: float) -> None:
-        """Count time that the training loop waited."""
+    def add_stall(self, seconds: float, computed: float) -> None:
+        """Count time that the training loop waited, of which its thread ``computed`` that much."""
         self._stall_seconds += seconds
+        self._idle_seconds += seconds - computed
         self.last_stall = seconds
 
     def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:

@@ -132,6 +132,7 @@ class Stats:
 
 _OF_NOW = {"cache_bytes", "pool_open", "coverage", "ess"}
 _ZERO = Stats()
+_AT_ONCE = 32  # batches
 
 
 def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
@@ -157,21 +158,33 @@ class Visits:
         # In shared memory, or workers would keep a copy of each page written after their fork.
         self._shared = SharedArray.create(num_samples, np.uint32, name="stoker-visits")
         self._counts = self._shared.array
+        self._waiting: list[NDArray[np.uint32]] = []
 
     def begin_epoch(self) -> None:
         """Start again from zero."""
+        self._waiting.clear()
         self._counts[:] = 0
 
     def add(self, ids: NDArray[np.uint32]) -> None:
         """Count ids ``u32[n]``; repeats count."""
-        np.add.at(self._counts, ids, 1)
+        # Many batches at once: after a training step the counts are in no cache of the processor.
+        self._waiting.append(ids)
+        if len(self._waiting) == _AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        for ids in self._waiting:
+            np.add.at(self._counts, ids, 1)
+        self._waiting.clear()
 
     def coverage(self, share: int) -> float:
         """Return the distinct samples / ``share``, how many samples could be."""
+        self._count()
         return np.count_nonzero(self._counts) / share if share else 0.0
 
     def ess(self, share: int) -> float:
         """Return the effective sample size of the counts / ``share``; 0 for no visits."""
+        self._count()
         counts = self._counts.astype(np.float64)
         squares = float(counts @ counts)
         return float(counts.sum()) ** 2 / squares / share if squares and share else 0.0
