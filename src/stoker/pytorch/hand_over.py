@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from stoker.pytorch.buffers import Buffers
 from stoker.pytorch.compact import dumps
 from stoker.pytorch.meta import Envelope
 from stoker.shared import SharedArray
@@ -43,6 +44,7 @@ class HandOver:
         slots = workers * each
         self._memory = SharedArray.create((slots, _MOST), np.uint8, name="batches")
         self._is_taken = SharedArray.create(slots, np.bool_, name="taken batches")
+        self._buffers = Buffers()
         self._each = each
         self._number = next(_numbers)
         _opened_here[self._number] = self
@@ -64,7 +66,7 @@ class HandOver:
         """Return copies of the parts that lie in a slot, and free it: in the training process."""
         # One copy for each, so that who keeps the labels does not keep the images.
         row = self._memory.array[laid.slot]
-        parts = [row[begin : begin + size].copy() for begin, size in laid.spans]
+        parts = [self._buffers.copy_of(row[begin : begin + size]) for begin, size in laid.spans]
         self._is_taken.array[laid.slot] = False
         return parts
 
