@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -83,9 +84,30 @@ def test_a_small_part_does_not_take_a_large_buffer() -> None:
 
 def test_not_all_that_was_ever_used_is_kept() -> None:
     buffers = Buffers()
-    copies = [buffers.copy_of(filled(value)) for value in range(20)]
+    copies = [buffers.copy_of(filled(value, 24 << 20)) for value in range(4)]
     del copies
-    assert len(buffers._free) == 4
+    assert sum(map(len, buffers._free)) == 48 << 20
+
+
+def test_large_and_small_parts_of_a_batch_are_used_again() -> None:
+    buffers = Buffers()
+    sizes = [8 * SIZE, SIZE, SIZE, SIZE, SIZE, SIZE]
+    batch = [buffers.copy_of(filled(1, size)) for size in sizes]
+    before = {address(part) for part in batch}
+    del batch
+    assert {
+        address(part) for part in [buffers.copy_of(filled(2, size)) for size in sizes]
+    } == before
+
+
+def test_a_batch_that_is_kept_keeps_its_own_memory_only() -> None:
+    buffers = Buffers()
+    kept = buffers.copy_of(filled(1))
+    buffers.copy_of(filled(2))
+    gone = weakref.ref(buffers)
+    del buffers
+    assert gone() is None
+    assert (kept == 1).all()
 
 
 def test_a_forked_child_keeps_what_it_has() -> None:
@@ -95,6 +117,7 @@ def test_a_forked_child_keeps_what_it_has() -> None:
     done, say = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(tell)  # or it would wait for itself, should the parent fail
         os.read(told, 1)
         os.write(say, b"y" if (kept == 5).all() else b"n")
         os._exit(0)

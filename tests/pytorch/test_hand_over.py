@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import stoker
 from stoker.pytorch.compact import same
-from stoker.pytorch.hand_over import HandOver
+from stoker.pytorch.hand_over import HandOver, private_collate
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.source.memory import MemorySource
 
@@ -61,6 +63,9 @@ PLAIN = {
     "a large view": torch.arange(1 << 18).reshape(512, 512).t()[1:, ::2],
     "large in Fortran's order": np.asfortranarray(np.arange(1 << 18).reshape(512, 512)),
     "large and bfloat16": torch.ones(1 << 18, dtype=torch.bfloat16),
+    "large and float8": torch.ones(1 << 18).to(torch.float8_e4m3fn),
+    "one in bfloat16": torch.tensor(3, dtype=torch.bfloat16),
+    "shared": torch.arange(1 << 18).share_memory_(),
     "large together": [torch.full((1000 + i,), i) for i in range(64)],
     "large and small": {"x": torch.arange(1 << 16), "empty": torch.empty(0), "n": torch.tensor(1)},
 }
@@ -68,13 +73,28 @@ PLAIN = {
 
 @pytest.mark.parametrize("batch", PLAIN.values(), ids=PLAIN.keys())
 def test_plain_batches_arrive_as_they_are(hand_over: HandOver, batch: Any) -> None:
-    assert not is_left_to_torch(hand_over, batch)
-    envelope = pickle.loads(sent(hand_over, batch))
+    message = sent(hand_over, batch)
+    assert len(message) < 1 << 15, "what is large is in a slot"
+    envelope = pickle.loads(message)
     assert type(envelope) is Envelope
     assert same(envelope.batch, batch)
+    if isinstance(batch, torch.Tensor):
+        assert not envelope.batch.is_shared(), "torch shares what it sends"
+        assert envelope.batch.dtype == batch.dtype
     assert envelope.meta.token == META.token
     assert envelope.meta.ids.tolist() == META.ids.tolist()
     assert (envelope.failures, envelope.missed) == ((), None)
+
+
+@pytest.mark.parametrize("size", [2, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channels_that_lie_last_stay_last(
+    hand_over: HandOver, size: int, dtype: torch.dtype
+) -> None:
+    batch = torch.rand(4, 3, size, size).to(dtype).to(memory_format=torch.channels_last)
+    arrived = pickle.loads(sent(hand_over, batch)).batch
+    assert arrived.stride() == batch.stride()
+    assert torch.equal(arrived, batch)
 
 
 @pytest.mark.parametrize("size", [4, 1 << 18])
@@ -99,6 +119,7 @@ def test_a_slot_is_free_again_when_its_batch_has_arrived(hand_over: HandOver) ->
     batches = [torch.full((1 << 16,), i) for i in range(9)]
     arrived = [pickle.loads(sent(hand_over, batch)).batch for batch in batches]
     assert all(torch.equal(*pair) for pair in zip(arrived, batches, strict=True))
+    assert not any(batch.is_shared() for batch in arrived), "torch shares what it sends"
 
 
 def test_batches_that_find_no_free_slot_are_left_to_torch(hand_over: HandOver) -> None:
@@ -122,18 +143,48 @@ def test_who_keeps_a_small_part_does_not_keep_the_large_one(hand_over: HandOver)
 
 
 def test_what_cannot_be_pickled_takes_no_slot(hand_over: HandOver) -> None:
-    class Broken(torch.Tensor):
-        pass
-
+    Nameless = namedtuple("Nameless", "large")
     large = torch.zeros(1 << 16)
     for _ in range(3):
-        assert is_left_to_torch(hand_over, [large, Broken()])
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            hand_over(enveloped(Nameless(large)))
     assert not is_left_to_torch(hand_over, large)
+
+
+def test_a_slot_is_free_again_when_there_is_no_memory_for_its_batch(
+    hand_over: HandOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(part: Any) -> Any:
+        raise MemoryError
+
+    large = torch.zeros(1 << 16)
+    with monkeypatch.context() as patched:
+        patched.setattr(hand_over._buffers, "copy_of", fail)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                pickle.loads(sent(hand_over, large))
+    assert torch.equal(pickle.loads(sent(hand_over, large)).batch, large)
+
+
+def test_a_message_that_comes_when_the_loader_is_gone_is_dropped() -> None:
+    held = HandOver(workers=1, each=1)
+    message = sent(held, torch.zeros(1 << 16))
+    del held
+    gc.collect()
+    assert pickle.loads(message).batch is None
+
+
+def test_it_takes_no_batches_along_into_a_worker_that_is_spawned(hand_over: HandOver) -> None:
+    pickle.loads(sent(hand_over, torch.zeros(1 << 20)))
+    assert len(pickle.dumps(hand_over._buffers)) < 200
 
 
 OTHERS = {
     "larger than a slot": torch.zeros((32 << 20) + 1, dtype=torch.uint8),
-    "shared on purpose": torch.zeros(4).share_memory_(),
+    "much text": "x" * 20_000,
+    "many numbers": list(range(10_000)),
+    "an array that cannot be written to": np.broadcast_to(np.zeros(1), 5),
+    "a tuple with more": type("More", (tuple,), {})([1]),
     "with a gradient": torch.zeros(4, requires_grad=True),
     "sparse": torch.eye(3).to_sparse(),
     "a subclass": torch.nn.Parameter(torch.zeros(2), requires_grad=False),
@@ -149,6 +200,33 @@ def test_everything_else_is_left_to_torch(hand_over: HandOver, batch: Any) -> No
 
 def repeated(samples: list[bytes]) -> torch.Tensor:
     return torch.tensor([2 * sample[0] for sample in samples]).repeat(2_000, 1)
+
+
+def square(sample: bytes) -> torch.Tensor:
+    return torch.full((80, 80), sample[0], dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_default_collate_function_makes_what_torch_makes(workers: int) -> None:
+    dataset = stoker.SampleDataset(
+        MemorySource([bytes([i]) * 9 for i in range(40)]), square, targets=np.arange(40)
+    )
+    with stoker.Loader(dataset, 8, num_workers=workers, cache="100%", shuffle=False) as loader:
+        for number, (images, labels) in enumerate(loader):
+            ids = range(8 * number, 8 * number + 8)
+            expected = default_collate([(square(bytes([i])), i) for i in ids])
+            assert torch.equal(images, expected[0]) and torch.equal(labels, expected[1])
+            assert not images.is_shared() and not labels.is_shared()
+
+
+def test_a_collate_function_of_the_users_own_for_tensors_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def negated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        return -torch.stack(batch)
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, negated)
+    assert private_collate([torch.ones(2), torch.ones(2)]).tolist() == [[-1, -1], [-1, -1]]
 
 
 def once(samples: list[bytes]) -> torch.Tensor:

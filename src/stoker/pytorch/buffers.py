@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_KEPT = 4  # buffers that nobody uses and that are kept for what comes
+_KEPT = 64 << 20  # bytes that nobody uses and that are kept for what comes
 _SMALL = 64 << 10  # bytes that malloc serves well
 
 
@@ -23,7 +25,7 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._free: deque[Bytes] = deque(maxlen=_KEPT)
+        self._free: deque[Bytes] = deque()
 
     def copy_of(self, part: Bytes) -> Bytes:
         """Return a copy of ``part`` u8[n]; it is in use while anything refers to its memory."""
@@ -33,9 +35,22 @@ class Buffers:
         memory = self._take(size)
         # Of its memoryview: views of an array that owns its memory refer to that array only.
         copy = np.frombuffer(memory.data, np.uint8, size)
-        weakref.finalize(copy, self._free.append, memory).atexit = False
+        # A weak reference, so that a batch that is kept for long keeps no more than its own memory.
+        weakref.finalize(copy, _give_back, weakref.ref(self), memory).atexit = False
         copy[:] = part
         return copy
+
+    def give_back(self, memory: Bytes) -> None:
+        """Keep ``memory``, which nobody uses any more, and no more than 64 MiB with it."""
+        # Without a lock: this may run wherever the last reference to a batch goes, also in here.
+        self._free.append(memory)
+        with contextlib.suppress(IndexError):
+            while sum(map(len, self._free.copy())) > _KEPT:
+                self._free.popleft()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle to one without memory, for a worker that is spawned."""
+        return Buffers, ()
 
     def _take(self, size: int) -> Bytes:
         """Return memory of ``size`` bytes, and of no more than twice as many."""
@@ -48,3 +63,9 @@ class Buffers:
                 return memory
             self._free.appendleft(memory)
         return np.empty(size, np.uint8)
+
+
+def _give_back(to: weakref.ref[Buffers], memory: Bytes) -> None:
+    buffers = to()
+    if buffers is not None:
+        buffers.give_back(memory)

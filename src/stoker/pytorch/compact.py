@@ -61,10 +61,36 @@ class _Pickler(pickle.Pickler):
         if type(value) is not torch.Tensor or value.requires_grad or value.device.type != "cpu":
             return NotImplemented
         try:
-            return _tensor, (np.ascontiguousarray(value.numpy()).reshape(value.shape),)
-        except (TypeError, RuntimeError):  # bfloat16, sparse, quantised: no NumPy twin
+            return self._reduced(value)
+        except (TypeError, RuntimeError):  # sparse, quantised, conjugate: no NumPy twin
             return value.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
+
+    def _reduced(self, value: torch.Tensor) -> Any:
+        if value.dtype in _BITS:
+            return _of_bits, (value.view(_BITS[value.dtype]), value.dtype)
+        if not value.is_contiguous():
+            # Channels that lie last stay last, as they do where torch sends a tensor.
+            order = sorted(range(value.ndim), key=value.stride, reverse=True)
+            if value.permute(order).is_contiguous():
+                return _permuted, (value.permute(order), np.argsort(order).tolist())
+        return _tensor, (np.ascontiguousarray(value.numpy()).reshape(value.shape),)
+
+
+_BITS = {torch.bfloat16: torch.int16, torch.complex32: torch.int32} | {
+    dtype: torch.uint8
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.itemsize == 1 and dtype.is_floating_point
+}
+"""Types that NumPy does not have, and those whose bits they are sent as."""
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values)
+
+
+def _of_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return bits.view(dtype)
+
+
+def _permuted(dense: torch.Tensor, order: list[int]) -> torch.Tensor:
+    return dense.permute(order)

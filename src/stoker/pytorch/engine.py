@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from stoker.cluster import Alone, joined
 from stoker.errors import StokerError
@@ -26,6 +26,7 @@ from stoker.pytorch.agreement import AgreedRescore, Agreement, Ended, scores_of
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
+from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.inner import InnerLoader
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.pytorch.nodes import Locality, Nodes, find_nodes
@@ -342,9 +343,8 @@ class Engine:
     def _make_inner(self, outer: DataLoader[Any], cached: CachedDataset) -> InnerLoader:
         progress = self.ahead.progress if self.ahead is not None else None
         bare = cached.past_the_cache() if self._sharing.probe else None
-        server = BatchServer(
-            cached, outer.collate_fn, self._on_error, self._seed, progress, self._aside, bare
-        )
+        own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
+        server = BatchServer(cached, own, self._on_error, self._seed, progress, self._aside, bare)
         return InnerLoader(outer, server, RequestSampler())
 
     def _make_tracer(self, path: Path) -> Tracer:

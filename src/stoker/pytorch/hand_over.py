@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from stoker.pytorch.buffers import Buffers
 from stoker.pytorch.compact import dumps
@@ -17,7 +18,7 @@ from stoker.pytorch.meta import Envelope
 from stoker.shared import SharedArray
 
 _MOST = 32 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
-_IN_MESSAGE = 16 << 10  # bytes of tensors and arrays that travel in the message itself
+_IN_MESSAGE = 16 << 10  # bytes of a batch that travel in the message itself
 _OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, at least
 _ALIGNMENT = 64
 
@@ -34,7 +35,8 @@ class HandOver:
     the start. What is plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has
     up to 32 MiB is laid into one and copied out of it, so that the batch is private memory and the
     slot free again; what is small travels in the message. All else goes as torch sends it, and so
-    does a batch that finds no free slot.
+    does a batch that finds no free slot. Slots take the memory that batches under way take anyway,
+    but until the workers end.
 
     Each slot is filled by one worker and freed by the training process, so that there is no lock.
     Raises :class:`~stoker.errors.CapacityError` where the system has no memory to share.
@@ -53,22 +55,26 @@ class HandOver:
         """Return what arrives in the training process as ``envelope``."""
         if _size(envelope.batch, _MOST) > _MOST:
             return envelope
-        parts: list[pickle.PickleBuffer] = []
+        buffers: list[pickle.PickleBuffer] = []
         # Here and not when it is sent: what fails then is lost in a thread of torch's queue.
-        head, rest = dumps(envelope.batch, parts.append), tuple(envelope[1:])
-        raw = [np.frombuffer(part.raw(), np.uint8) for part in parts]
-        if sum(map(len, raw)) <= _IN_MESSAGE:
-            return _Packed(head, [part.tobytes() for part in raw], rest)
+        head, rest = dumps(envelope.batch, buffers.append), tuple(envelope[1:])
+        parts = [buffer.raw() for buffer in buffers]
+        size = sum(len(part) + _ALIGNMENT for part in parts)
+        if len(head) > _IN_MESSAGE or size > _MOST:
+            return envelope
+        if size <= _IN_MESSAGE:
+            return _Packed(head, [bytearray(part) for part in parts], rest)
         slot = self._take()
-        return envelope if slot is None else _Packed(head, self._lay(slot, raw), rest)
+        return envelope if slot is None else _Packed(head, self._lay(slot, parts), rest)
 
     def copied(self, laid: _Laid) -> list[Any]:
         """Return copies of the parts that lie in a slot, and free it: in the training process."""
-        # One copy for each, so that who keeps the labels does not keep the images.
         row = self._memory.array[laid.slot]
-        parts = [self._buffers.copy_of(row[begin : begin + size]) for begin, size in laid.spans]
-        self._is_taken.array[laid.slot] = False
-        return parts
+        try:
+            # One copy for each, so that who keeps the labels does not keep the images.
+            return [self._buffers.copy_of(row[begin : begin + size]) for begin, size in laid.spans]
+        finally:
+            self._is_taken.array[laid.slot] = False
 
     def _take(self) -> int | None:
         """Take a free slot of this worker."""
@@ -80,10 +86,10 @@ class HandOver:
         self._is_taken.array[first + free[0]] = True
         return int(first + free[0])
 
-    def _lay(self, slot: int, parts: list[Any]) -> _Laid:
+    def _lay(self, slot: int, parts: list[memoryview]) -> _Laid:
         spans, begin, row = [], 0, self._memory.array[slot]
         for part in parts:
-            row[begin : begin + len(part)] = part
+            row[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
             spans.append((begin, len(part)))
             begin += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
         return _Laid(self._number, slot, spans)
@@ -102,20 +108,35 @@ class _Laid(NamedTuple):
 class _Packed:
     """Pickles to an Envelope: its batch without the parts, these or where they lie, the rest."""
 
-    def __init__(self, head: bytes, parts: list[bytes] | _Laid, rest: tuple[Any, ...]) -> None:
+    def __init__(self, head: bytes, parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> None:
         self._parts = head, parts, rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, self._parts
 
 
-def _unpacked(head: bytes, parts: list[bytes] | _Laid, rest: tuple[Any, ...]) -> Envelope:
-    own: list[Any]
-    if isinstance(parts, _Laid):
-        own = _opened_here[parts.number].copied(parts)
-    else:
-        own = [bytearray(part) for part in parts]
-    return Envelope(pickle.loads(head, buffers=own), *rest)
+def _unpacked(head: bytes, parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> Envelope:
+    if not isinstance(parts, _Laid):
+        return Envelope(pickle.loads(head, buffers=parts), *rest)
+    hand_over = _opened_here.get(parts.number)
+    if hand_over is None:  # the loader is gone, and a thread of torch's empties its queue
+        return Envelope(None, *rest)
+    return Envelope(pickle.loads(head, buffers=hand_over.copied(parts)), *rest)
+
+
+def private_collate(samples: list[Any]) -> Any:
+    """Return torch's ``default_collate(samples)``, but not in memory that a worker shares."""
+    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # the user's own
+        return default_collate(samples)
+    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked})
+
+
+def _stacked(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    if _is_plain(first) and not first.is_nested and first.nbytes * len(batch) <= _MOST:
+        return torch.stack(batch)
+    stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return stacked
 
 
 def _size(part: Any, most: int) -> int:
@@ -124,12 +145,13 @@ def _size(part: Any, most: int) -> int:
     if kind is torch.Tensor:
         return part.nbytes if _is_plain(part) else most + 1
     if kind is np.ndarray:
-        return part.nbytes if part.dtype.kind in "biufc" else most + 1
+        # What cannot be written to stays so in a pickle, and torch's does not.
+        return part.nbytes if part.dtype.kind in "biufc" and part.flags.writeable else most + 1
     if kind in (int, float, bool, type(None)):
         return 0
     if kind in (bytes, str):
         return len(part)
-    if isinstance(part, tuple) or kind is list:
+    if (isinstance(part, tuple) and not hasattr(part, "__dict__")) or kind is list:
         return _sum(part, most)
     return _sum([*part.keys(), *part.values()], most) if kind is dict else most + 1
 
@@ -144,11 +166,10 @@ def _sum(parts: Any, most: int) -> int:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are all there is to it; one in shared memory may be meant to stay so."""
+    """Whether its values are all there is to it."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not tensor.requires_grad
         and not tensor.is_quantized
-        and not tensor.is_shared()  # type: ignore[no-untyped-call]
     )

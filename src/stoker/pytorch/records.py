@@ -34,7 +34,7 @@ class Records:
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
         self._stall_seconds = 0.0
-        self._idle_seconds = 0.0  # of the stall of this epoch, in which its thread slept
+        self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
         self._before = Stats()
         self._began: Stats | None = None
         self._began_at = self._last_at = 0.0
@@ -86,8 +86,9 @@ class Records:
     def supply(self) -> float:
         """Return what storage gave in the epoch that ended last, as a share of what training took.
 
-        See ``Scores.supplies``. What taking a batch over costs the training process is not waiting
-        for storage. NaN where nothing was read or next to no time passed.
+        See ``Scores.supplies``. What the training loop's own thread does in the loader (taking
+        batches over, decoding them without workers) is not waiting for storage. NaN where nothing
+        was read or next to no time passed.
         """
         last, seconds = self.epochs[-1], self._last_at - self._began_at
         if not last.accesses or not last.fetched or seconds <= 0:
