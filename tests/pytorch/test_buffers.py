@@ -110,6 +110,7 @@ def test_a_batch_that_is_kept_keeps_its_own_memory_only() -> None:
     assert (kept == 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_what_it_has() -> None:
     buffers = Buffers()
     kept = buffers.copy_of(filled(5))
