@@ -65,6 +65,9 @@ PLAIN = {
     "large and bfloat16": torch.ones(1 << 18, dtype=torch.bfloat16),
     "large and float8": torch.ones(1 << 18).to(torch.float8_e4m3fn),
     "one in bfloat16": torch.tensor(3, dtype=torch.bfloat16),
+    "much text": ["x" * 20_000, b"y" * 30_000],
+    "many numbers": list(range(10_000)),
+    "an array with gaps": np.arange(1 << 16)[::2],
     "shared": torch.arange(1 << 18).share_memory_(),
     "large together": [torch.full((1000 + i,), i) for i in range(64)],
     "large and small": {"x": torch.arange(1 << 16), "empty": torch.empty(0), "n": torch.tensor(1)},
@@ -181,8 +184,6 @@ def test_it_takes_no_batches_along_into_a_worker_that_is_spawned(hand_over: Hand
 
 OTHERS = {
     "larger than a slot": torch.zeros((32 << 20) + 1, dtype=torch.uint8),
-    "much text": "x" * 20_000,
-    "many numbers": list(range(10_000)),
     "an array that cannot be written to": np.broadcast_to(np.zeros(1), 5),
     "a tuple with more": type("More", (tuple,), {})([1]),
     "with a gradient": torch.zeros(4, requires_grad=True),

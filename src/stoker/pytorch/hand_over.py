@@ -58,21 +58,20 @@ class HandOver:
         buffers: list[pickle.PickleBuffer] = []
         # Here and not when it is sent: what fails then is lost in a thread of torch's queue.
         head, rest = dumps(envelope.batch, buffers.append), tuple(envelope[1:])
-        parts = [buffer.raw() for buffer in buffers]
+        parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
         size = sum(len(part) + _ALIGNMENT for part in parts)
-        if len(head) > _IN_MESSAGE or size > _MOST:
-            return envelope
         if size <= _IN_MESSAGE:
-            return _Packed(head, [bytearray(part) for part in parts], rest)
-        slot = self._take()
-        return envelope if slot is None else _Packed(head, self._lay(slot, parts), rest)
+            return _Packed([bytearray(part) for part in parts], rest)
+        slot = self._take() if size <= _MOST else None
+        return envelope if slot is None else _Packed(self._lay(slot, parts), rest)
 
-    def copied(self, laid: _Laid) -> list[Any]:
-        """Return copies of the parts that lie in a slot, and free it: in the training process."""
+    def taken_out(self, laid: _Laid) -> Any:
+        """Return a copy of the batch in a slot, and free it: in the training process."""
         row = self._memory.array[laid.slot]
         try:
+            head, *parts = (row[begin : begin + size] for begin, size in laid.spans)
             # One copy for each, so that who keeps the labels does not keep the images.
-            return [self._buffers.copy_of(row[begin : begin + size]) for begin, size in laid.spans]
+            return pickle.loads(head, buffers=[self._buffers.copy_of(part) for part in parts])
         finally:
             self._is_taken.array[laid.slot] = False
 
@@ -96,7 +95,7 @@ class HandOver:
 
 
 class _Laid(NamedTuple):
-    """Where the parts of a batch lie."""
+    """Where a batch lies: its pickle and, apart from that, its arrays."""
 
     number: int
     """Of the HandOver, in the training process."""
@@ -106,22 +105,22 @@ class _Laid(NamedTuple):
 
 
 class _Packed:
-    """Pickles to an Envelope: its batch without the parts, these or where they lie, the rest."""
+    """Pickles to an Envelope: the parts of its batch or where they lie, and the rest."""
 
-    def __init__(self, head: bytes, parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> None:
-        self._parts = head, parts, rest
+    def __init__(self, parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> None:
+        self._parts = parts, rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, self._parts
 
 
-def _unpacked(head: bytes, parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> Envelope:
+def _unpacked(parts: list[bytearray] | _Laid, rest: tuple[Any, ...]) -> Envelope:
     if not isinstance(parts, _Laid):
-        return Envelope(pickle.loads(head, buffers=parts), *rest)
+        head, *buffers = parts
+        return Envelope(pickle.loads(head, buffers=buffers), *rest)
     hand_over = _opened_here.get(parts.number)
-    if hand_over is None:  # the loader is gone, and a thread of torch's empties its queue
-        return Envelope(None, *rest)
-    return Envelope(pickle.loads(head, buffers=hand_over.copied(parts)), *rest)
+    # Without one the loader is gone, and a thread of torch's empties its queue.
+    return Envelope(None if hand_over is None else hand_over.taken_out(parts), *rest)
 
 
 def private_collate(samples: list[Any]) -> Any:
