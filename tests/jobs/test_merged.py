@@ -203,6 +203,34 @@ def test_times_against_a_plain_reference(data: st.DataObject) -> None:
     np.testing.assert_allclose(keys, expected)
 
 
+def test_jobs_weigh_sizes_alike_by_what_the_first_of_them_takes_a_request_to_cost() -> None:
+    sizes = np.array([100, 2_000, 30_000], np.int64)
+    board, every = Board.of_its_own(3, lambda: 5.0), np.arange(3, dtype=np.uint32)
+    policies = [OnceAnEpoch(1e3, sizes), NextUse(), NextUse(1e6)]
+    jobs = []
+    for slot, policy in enumerate(policies):
+        merged = Merged(policy, sizes)
+        board.enter(slot, 100 + slot, Kind.TIME, "", 0, 1.5)
+        merged.share(board, slot)
+        jobs.append(merged)
+    board.jobs["since"] = np.arange(32)
+    board.jobs["rate"], board.jobs["period"], board.jobs["noted"] = 1.0, 3, 5.0
+    board.next_use[:] = [4, 6, 8]
+
+    def keys() -> list[list[float]]:
+        present = [job for slot, job in enumerate(jobs) if board.jobs["token"][slot]]
+        plan = Plan(0, 0, every)
+        return [np.asarray(job.keys_now(every, None, plan)).tolist() for job in present]
+
+    first, second, third = keys()
+    times = board.clock() - board.head["base"][0] + np.array([4, 6, 8])
+    assert first == second == third
+    assert first == pytest.approx(-times * sizes / (sizes + 1e3))
+    board.leave(0)
+    second, third = keys()
+    assert second == third == pytest.approx(-times)
+
+
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_values_against_a_plain_reference(data: st.DataObject) -> None:

@@ -66,6 +66,13 @@ def test_times_count_only_where_other_jobs_use_the_cache() -> None:
     assert policy.keys_at(ids, plan, upcoming).max() < policy.keys_after(ids, times + 864_000).min()
 
 
+def test_a_request_counts_less_where_other_jobs_use_the_cache() -> None:
+    sizes = np.array([100, 300], np.int64)
+    assert OnceAnEpoch(1e7, sizes).shared_request_bytes == 20
+    assert OnceAnEpoch(5.0, sizes).shared_request_bytes == 5
+    assert OnceAnEpoch(1e7).shared_request_bytes == 0, "without sizes nothing is weighed"
+
+
 def test_refuses_negative_costs() -> None:
     with pytest.raises(ConfigError, match="request_bytes=-1"):
         OnceAnEpoch(request_bytes=-1)

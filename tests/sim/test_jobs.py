@@ -63,6 +63,24 @@ def test_keys_of_all_jobs_hit_more_than_each_job_s_own(count):
         assert epoch.accesses == count * N
 
 
+SIZES = np.random.default_rng(0).lognormal(11.4, 0.6, N).astype(np.int64)
+
+
+@pytest.mark.parametrize("names", [("foresight", "belady"), ("belady", "foresight")])
+def test_jobs_that_weigh_sizes_in_other_ways_get_the_same_of_the_cache(names):
+    jobs = replay_jobs(names, N, 6, 0.2, batch_size=BATCH, sizes=SIZES).jobs
+    assert jobs[0].hit_ratio == pytest.approx(jobs[1].hit_ratio, abs=0.03)
+
+
+def test_small_samples_are_not_kept_at_the_expense_of_the_bytes_of_all_jobs():
+    by_default, by_time, smallest = (
+        replay_jobs([name] * 2, N, 6, 0.2, batch_size=BATCH, sizes=SIZES).together
+        for name in ("foresight", "belady", "belady:request_bytes=1e7")
+    )
+    assert by_default.hit_ratio > max(by_time.hit_ratio, smallest.hit_ratio)
+    assert by_default.byte_hit_ratio > smallest.byte_hit_ratio + 0.1
+
+
 def test_scores_of_all_jobs_count():
     losses = np.random.default_rng(0).lognormal(0, 1.5, N)
     found = replay_jobs(["shade", "shade"], N, 6, 0.2, batch_size=BATCH, losses=losses).after(3)

@@ -40,6 +40,7 @@ JOB = np.dtype(
         ("period", "f8"),  # accesses in an epoch
         ("gain", "f8"),  # iCache's benefit: time without the cache / time with it
         ("threshold", "f8"),  # gain from which its scores count
+        ("request_bytes", "f8"),  # what it takes a request to cost beside its bytes
         ("is_probed", "i8"),
         ("fetch_seconds", "f8"),  # per batch, if all of it came from the source
         ("compute_seconds", "f8"),  # per batch

@@ -34,7 +34,9 @@ class Merged:
     Until :meth:`share`, and while its job is the only one, its keys are those of ``policy``. With
     others they are of the kind that the job began with that came first:
 
-    - when a sample is needed: minus the time, in seconds, at which a job will use it first;
+    - when a sample is needed: minus the time, in seconds, at which a job will use it first, which
+      :class:`~stoker.policy.next_use.NextUse` weighs by ``sizes`` i64[N] and by what the job that
+      came first takes a request to cost;
     - what it is worth: :func:`~stoker.jobs.merging.joint_value` of all jobs. A job without scores
       adds nothing, and takes the keys of the others.
 
@@ -43,8 +45,9 @@ class Merged:
     board that it is given, so that a simulator can replay it. Used by one thread.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, sizes: NDArray[np.int64] | None = None) -> None:
         self.policy = policy
+        self._sizes = sizes
         self._board: Board | None = None
         self._token = 0
         self._slot = 0
@@ -59,6 +62,7 @@ class Merged:
         """Merge keys with the other jobs of ``board``; ``slot`` is this process's row."""
         self._board, self._slot = board, slot
         self._token = int(board.jobs["token"][slot])
+        board.jobs["request_bytes"][slot] = getattr(self.policy, "shared_request_bytes", 0.0)
 
     # --- the policy ---
 
@@ -179,16 +183,15 @@ class Merged:
         seconds = soonest(
             positions, jobs["position"][slots], board.rates(slots), jobs["period"][slots], later
         )
-        return self._weighed(ids, board.clock() - float(board.head["base"][0]) + seconds)
+        first = board.jobs["request_bytes"][board.owners()[:1]]  # nobody, once all have left
+        weighted = NextUse(float(first.sum()), self._sizes)
+        return weighted.keys_after(ids, board.clock() - float(board.head["base"][0]) + seconds)
 
     def _own_times(self, ids: Ids, plan: Plan, upcoming: NDArray[np.int64]) -> Keys:
         """Return the keys that the policy gives samples used at ``upcoming`` places of ``plan``."""
         if isinstance(self.policy, NextUse):
             return self.policy.keys_at(ids, plan, upcoming)
         return -(plan.start + upcoming).astype(np.float64)
-
-    def _weighed(self, ids: Ids, times: Keys) -> Keys:
-        return self.policy.keys_after(ids, times) if isinstance(self.policy, NextUse) else -times
 
     # --- by value ---
 

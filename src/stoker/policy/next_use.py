@@ -40,6 +40,11 @@ class NextUse:
         if not self.request_bytes >= 0:
             raise ConfigError(f"request_bytes={self.request_bytes} is refused: give 0 or more")
 
+    @property
+    def shared_request_bytes(self) -> float:
+        """What a request costs where other jobs use the cache too, in bytes."""
+        return self.request_bytes
+
     def regions(self) -> tuple[Region, ...]:
         """One region ordered by our keys, whose newcomers must beat their victims."""
         return (Region("main", 1.0, order="key", admission="beats_victims", ties=False),)

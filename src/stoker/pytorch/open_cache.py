@@ -106,7 +106,7 @@ class CacheSetup:
         self.recipe = recipe
         fit = getattr(recipe.policy, "for_sizes", None)
         fitted: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
-        self.policy = Merged(fitted)
+        self.policy = Merged(fitted, self.stage.source.sizes)
         """The policy, told the sizes of the samples if it asks for them, and other jobs."""
         self.member: Member | None = None
         """This job among those that share the cache, once it is open; None: it is alone."""

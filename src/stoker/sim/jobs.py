@@ -98,7 +98,7 @@ def replay_jobs(
         raise ConfigError("packages of several jobs are not simulated: give recipes without")
     lengths = as_sizes(sizes, num_samples)
     share = as_share(cache, lengths)
-    shared = _Shared(num_samples, merge and count > 1)
+    shared = _Shared(lengths, merge and count > 1)
     trainings: list[_Training] = []
     with ExitStack() as stack:
         first: ReplayedCache | None = None
@@ -170,14 +170,15 @@ class _Training:
 class _Shared:
     """What the jobs know of each other: production's board, on virtual time."""
 
-    def __init__(self, num_samples: int, merge: bool) -> None:
+    def __init__(self, sizes: NDArray[np.int64], merge: bool) -> None:
         self.now = 0.0
-        self._board = Board.of_its_own(num_samples, lambda: self.now) if merge else None
+        self._sizes = sizes
+        self._board = Board.of_its_own(len(sizes), lambda: self.now) if merge else None
         self._slots = 0
 
     def wrap(self, policy: Policy) -> Policy:
         """Return the policy with the keys of all jobs, if keys are merged."""
-        return policy if self._board is None else Merged(policy)
+        return policy if self._board is None else Merged(policy, self._sizes)
 
     def enter(self, policy: Policy, rate: float) -> int:
         """Make a job known that trains at this rate; return its row."""
