@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.plan import Plan
 from stoker.policy.next_use import NextUse
 
-_SHARED = 0.1  # of a mean sample: in replays 6 points more of the samples hit for 3 of the bytes
+_SHARED = 0.1  # of a mean sample: more samples hit, for few bytes (docs/foresight.md)
 _ALONE = 2.0**24  # so that keys from before a job came lose to those of all jobs, in seconds
 
 

@@ -52,8 +52,9 @@ def foresight(
     visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
     large ones. Where each sample comes once an epoch that costs no bytes, so that it is 10 MB by
-    default, and else 0. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive``
-    with another. Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
+    default, and else 0; while other jobs use the cache, it is a tenth of a mean sample at most
+    there. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` with another.
+    Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
     if (prune != 0) + adaptive + (importance or repeat != 1) > 1:
         raise ConfigError(
