@@ -476,6 +476,18 @@ void bind_arena(nb::module_& m) {
           },
           "ids"_a)
       .def(
+          "copies",
+          [](const PyArena& self, const IdArray& ids, const std::string& region) {
+            const auto arena = self.open();
+            Buffer<std::uint32_t> numbers(ids.size());
+            {
+              const GilReleased released;
+              arena->copies(span(ids), arena->region(region), numbers.get());
+            }
+            return numbers.array();
+          },
+          "ids"_a, "region"_a)
+      .def(
           "list",
           [](const PyArena& self, const std::string& region) {
             return copy_of(

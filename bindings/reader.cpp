@@ -42,10 +42,11 @@ void read_files(stoker::Reader& self, const nb::bytes& root, const Array<const s
 
 void stat_files(stoker::Reader& self, const nb::bytes& root, const Array<const std::uint8_t>& paths,
                 const Array<const std::int64_t>& path_offsets, const Array<std::int64_t>& sizes,
-                const Array<std::int64_t>& mtimes_ns, const Array<std::int32_t>& status) {
+                const Array<std::int64_t>& mtimes_ns, const Array<std::int64_t>& ctimes_ns,
+                const Array<std::int32_t>& status) {
   const auto table = table_of(root, paths, path_offsets);
   const GilReleased released;
-  self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(status));
+  self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(ctimes_ns), span_of(status));
 }
 
 }  // namespace
@@ -63,9 +64,10 @@ void bind_reader(nb::module_& m) {
            "SHRANK, GREW or NOT_A_FILE to status[i] (i32). Path k is root + "
            "paths[path_offsets[k]:path_offsets[k + 1]].")
       .def("stat", &stat_files, "root"_a, "paths"_a.noconvert(), "path_offsets"_a.noconvert(),
-           "sizes"_a.noconvert(), "mtimes_ns"_a.noconvert(), "status"_a.noconvert(),
-           "Write size, modification time in ns and status (0, errno or NOT_A_FILE) of "
-           "every path.")
+           "sizes"_a.noconvert(), "mtimes_ns"_a.noconvert(), "ctimes_ns"_a.noconvert(),
+           "status"_a.noconvert(),
+           "Write size, times of modification and change in ns and status (0, errno or NOT_A_FILE) "
+           "of every path.")
       .def_prop_ro_static("SHRANK", [](nb::handle) { return int{stoker::kShrank}; })
       .def_prop_ro_static("GREW", [](nb::handle) { return int{stoker::kGrew}; })
       .def_prop_ro_static("NOT_A_FILE", [](nb::handle) { return int{stoker::kNotAFile}; });

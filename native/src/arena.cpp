@@ -29,6 +29,10 @@ Segment attach(int memory, int file) {
     if ((segment.header()->on_disk != 0) != (file >= 0)) {
       throw SegmentError("the segment needs its file's descriptor too, or must not have one");
     }
+    const std::uint32_t regions = segment.header()->num_regions;
+    if (regions == 0 || regions > kMaxRegions) {
+      throw SegmentError("the segment has " + std::to_string(regions) + " regions: it is damaged");
+    }
     return segment;
   } catch (...) {
     if (file >= 0) close(file);
@@ -56,9 +60,9 @@ Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held
   if (result == SlotLock::Result::kTakenFromDead) arena.header_->unsound = 1;
   try {
     arena.put_in_order();
-  } catch (...) {  // no destructor follows
+  } catch (...) {  // no memory for a repair: it stays unsound, and whoever comes next repairs it
     arena.lock_.release();
-    throw;
+    held_ = false;
   }
 }
 
@@ -69,8 +73,8 @@ Arena::Guard::~Guard() {
 Arena::Guard::Guard(Arena& arena, Insist) : Guard(arena, kInsist) {
   if (!held_) {
     throw SegmentError(
-        "the cache's lock was not to be had within 5 s: a process that holds it is stopped; "
-        "continue or end it");
+        "the cache's lock was not to be had within 5 s: a process that holds it is stopped, or "
+        "there is no memory for a repair; continue or end the process, or free memory");
   }
 }
 
@@ -91,6 +95,7 @@ Arena::Arena(Segment segment)
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
   extents_.reserve(kMostExtents + 1);
+  list_.reserve(1);
 }
 
 Arena::Arena(const Geometry& geometry, const std::string& path) : Arena(create(geometry)) {
@@ -218,12 +223,15 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
                       " bytes, more than the capacity of " + std::to_string(header_->capacity));
   }
   const Guard guard(*this, Guard::Insist::kYes);
-  std::vector<Node> recovered;
+  std::size_t held = 0;
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
-    if (header_->regions[r].holds_bytes && header_->regions[r].size > 0 && header_->inserts > 0) {
-      throw ConfigError("the arena is not empty: configure it before use");
-    }
+    if (header_->regions[r].holds_bytes) held += header_->regions[r].size;
   }
+  if (held > 0 && header_->inserts > 0) {
+    throw ConfigError("the arena is not empty: configure it before use");
+  }
+  std::vector<Node> recovered;
+  recovered.reserve(held);  // before any is taken out of its heap
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
     for (Heap members = heap(r); members.size() > 0; members.remove(members.size() - 1)) {
       if (header_->regions[r].holds_bytes) recovered.push_back(members.at(members.size() - 1));

@@ -24,6 +24,19 @@ void Arena::where(Ids ids, std::uint8_t* regions) const {
   }
 }
 
+void Arena::copies(Ids ids, std::uint32_t region, std::uint32_t* numbers) const {
+  check(ids);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const Entry& entry = entries_[ids[i]];
+    const std::uint64_t word = entry.word.load(std::memory_order_acquire);
+    const std::uint8_t tag = ranks_[ids[i]].region.load(std::memory_order_acquire);
+    // Read again: the region must be that of this copy, not of one that came after it.
+    const bool same = entry.word.load(std::memory_order_relaxed) >> 16 == word >> 16;
+    const bool inside = state_of(word) == State::kReady && tag == region + 1;
+    numbers[i] = same && inside ? number_of(word) : 0;
+  }
+}
+
 std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
   const auto ready = [this](std::uint32_t id) {
     return state_of(entries_[id].word.load(std::memory_order_acquire)) == State::kReady;
@@ -33,7 +46,7 @@ std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
   if (const Guard guard(*this); guard && header_->regions[region].size <= kAFew) {
     Heap members = heap(region);
     for (std::uint32_t pos = 0; pos < members.size(); ++pos) {
-      if (ready(members.at(pos).id)) ids.push_back(members.at(pos).id);
+      if (ready(members.at(pos).id())) ids.push_back(members.at(pos).id());
     }
     std::sort(ids.begin(), ids.end());
     return ids;
@@ -98,11 +111,8 @@ bool Arena::move_one(std::uint32_t region, std::uint32_t id, const double* key) 
     to.bytes += length;
     return true;
   }
-  if (heap(source).insert(id, was)) {
-    from.bytes += length;
-  } else {
-    drop(id);  // a ghost took its node, and so it is out of reach of eviction
-  }
+  from.bytes += length;
+  take_in(source, id, was);
   return false;
 }
 
@@ -148,16 +158,24 @@ void Arena::divide(const std::vector<std::string>& names, const std::vector<doub
 }
 
 // Evicts what is over a region's budget, in short steps, so that nobody waits long for the lock.
-void Arena::shed(std::uint32_t r) {
+// The budgets hold already: what a stopped process keeps us from is done by make_room.
+void Arena::shed(std::uint32_t region) {
   for (bool over = true; over;) {
-    const Guard guard(*this, Guard::Insist::kYes);
-    const Region& region = header_->regions[r];
-    for (int step = 0; step < 64 && over; ++step) {
-      over = region.bytes > region.budget;
-      if (over && !region.holds_bytes) forget(heap(r).at(0).id);
-      if (over && region.holds_bytes) over = evict_one(r);
-    }
+    const Guard guard(*this);
+    over = guard && shed_some(region);
   }
+}
+
+// One step, under the lock; whether there is more to do.
+bool Arena::shed_some(std::uint32_t r) {
+  const Region& region = header_->regions[r];
+  bool more = true;
+  for (int step = 0; step < 64 && more; ++step) {
+    more = region.bytes > region.budget;
+    if (more && !region.holds_bytes) forget(heap(r).at(0).id());
+    if (more && region.holds_bytes) more = evict_one(r);
+  }
+  return more;
 }
 
 }  // namespace stoker

@@ -112,24 +112,29 @@ bool Arena::load_extents(const Entry& entry, std::vector<Extent>& extents, Exten
   extents.clear();
   *list = {0, 0};
   if (header_->blank) return true;
+  const auto inside = [this](Extent extent) {
+    return extent.first <= header_->num_blocks &&
+           extent.count <= header_->num_blocks - extent.first;
+  };
   std::uint32_t parts[4];
   for (int i = 0; i < 4; ++i) parts[i] = entry.extents[i].load(std::memory_order_relaxed);
   if ((parts[1] & kSpilled) == 0) {
     for (int i = 0; i < 4; i += 2) {
       if (parts[i + 1] != 0) extents.push_back({parts[i], parts[i + 1]});
     }
-    return true;
+    return std::all_of(extents.begin(), extents.end(), inside);
   }
   const std::uint32_t count = parts[1] & ~kSpilled;
-  if (count > kMostExtents) return false;
+  if (count == 0 || count > kMostExtents) return false;
   *list = {parts[0], blocks_of(count * sizeof(Extent))};
-  if (list->first > header_->num_blocks || list->count > header_->num_blocks - list->first) {
+  if (!inside(*list)) {
     *list = {0, 0};
     return false;
   }
   extents.resize(count);
   return blocks_store_->read(*list, extents.data(), count * sizeof(Extent)) &&
-         crc32c(0, extents.data(), count * sizeof(Extent)) == parts[2];
+         crc32c(0, extents.data(), count * sizeof(Extent)) == parts[2] &&
+         std::all_of(extents.begin(), extents.end(), inside);
 }
 
 // Readers only store keys that grow; eviction looks at them lazily.

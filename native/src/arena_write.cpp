@@ -1,6 +1,7 @@
 // The arena's writing side: reserve under the lock, copy outside it, publish; and single flight.
 #include <algorithm>
 #include <climits>
+#include <new>
 
 #include "stoker/arena.h"
 #include "stoker/crc32c.h"
@@ -186,15 +187,14 @@ bool Arena::allocate(Entry& entry, std::uint32_t count) {
       parts[2 * i + 1] = extents_[i].count;
     }
   } else {
-    std::vector<Extent> list;
     const std::uint64_t bytes = extents_.size() * sizeof(Extent);
-    const bool listed = blocks_.allocate(blocks_of(bytes), 1, list);
-    if (!listed || !blocks_store_->write(list[0], extents_.data(), bytes)) {
+    const bool listed = blocks_.allocate(blocks_of(bytes), 1, list_);
+    if (!listed || !blocks_store_->write(list_[0], extents_.data(), bytes)) {
       for (const Extent extent : extents_) blocks_.release(extent);
-      if (listed) blocks_.release(list[0]);
+      if (listed) blocks_.release(list_[0]);
       return false;
     }
-    parts[0] = list[0].first;
+    parts[0] = list_[0].first;
     parts[1] = static_cast<std::uint32_t>(extents_.size()) | kSpilled;
     parts[2] = crc32c(0, extents_.data(), bytes);
   }
@@ -209,7 +209,11 @@ bool Arena::write(std::uint32_t id, const Sample& sample) {
   write_fence();  // readers of what was in these blocks must see that their version has gone
   std::vector<Extent> extents;
   Extent list{};
-  if (!load_extents(entry, extents, &list)) return false;
+  try {
+    if (!load_extents(entry, extents, &list)) return false;
+  } catch (const std::bad_alloc&) {
+    return false;  // what is reserved must not stay so
+  }
   const auto* from = static_cast<const unsigned char*>(sample.data);
   std::uint64_t left = sample.size;
   for (const Extent extent : extents) {
@@ -257,8 +261,12 @@ bool Arena::undo(std::uint32_t id) {
   slot_table_[slot()].pending.fetch_add(1);
   const std::unique_lock waiting(undone_mutex_, std::try_to_lock);
   if (!waiting) return false;  // it ends with this process
-  undone_.push_back(id);
-  any_undone_.store(true);
+  try {
+    undone_.push_back(id);
+    any_undone_.store(true);
+  } catch (const std::bad_alloc&) {
+    // likewise
+  }
   return false;
 }
 

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 #include "stoker/crc32c.h"
 #include "stoker/error.h"
@@ -16,7 +15,8 @@
 namespace stoker {
 namespace {
 
-constexpr char kFileMagic[8] = {'S', 'T', 'K', 'R', 'F', 'I', 'L', 'E'};
+constexpr char kFileMagic[] = "STKRFILE";
+constexpr char kBegunMagic[] = "STKRMAKE";  // its maker has not finished, or died
 constexpr off_t kPage = 4096;
 
 struct FileHeader {
@@ -30,9 +30,9 @@ struct FileHeader {
   std::uint32_t unused;
 };
 
-FileHeader file_header(const Header* header) {
+FileHeader file_header(const Header* header, const char* magic = kFileMagic) {
   FileHeader file{};
-  std::memcpy(file.magic, kFileMagic, sizeof(kFileMagic));
+  std::memcpy(file.magic, magic, sizeof(file.magic));
   file.abi = kAbi;
   file.num_ids = header->num_ids;
   file.block_size = header->block_size;
@@ -82,11 +82,11 @@ class MemoryBlocks : public BlockStore {
   MemoryBlocks(const Header* header, unsigned char* data) : header_(header), data_(data) {}
 
   bool read(Extent extent, void* to, std::uint64_t bytes) const override {
-    racy_copy(to, at(extent), bytes);
+    racy_read(to, at(extent), bytes);
     return true;
   }
   bool write(Extent extent, const void* from, std::uint64_t bytes) override {
-    racy_copy(at(extent), from, bytes);
+    racy_write(at(extent), from, bytes);
     return true;
   }
   void prefetch(Extent extent) const override {
@@ -113,38 +113,30 @@ std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* d
   return std::make_unique<MemoryBlocks>(header, data);
 }
 
-FileBlocks::FileBlocks(const Header* header, const std::string& path) : header_(header) {
-  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (descriptor_ < 0) throw SegmentError(describe_errno("open " + path, errno));
-  try {
-    if (!lock_file(descriptor_, F_WRLCK)) {
-      throw SegmentError(path +
-                         " is in use by another process: share its arena, or use another path");
-    }
-    struct stat status{};
-    if (fstat(descriptor_, &status) != 0) throw SegmentError(describe_errno("stat " + path, errno));
-    if (status.st_size == 0 || unfinished(status.st_size)) {
-      create(path);
-    } else {
-      check(path);
-    }
-  } catch (...) {
-    close(descriptor_);
-    throw;
+FileBlocks::FileBlocks(const Header* header, const std::string& path)
+    : header_(header), file_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+  if (!file_.is_open()) throw SegmentError(describe_errno("open " + path, errno));
+  if (!lock_file(file_.number(), F_WRLCK)) {
+    throw SegmentError(path +
+                       " is in use by another process: share its arena, or use another path");
+  }
+  const off_t found = size(path);
+  if (found == 0 || begun()) {
+    create(path);
+  } else {
+    check(path);
+    if (found < bytes()) reserve(path);  // it was cut: what lay there is a miss
   }
 }
 
-FileBlocks::FileBlocks(const Header* header, int descriptor) : header_(header) {
-  const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
-  descriptor_ = open(path.c_str(), O_RDWR | O_CLOEXEC);  // a lock of our own
-  const int code = errno;
-  close(descriptor);
-  if (descriptor_ < 0) throw SegmentError(describe_errno("open the segment's file", code));
-  lock_file(descriptor_, F_RDLCK);
-}
-
-FileBlocks::~FileBlocks() {
-  if (descriptor_ >= 0) close(descriptor_);
+FileBlocks::FileBlocks(const Header* header, int descriptor)
+    : header_(header), file_(OwnDescriptor(descriptor).reopen()) {  // for a lock of our own
+  const std::string name = "the segment's file";
+  if (!file_.is_open()) throw SegmentError(describe_errno("open " + name, errno));
+  const off_t found = size(name);
+  check(name);
+  if (found < bytes()) throw SegmentError(name + " is cut short");
+  share();
 }
 
 off_t FileBlocks::bytes() const {
@@ -152,33 +144,58 @@ off_t FileBlocks::bytes() const {
                             std::uint64_t{header_->num_blocks} * header_->block_size);
 }
 
-// Whether the file's maker died before it wrote the first page.
-bool FileBlocks::unfinished(off_t size) const {
-  const std::vector<char> zeros(kPage, 0);
-  std::vector<char> first(kPage);
-  return size == bytes() && pread_all(descriptor_, first.data(), first.size(), 0) && first == zeros;
+off_t FileBlocks::size(const std::string& path) const {
+  struct stat status{};
+  if (fstat(file_.number(), &status) != 0) {
+    throw SegmentError(describe_errno("stat " + path, errno));
+  }
+  if (!S_ISREG(status.st_mode)) throw SegmentError(path + " is not a file: use another path");
+  return status.st_size;
 }
 
-void FileBlocks::create(const std::string& path) {
-  // The room is taken now; a file system that cannot do that tells at each write instead.
-  int code = reserve_pages(descriptor_, bytes());
-  if (code == EOPNOTSUPP) code = ftruncate(descriptor_, bytes()) == 0 ? 0 : errno;
+// Whether a maker that died before the end left its mark.
+bool FileBlocks::begun() const {
+  FileHeader found{};
+  return pread_all(file_.number(), &found, sizeof(found), 0) &&
+         std::memcmp(found.magic, kBegunMagic, sizeof(found.magic)) == 0 &&
+         found.self_crc == crc32c(0, &found, offsetof(FileHeader, self_crc));
+}
+
+// The room is taken now; a file system that cannot do that tells at each write instead.
+void FileBlocks::reserve(const std::string& path) {
+  int code = reserve_pages(file_.number(), bytes());
+  if (code == EOPNOTSUPP) code = ftruncate(file_.number(), bytes()) == 0 ? 0 : errno;
   if (code != 0) {
-    if (ftruncate(descriptor_, 0) == 0) unlink(path.c_str());
     throw CapacityError(
         describe_errno("reserve " + std::to_string(bytes()) + " bytes of disk in " + path, code));
   }
-  const FileHeader file = file_header(header_);
-  if (!pwrite_all(descriptor_, &file, sizeof(file), 0)) {
-    throw CapacityError(describe_errno("write " + path, errno));
+}
+
+// Whoever dies on the way, or loses power, leaves a file that is empty or says what it is.
+void FileBlocks::create(const std::string& path) {
+  const auto write_header = [&](const char* magic) {
+    const FileHeader file = file_header(header_, magic);
+    if (!pwrite_all(file_.number(), &file, sizeof(file), 0) || fsync(file_.number()) != 0) {
+      throw CapacityError(describe_errno("write " + path, errno));
+    }
+  };
+  try {
+    if (ftruncate(file_.number(), 0) != 0)
+      throw CapacityError(describe_errno("cut " + path, errno));
+    write_header(kBegunMagic);
+    reserve(path);
+    write_header(kFileMagic);
+  } catch (...) {
+    if (ftruncate(file_.number(), 0) == 0) unlink(path.c_str());
+    throw;
   }
 }
 
 void FileBlocks::check(const std::string& path) const {
   FileHeader found{};
   const FileHeader wanted = file_header(header_);
-  if (!pread_all(descriptor_, &found, sizeof(found), 0) ||
-      std::memcmp(found.magic, kFileMagic, sizeof(kFileMagic)) != 0) {
+  if (!pread_all(file_.number(), &found, sizeof(found), 0) ||
+      std::memcmp(found.magic, kFileMagic, sizeof(found.magic)) != 0) {
     throw SegmentError(path + " is not a Stoker segment: use another path");
   }
   if (found.abi != kAbi) {
@@ -193,27 +210,28 @@ void FileBlocks::check(const std::string& path) const {
   }
 }
 
-void FileBlocks::share() { lock_file(descriptor_, F_RDLCK); }
+void FileBlocks::share() { lock_file(file_.number(), F_RDLCK); }
 
 bool FileBlocks::read(Extent extent, void* to, std::uint64_t bytes) const {
   const std::uint64_t at =
       header_->file_data_at + static_cast<std::uint64_t>(extent.first) * header_->block_size;
-  return pread_all(descriptor_, to, bytes, static_cast<off_t>(at));
+  return pread_all(file_.number(), to, bytes, static_cast<off_t>(at));
 }
 
 bool FileBlocks::write(Extent extent, const void* from, std::uint64_t bytes) {
   const std::uint64_t at =
       header_->file_data_at + static_cast<std::uint64_t>(extent.first) * header_->block_size;
-  return pwrite_all(descriptor_, from, bytes, static_cast<off_t>(at));
+  return file_.is_ours() && pwrite_all(file_.number(), from, bytes, static_cast<off_t>(at));
 }
 
 bool FileBlocks::put_record(const Record& record) {
-  return pwrite_all(descriptor_, &record, sizeof(record),
+  return file_.is_ours() &&
+         pwrite_all(file_.number(), &record, sizeof(record),
                     kPage + static_cast<off_t>(record.id) * static_cast<off_t>(sizeof(record)));
 }
 
 bool FileBlocks::get_records(std::uint32_t first, std::span<Record> records) const {
-  return pread_all(descriptor_, records.data(), records.size_bytes(),
+  return pread_all(file_.number(), records.data(), records.size_bytes(),
                    kPage + static_cast<off_t>(first) * static_cast<off_t>(sizeof(Record)));
 }
 

@@ -33,7 +33,11 @@ std::uint32_t by_table(std::uint32_t crc, const unsigned char* data, std::size_t
 }
 
 #if defined(__x86_64__)
+#if defined(__clang__)  // to which it is a feature of its own
+#define STOKER_CRC_TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define STOKER_CRC_TARGET __attribute__((target("sse4.2")))
+#endif
 bool has_hardware() { return __builtin_cpu_supports("sse4.2") != 0; }
 #elif defined(__aarch64__)
 #define STOKER_CRC_TARGET __attribute__((target("+crc")))

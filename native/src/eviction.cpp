@@ -22,6 +22,19 @@ std::uint64_t xorshift(std::uint64_t& state) {
   return state;
 }
 
+// Whether there is room for one more. Under the lock nothing may throw: what was taken out of a
+// heap would be lost.
+template <typename T>
+bool has_room(std::vector<T>& items) {
+  if (items.size() < items.capacity()) return true;
+  try {
+    items.reserve(2 * items.capacity() + 16);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool Arena::evictable(std::uint32_t id) const {
@@ -51,6 +64,13 @@ bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed
 bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key) {
   const Region& wanted = header_->regions[region];
   if (fits(wanted, length, 0, 0)) return true;
+  if (wanted.strict && wanted.bytes + length <= wanted.budget) {
+    // Others may hold more than theirs, whose budgets fell and who could not shed it all.
+    for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+      if (header_->regions[r].strict && header_->regions[r].holds_bytes) shed_some(r);
+    }
+    if (fits(wanted, length, 0, 0)) return true;
+  }
   if (wanted.admission == Admission::kWhileRoom) return false;
   if (wanted.admission == Admission::kBeatsVictims) {
     return outranks_victims(region, length, first_key(wanted, key));
@@ -93,12 +113,12 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
   if (wanted.order == Order::kKey && wanted.pop == Pop::kEvict && wanted.size > 0) {
     // Most newcomers fail at the first one, which need not leave its place for that.
     const Node first = heap(region).at(0);
-    if (evictable(first.id) && !is_outranked(first.key)) return false;
+    if (evictable(first.id()) && !is_outranked(first.key)) return false;
   }
   bool outranks = true;
   while (outranks && !fits(wanted, length, freed, freed_blocks)) {
     Victim victim{};
-    if (!next_victim(region, victim)) {
+    if (!has_room(victims) || !next_victim(region, victim)) {
       outranks = false;
       break;
     }
@@ -112,7 +132,7 @@ bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double 
     if (outranks) {
       evict(region, victim.id);
     } else {
-      heap(region).insert(victim.id, victim.key);
+      take_in(region, victim.id, victim.key);
     }
   }
   return outranks;
@@ -136,20 +156,21 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
   int steps = header_->exact ? std::numeric_limits<int>::max() : kMostSteps;
   while (!found && members.size() > 0 && (header_->exact || aside.size() < kMostAside)) {
     const Node top = members.at(0);
-    if (!evictable(top.id)) {
-      aside.push_back({top.id, top.key});
+    if (!evictable(top.id())) {
+      if (!has_room(aside)) break;
+      aside.push_back({top.id(), top.key});
       members.remove(0);
     } else if (settled(region, members, steps <= 0, steps)) {
-      victim = {top.id, top.key};
+      victim = {top.id(), top.key};
       members.remove(0);
       found = true;
     }
   }
-  for (const Victim& kept : aside) members.insert(kept.id, kept.key);
+  for (const Victim& kept : aside) take_in(region, kept.id, kept.key);
   // The next to leave, and those of which one leaves after it: what is known of them arrives
   // meanwhile.
   for (std::uint32_t pos = 0; pos < std::min(5u, members.size()); ++pos) {
-    const std::uint32_t next = members.at(pos).id;
+    const std::uint32_t next = members.at(pos).id();
     __builtin_prefetch(&entries_[next], 1);
     __builtin_prefetch(&ranks_[next], 1);
   }
@@ -161,7 +182,7 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
 bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& steps) {
   const Region& rules = header_->regions[region];
   const Node top = members.at(0);
-  Rank& rank = ranks_[top.id];
+  Rank& rank = ranks_[top.id()];
   if (at_once) return true;
   --steps;
   const double key = rank.key.load(std::memory_order_relaxed);
@@ -172,7 +193,7 @@ bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& step
   }
   const std::uint8_t visits = rank.visits.load(std::memory_order_relaxed);
   if (rules.pop == Pop::kPromote && visits >= rules.visits) {
-    return !promote(region, top.id);
+    return !promote(region, top.id());
   }
   if (rules.pop == Pop::kSecondChance && visits > 0) {
     rank.visits.store(visits - 1, std::memory_order_relaxed);
@@ -187,6 +208,15 @@ bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& step
   return true;
 }
 
+// Puts what a region counts into its heap. One for which no node is left is freed, for it would be
+// out of reach of eviction; false.
+bool Arena::take_in(std::uint32_t region, std::uint32_t id, double key) {
+  if (heap(region).insert(id, key)) return true;
+  header_->regions[region].bytes -= entries_[id].length.load(std::memory_order_relaxed);
+  if (header_->regions[region].holds_bytes) drop(id);
+  return false;
+}
+
 bool Arena::random_victim(std::uint32_t region, Victim& victim) {
   Heap members = heap(region);
   const std::uint32_t size = members.size();
@@ -196,8 +226,8 @@ bool Arena::random_victim(std::uint32_t region, Victim& victim) {
   const std::uint32_t most = header_->exact ? size : std::min<std::uint32_t>(size, kMostAside);
   for (std::uint32_t tries = 0; tries < kRandomTries + most; ++tries) {
     const Node node = members.at(pos);
-    if (evictable(node.id)) {
-      victim = {node.id, node.key};
+    if (evictable(node.id())) {
+      victim = {node.id(), node.key};
       members.remove(pos);
       return true;
     }
@@ -217,7 +247,7 @@ bool Arena::enlist(std::uint32_t region, std::uint32_t id, double key) {
       ++ghost;
     }
     if (ghost == header_->num_regions) return false;
-    forget(heap(ghost).at(0).id);
+    forget(heap(ghost).at(0).id());
   }
   return true;
 }
@@ -285,7 +315,7 @@ void Arena::remember(std::uint32_t ghost, std::uint32_t id) {
   Region& memory = header_->regions[ghost];
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
   if (length > memory.budget) return;
-  while (memory.bytes + length > memory.budget) forget(heap(ghost).at(0).id);
+  while (memory.bytes + length > memory.budget) forget(heap(ghost).at(0).id());
   if (heap(ghost).push(id, tick())) memory.bytes += length;
 }
 

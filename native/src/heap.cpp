@@ -5,22 +5,22 @@
 namespace stoker {
 namespace {
 
-// Equal keys leave in the order of their ids. Without a branch: nobody could predict it.
+// Without a branch: nobody could predict it.
 bool before(const Node& a, const Node& b) {
   return static_cast<bool>(static_cast<int>(a.key < b.key) |
-                           (static_cast<int>(a.key == b.key) & static_cast<int>(a.id < b.id)));
+                           (static_cast<int>(a.key == b.key) & static_cast<int>(a.turn < b.turn)));
 }
 
 }  // namespace
 
 Node Heap::lift(std::uint32_t pos) const {
   const std::uint64_t from = index(pos);
-  return {nodes_[from].key, nodes_[from].id, seat(from)};
+  return {nodes_[from].key, nodes_[from].turn, seat(from)};
 }
 
 void Heap::place(std::uint32_t pos, Node node) {
   const std::uint64_t to = index(pos);
-  nodes_[to] = {node.key, node.id, node.seat ^ static_cast<std::uint32_t>(to)};
+  nodes_[to] = {node.key, node.turn, node.seat ^ static_cast<std::uint32_t>(to)};
   places_[node.seat] = pos;
 }
 
@@ -91,7 +91,7 @@ bool Heap::insert(std::uint32_t id, double key) {
   const std::uint32_t seat = this->seat(index(pos));
   ranks_[id].seat.store(seat, std::memory_order_relaxed);
   ranks_[id].region.store(tag_, std::memory_order_relaxed);
-  sift_up(pos, {key, id, seat});
+  sift_up(pos, {key, turn_of(id), seat});
   return true;
 }
 
@@ -99,7 +99,7 @@ void Heap::remove(std::uint32_t pos) {
   const Node gone = lift(pos);
   const std::uint32_t end = --region_->size;
   const Node last = lift(end);
-  ranks_[gone.id].region.store(0, std::memory_order_relaxed);
+  ranks_[gone.id()].region.store(0, std::memory_order_relaxed);
   take_seat(index(end), gone.seat);
   if (begins_chunk(end)) free_[header_->free_chunks++] = table_[chunk(end)];
   if (pos < end) settle(pos, last);
@@ -108,7 +108,7 @@ void Heap::remove(std::uint32_t pos) {
 void Heap::update(std::uint32_t pos, double key) {
   Node node = lift(pos);
   node.key = key;
-  ranks_[node.id].key.store(key, std::memory_order_relaxed);
+  ranks_[node.id()].key.store(key, std::memory_order_relaxed);
   settle(pos, node);
 }
 

@@ -109,18 +109,24 @@ void Reader::read(const PathTable& paths, std::span<const std::uint32_t> ids,
 }
 
 void Reader::stat(const PathTable& paths, std::span<std::int64_t> sizes,
-                  std::span<std::int64_t> mtimes_ns, std::span<std::int32_t> status) {
+                  std::span<std::int64_t> mtimes_ns, std::span<std::int64_t> ctimes_ns,
+                  std::span<std::int32_t> status) {
   const std::size_t count = paths.size();
-  if (sizes.size() != count || mtimes_ns.size() != count || status.size() != count) {
-    throw std::invalid_argument("sizes, mtimes_ns and status must be as long as the path table");
+  if (sizes.size() != count || mtimes_ns.size() != count || ctimes_ns.size() != count ||
+      status.size() != count) {
+    throw std::invalid_argument("sizes, times and status must be as long as the path table");
   }
+  const auto ns = [](const timespec& time) {
+    return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
   for (std::size_t i = 0; i < count; ++i) check_table(paths, i);
   pool_.run(count, [&](std::size_t i) {
     struct stat now{};
     const bool found = retried([&] { return ::stat(path_of(paths, i), &now); }) == 0;
     status[i] = !found ? errno : S_ISREG(now.st_mode) ? kRead : kNotAFile;
     sizes[i] = now.st_size;
-    mtimes_ns[i] = std::int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec;
+    mtimes_ns[i] = ns(now.st_mtim);
+    ctimes_ns[i] = ns(now.st_ctim);
   });
 }
 

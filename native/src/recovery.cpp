@@ -30,7 +30,7 @@ void Arena::adopt(std::uint32_t slot) {
   } release{lock_};
   if (result == SlotLock::Result::kTakenFromDead) header_->unsound = 1;
   if (header_->unsound != 0) repair();
-  std::vector<bool> dead(kMaxSlots, false);
+  std::bitset<kMaxSlots> dead;
   dead[slot] = true;
   reclaim_slots(dead);
   slot_table_[slot].in_use.store(1);
@@ -79,10 +79,7 @@ void Arena::readmit(std::uint32_t id) {
   if (tag > header_->num_regions || (tag != 0 && header_->regions[tag - 1].holds_bytes != held)) {
     tag = 0;
   }
-  if (held && tag == 0) {  // the crash came between two stores
-    while (!header_->regions[tag].holds_bytes) ++tag;
-    ++tag;
-  }
+  if (held && tag == 0) tag = first_holder() + 1;  // the crash came between two stores
   rank.region.store(0, std::memory_order_relaxed);
   if (tag == 0) return;
   if (held) {
@@ -95,9 +92,16 @@ void Arena::readmit(std::uint32_t id) {
     }
     header_->payload += length;
   }
-  if (heap(tag - 1).push(id, rank.key.load(std::memory_order_relaxed))) {
-    header_->regions[tag - 1].bytes += length;
+  header_->regions[tag - 1].bytes += length;
+  take_in(tag - 1, id, rank.key.load(std::memory_order_relaxed));
+}
+
+// The first region that holds samples; a crash in the middle of a change may have left none.
+std::uint32_t Arena::first_holder() const {
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    if (header_->regions[r].holds_bytes) return r;
   }
+  return 0;
 }
 
 // All of the extents or none.
@@ -110,7 +114,7 @@ bool Arena::mark_all(const std::vector<Extent>& extents) {
 }
 
 // Takes back what the owners of these slots held.
-void Arena::reclaim_slots(const std::vector<bool>& dead) {
+void Arena::reclaim_slots(const std::bitset<kMaxSlots>& dead) {
   bool pending = false;
   for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
     pending = pending || (dead[s] && slot_table_[s].pending.load() != 0);
@@ -139,17 +143,13 @@ void Arena::reclaim_slots(const std::vector<bool>& dead) {
 
 void Arena::reclaim_dead() {
   header_->reclaimed_at.store(monotonic_ns());
-  std::vector<bool> dead(kMaxSlots, false);
-  bool any = false;
+  std::bitset<kMaxSlots> dead;
   for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
     dead[s] = slot_table_[s].in_use.load() != 0 && slots_.seize(s);
-    any = any || dead[s];
   }
-  if (!any) return;
+  if (dead.none()) return;
   reclaim_slots(dead);
-  for (std::uint32_t s = 0; s < kMaxSlots; ++s) {
-    if (dead[s]) slots_.let_go(s);
-  }
+  slots_.let_go();
 }
 
 void Arena::reclaim() {
@@ -226,30 +226,31 @@ bool Arena::recover(const Record& record) {
   Entry& entry = entries_[record.id];
   for (int i = 0; i < 4; ++i) entry.extents[i].store(record.extents[i]);
   Extent list{};
-  std::vector<Extent> extents;
-  if (!load_extents(entry, extents, &list)) return false;
-  if (list.count != 0) {
-    extents.push_back(list);
-  }
-  if (!mark_all(extents)) return false;
+  if (!load_extents(entry, extents_, &list)) return false;
+  std::uint64_t blocks = 0;
+  for (const Extent extent : extents_) blocks += extent.count;
+  if (list.count != 0) extents_.push_back(list);
+  if (blocks != blocks_of(record.length) || !mark_all(extents_)) return false;
   entry.length.store(record.length);
   entry.crc.store(record.crc);
   set_word(entry, State::kReady, 0);
-  heap(0).push(record.id, static_cast<double>(record.generation));
   main.bytes += record.length;
   header_->payload += record.length;
-  return true;
+  const auto age = static_cast<double>(record.generation);
+  ranks_[record.id].key.store(age);
+  return take_in(0, record.id, age);
 }
 
 // Under the lock, with regions that are new: the keys so far are generations, which is what the
 // clock said when each sample was written.
 void Arena::settle_recovered(const std::vector<Node>& recovered) {
-  std::uint32_t r = 0;
-  while (!header_->regions[r].holds_bytes) ++r;
+  const std::uint32_t r = first_holder();
   Region& first = header_->regions[r];
   for (const Node& node : recovered) {
-    heap(r).push(node.id, first_key(first, nullptr, node.key));
-    first.bytes += entries_[node.id].length.load(std::memory_order_relaxed);
+    const double key = first_key(first, nullptr, node.key);
+    ranks_[node.id()].key.store(key, std::memory_order_relaxed);
+    first.bytes += entries_[node.id()].length.load(std::memory_order_relaxed);
+    take_in(r, node.id(), key);
   }
   while (!fits(first, 0, 0, 0) && evict_one(r)) {
   }
@@ -298,7 +299,7 @@ void Arena::verify() {
       ++members[tag - 1];
       const Heap all = heap(tag - 1u);
       const std::uint32_t pos = all.find(id);
-      if (pos >= all.size() || all.at(pos).id != id) broken(who + " is not where its heap says");
+      if (pos >= all.size() || all.at(pos).id() != id) broken(who + " is not where its heap says");
     }
     if (!held) continue;
     payload += length;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -21,10 +22,11 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kFileRecord = 64;  // see block_store.cpp
+constexpr std::uint64_t kMostCapacity = std::uint64_t{1} << 60;
 
 std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Closes the descriptor when that fails. A blank segment is nobody else's: its memory is private,
+// A blank segment is nobody else's: its memory is private,
 // which the kernel gives in large pages.
 unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false) {
   const int how = blank ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -32,7 +34,6 @@ unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false) {
   if (blank && base != MAP_FAILED) madvise(base, bytes, MADV_HUGEPAGE);
   if (base != MAP_FAILED) return static_cast<unsigned char*>(base);
   const int code = errno;
-  close(descriptor);
   const std::string what = "map " + std::to_string(bytes) + " bytes of a segment";
   if (code == ENOMEM) throw CapacityError(describe_errno(what, code));
   throw SegmentError(describe_errno(what, code));
@@ -115,55 +116,82 @@ void Segment::plan(const Geometry& geometry, Header& h) {
 Segment Segment::create(const Geometry& geometry) {
   Header header{};
   plan(geometry, header);
-  const int descriptor = memfd_create("stoker", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  OwnDescriptor memory(memfd_create("stoker", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const int descriptor = memory.number();
   if (descriptor < 0) throw CapacityError(describe_errno("memfd_create", errno));
   const auto bytes = static_cast<off_t>(geometry.blank ? 0 : header.total_bytes);
   // Reserved now, since a page that cannot be had later would be a SIGBUS in somebody's memcpy.
   int code = ftruncate(descriptor, bytes) != 0 ? errno : 0;
   if (code == 0) code = reserve_pages(descriptor, bytes);
   if (code != 0) {
-    close(descriptor);
     throw CapacityError(describe_errno(
         "reserve " + std::to_string(bytes) + " bytes of memory for a cache of " +
             std::to_string(header.capacity) + " payload bytes; ask for a smaller cache",
         code));
   }
   fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-  Segment segment(descriptor, map(descriptor, header.total_bytes, geometry.blank),
-                  header.total_bytes);
+  unsigned char* base = map(descriptor, header.total_bytes, geometry.blank);
+  Segment segment(std::move(memory), base, header.total_bytes);
   madvise(segment.base_ + header.data_at, header.total_bytes - header.data_at, MADV_HUGEPAGE);
   plan(geometry, *new (segment.base_) Header());
   return segment;
 }
 
+namespace {
+
+// A layout follows from its geometry, so there is one that is right. What would not fit is refused
+// first, so that nothing overflows while it is worked out.
+bool is_laid_out(const Header& found, std::uint64_t bytes) {
+  if (found.num_ids == 0 || found.num_ids > bytes / sizeof(Entry) || found.mean_size == 0 ||
+      found.on_disk > 1 || found.exact > 1 || found.blank != 0 ||
+      found.capacity > (found.on_disk ? kMostCapacity : bytes)) {
+    return false;
+  }
+  Header planned{};
+  Segment::plan({found.num_ids, found.capacity, found.mean_size, found.on_disk != 0,
+                 found.exact != 0, 0, false},
+                planned);
+  return std::memcmp(&found, &planned, offsetof(Header, blank) + 1) == 0;
+}
+
+}  // namespace
+
 Segment Segment::attach(int descriptor) {
+  OwnDescriptor memory(descriptor);
+  // Before its size is believed: memory that shrinks later would be a SIGBUS in somebody's memcpy.
+  const int seals = fcntl(descriptor, F_GET_SEALS);
   struct stat status{};
-  if (fstat(descriptor, &status) != 0 ||
+  if (seals < 0 || fstat(descriptor, &status) != 0 ||
       status.st_size < static_cast<off_t>(pages(sizeof(Header)))) {
-    close(descriptor);
     throw SegmentError("the descriptor is not a Stoker segment");
   }
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    throw SegmentError("the descriptor is not a Stoker segment: its memory may shrink");
+  }
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  Segment segment(descriptor, map(descriptor, bytes), bytes);
-  const Header* header = segment.header();
-  if (header->magic != kMagic) throw SegmentError("the descriptor is not a Stoker segment");
-  if (header->abi != kAbi) {
-    throw SegmentError("the segment has layout version " + std::to_string(header->abi) +
+  unsigned char* base = map(descriptor, bytes);
+  Segment segment(std::move(memory), base, bytes);
+  const Header& header = *segment.header();
+  if (header.magic != kMagic) throw SegmentError("the descriptor is not a Stoker segment");
+  if (header.abi != kAbi) {
+    throw SegmentError("the segment has layout version " + std::to_string(header.abi) +
                        ", this Stoker reads version " + std::to_string(kAbi) +
                        ": use the same Stoker in all jobs that share a cache");
   }
-  if (header->total_bytes != bytes) throw SegmentError("the segment is cut short");
+  if (header.total_bytes != bytes) throw SegmentError("the segment is cut short");
+  if (!is_laid_out(header, bytes)) {
+    throw SegmentError("the segment's layout is damaged: start the jobs that share it anew");
+  }
   return segment;
 }
 
 Segment::Segment(Segment&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
+    : descriptor_(std::move(other.descriptor_)),
       base_(std::exchange(other.base_, nullptr)),
       bytes_(other.bytes_) {}
 
 Segment::~Segment() {
   if (base_ != nullptr) munmap(base_, bytes_);
-  if (descriptor_ >= 0) close(descriptor_);
 }
 
 }  // namespace stoker

@@ -2,9 +2,10 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
 #include <cerrno>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@ namespace stoker {
 namespace {
 
 constexpr off_t kLockBase = off_t{1} << 40;  // beyond any byte of the segment
+constexpr std::size_t kPage = 4096;
 
 std::mutex fork_mutex;  // held over fork, so that a child never inherits it locked
 Slots* all_slots = nullptr;
@@ -34,10 +36,15 @@ struct flock byte_lock(short type, std::uint32_t slot) {
   return lock;
 }
 
+bool try_lock(const OwnDescriptor& file, std::uint32_t slot) {
+  struct flock lock = byte_lock(F_WRLCK, slot);
+  return fcntl(file.number(), F_OFD_SETLK, &lock) == 0;
+}
+
 }  // namespace
 
-Slots::Slots(int descriptor, Slot* table, std::function<void(std::uint32_t)> adopt)
-    : descriptor_(descriptor), table_(table), adopt_(std::move(adopt)) {
+Slots::Slots(const OwnDescriptor& segment, Slot* table, std::function<void(std::uint32_t)> adopt)
+    : segment_(segment), table_(table), adopt_(std::move(adopt)) {
   register_fork_handlers();
   const std::lock_guard guard(fork_mutex);
   next_ = all_slots;
@@ -52,23 +59,20 @@ Slots::~Slots() {
   *link = next_;
 }
 
-bool Slots::try_lock(std::uint32_t slot) {
-  struct flock lock = byte_lock(F_WRLCK, slot);
-  return fcntl(own_descriptor_, F_OFD_SETLK, &lock) == 0;
-}
-
 std::uint32_t Slots::mine() {
   const std::uint32_t known = slot_.load(std::memory_order_acquire);
   if (known != kNone) return known;
   const std::lock_guard guard(fork_mutex);
   if (slot_.load() != kNone) return slot_.load();
   // A new open file description: a lock on an inherited one would belong to the parent too.
-  const std::string path = "/proc/self/fd/" + std::to_string(descriptor_);
-  own_descriptor_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (own_descriptor_ < 0) throw SegmentError(describe_errno("open " + path, errno));
+  const OwnDescriptor own = segment_.reopen();
+  if (!own.is_open()) throw SegmentError(describe_errno("open the segment anew", errno));
   for (const bool unclean : {false, true}) {
     for (std::uint32_t slot = 0; slot < kMaxSlots; ++slot) {
-      if ((table_[slot].in_use.load() != 0) != unclean || !try_lock(slot)) continue;
+      if ((table_[slot].in_use.load() != 0) != unclean || !try_lock(own, slot)) continue;
+      void* hold = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE, own.number(), 0);
+      if (hold == MAP_FAILED) throw SegmentError(describe_errno("map an owner slot", errno));
+      hold_ = hold;
       if (table_[slot].in_use.exchange(1) != 0) {
         try {
           adopt_(slot);
@@ -81,7 +85,6 @@ std::uint32_t Slots::mine() {
       return slot;
     }
   }
-  forget();
   throw SegmentError("all " + std::to_string(kMaxSlots) +
                      " owner slots of the segment are taken: use fewer processes on one cache");
 }
@@ -89,20 +92,22 @@ std::uint32_t Slots::mine() {
 bool Slots::alive(std::uint32_t slot) const {
   if (slot == slot_.load(std::memory_order_acquire)) return true;
   struct flock lock = byte_lock(F_WRLCK, slot);
-  if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return true;  // unknown: take nothing away
-  return lock.l_type != F_UNLCK;
+  const bool told = segment_.is_ours() && fcntl(segment_.number(), F_OFD_GETLK, &lock) == 0;
+  return !told || lock.l_type != F_UNLCK;  // unknown: take nothing away
 }
 
-bool Slots::seize(std::uint32_t slot) { return slot != mine() && try_lock(slot); }
-
-void Slots::let_go(std::uint32_t slot) {
-  struct flock lock = byte_lock(F_UNLCK, slot);
-  fcntl(own_descriptor_, F_OFD_SETLK, &lock);
+bool Slots::seize(std::uint32_t slot) {
+  if (slot == mine() || alive(slot)) return false;
+  if (!seizing_.is_open()) seizing_ = segment_.reopen();
+  return try_lock(seizing_, slot);
 }
+
+void Slots::let_go() { seizing_.reset(); }
 
 void Slots::forget() {
-  if (own_descriptor_ >= 0) close(own_descriptor_);
-  own_descriptor_ = -1;
+  if (hold_ != nullptr) munmap(hold_, kPage);
+  hold_ = nullptr;
+  seizing_.reset();
   slot_.store(kNone);
 }
 

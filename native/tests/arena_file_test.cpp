@@ -134,14 +134,135 @@ void another_geometry_is_refused() {
   CHECK(kit::count_there(arena) == kIds);
 }
 
-// A process that died between making the file and writing its first page.
-void an_unfinished_file_is_begun_again() {
+stoker::Geometry in_pieces(std::uint64_t capacity) {  // room that is taken by several calls
+  return {20'000, capacity, 4096, true, true, 1};
+}
+
+// Lets a child begin to make a file and kills it at its n-th stop before or after a system call.
+// False when it ended before that.
+bool cut_short(const std::string& path, int stops) {
+  const pid_t child = kit::spawn([&] {
+    ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    raise(SIGSTOP);
+    const Arena arena(in_pieces(80u << 20), path);
+  });
+  int status = 0;
+  waitpid(child, &status, WUNTRACED);
+  for (int stop = 0; stop < stops && WIFSTOPPED(status); ++stop) {
+    ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+    waitpid(child, &status, 0);
+  }
+  if (!WIFSTOPPED(status)) return false;
+  kit::kill_and_wait(child);
+  return true;
+}
+
+// Whoever comes next finds the file finished, or makes it, of whatever size it is to be then.
+void n1_killed_at_any_call_while_a_file_is_made() {
+  const std::uint64_t sizes[2] = {80u << 20, 70u << 20};
+  int cuts = 0;
+  int finished = 0;
+  for (bool cut = true; cut; ++cuts) {
+    for (const std::uint64_t size : sizes) {
+      const kit::Path path;
+      cut = cut_short(path, cuts + 1);
+      if (!cut) break;
+      if (size != sizes[0]) {
+        try {
+          const Arena arena(in_pieces(size), path);
+        } catch (const SegmentError&) {
+          const Arena whole(in_pieces(sizes[0]), path);
+          ++finished;
+        }
+        continue;
+      }
+      Arena arena(in_pieces(size), path);
+      CHECK(kit::put(arena, 1, 100) && there(arena, 1));
+      kit::check_sound(arena);
+    }
+  }
+  CHECK(cuts > 40 && finished > 0 && finished < cuts - 10);
+}
+
+// A file that only looks like one of ours is not touched.
+void n1_what_is_not_marked_stays() {
   const kit::Path path;
   fill(path);
   const std::vector<char> zeros(4096, 0);
   overwrite(path, 0, zeros.data(), zeros.size());
+  CHECK_THROWS(SegmentError, Arena(on_disk(), path));
+  overwrite(path, 0, "STKRMAKE", 8);  // the mark has a checksum
+  CHECK_THROWS(SegmentError, Arena(on_disk(), path));
+  CHECK(record_of(path, 5).id == 5);
+}
+
+void n3_a_file_that_was_cut_gets_its_size_back() {
+  const kit::Path path;
+  fill(path);
+  struct stat whole{};
+  CHECK(stat(path.c_str(), &whole) == 0);
+  CHECK(truncate(path.c_str(), whole.st_size / 2) == 0);
   Arena arena(on_disk(), path);
-  CHECK(kit::put(arena, 1, 100) && there(arena, 1));
+  struct stat now{};
+  CHECK(stat(path.c_str(), &now) == 0 && now.st_size == whole.st_size);
+  kit::check_sound(arena);
+  kit::count_there(arena);
+  CHECK(kit::put(arena, 7, 3000) && there(arena, 7));
+}
+
+// A process joins by descriptors: the second must be the file that the first one speaks of.
+void n3_descriptors_that_do_not_belong_together() {
+  const kit::Path path;
+  const kit::Path elsewhere;
+  fill(path);
+  Arena arena(on_disk(), path);
+  const auto join = [&](int file) { Arena(dup(arena.memory_descriptor()), file); };
+  const int text = open(elsewhere.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  CHECK(write(text, "text", 4) == 4);
+  CHECK_THROWS(SegmentError, join(dup(text)));
+  CHECK_THROWS(SegmentError, join(open("/dev/null", O_RDWR | O_CLOEXEC)));
+  CHECK_THROWS(SegmentError, join(open("/tmp", O_RDONLY | O_CLOEXEC)));
+  struct stat status{};
+  CHECK(fstat(text, &status) == 0 && status.st_size == 4);
+  CHECK(ftruncate(arena.file_descriptor(), 8192) == 0);
+  CHECK_THROWS(SegmentError, join(dup(arena.file_descriptor())));
+  close(text);
+}
+
+// The program has closed our descriptor and opened its own file under that number.
+void n4_a_foreign_file_is_never_written() {
+  const kit::Path path;
+  const kit::Path foreign;
+  Arena arena(on_disk(), path);
+  CHECK(kit::put(arena, 1, 500));
+  const int number = arena.file_descriptor();
+  const int own = open(foreign.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  CHECK(dup2(own, number) == number);
+  CHECK(!kit::put(arena, 2, 500));
+  there(arena, 1);
+  struct stat status{};
+  CHECK(fstat(own, &status) == 0 && status.st_size == 0);
+  close(own);
+}
+
+// More samples of no bytes than there are nodes: their records outlive them, for nothing lies where
+// they lay.
+void n4_more_recovered_than_there_are_nodes() {
+  constexpr std::uint32_t kMany = 60'000;
+  const kit::Path path;
+  const stoker::Geometry small{kMany, 65'536, 4096, true, false, 1};
+  {
+    Arena arena(small, path);
+    for (std::uint32_t id = 0; id < kMany; ++id) kit::put(arena, id, 0, id);
+    kit::check_sound(arena);
+    for (std::uint32_t id = 0; id < kMany; id += 2) kit::discard(arena, id);
+    for (std::uint32_t id = kMany; id-- > 0;) kit::put(arena, id, 0, id);
+    kit::check_sound(arena);
+  }
+  Arena arena(small, path);
+  kit::check_sound(arena);
+  CHECK(arena.counters().entries > 1000);
+  arena.configure({main_region(65'536, stoker::Order::kRecency)});
   kit::check_sound(arena);
 }
 
@@ -218,9 +339,10 @@ void spoilt_while_in_use() {
   Arena arena(geometry(kIds, 200'000, 2000, true), path);
   std::mt19937 random(9);
   std::uint64_t read = 0;
-  for (int step = 0; step < 4000; ++step) {
+  for (int step = 0; step < 12'000; ++step) {
     const std::uint32_t id = random() % kIds;
-    kit::put(arena, id, random() % 30'000, random() % 100);
+    const std::uint64_t length = random() % 30'000;  // not as arguments: their order is free
+    kit::put(arena, id, length, random() % 100);
     if (step % 7 == 0) kit::discard(arena, random() % kIds);
     const std::uint32_t block = random() % arena.header().num_blocks;
     if (step % 3 == 0)
@@ -293,7 +415,12 @@ int main() {
   reopened_it_holds_the_same();
   what_was_recovered_joins_the_first_region();
   another_geometry_is_refused();
-  an_unfinished_file_is_begun_again();
+  if (kit::can_trace()) n1_killed_at_any_call_while_a_file_is_made();
+  n1_what_is_not_marked_stays();
+  n3_a_file_that_was_cut_gets_its_size_back();
+  n3_descriptors_that_do_not_belong_together();
+  n4_a_foreign_file_is_never_written();
+  n4_more_recovered_than_there_are_nodes();
   a_spoilt_payload_is_a_miss();
   a_spoilt_record_is_ignored();
   reverted_pages_are_only_misses();

@@ -44,6 +44,12 @@ std::uint8_t where(Arena& arena, std::uint32_t id) {
   return region;
 }
 
+std::uint32_t copy_of(Arena& arena, std::uint32_t id, std::uint32_t region) {
+  std::uint32_t number = 0;
+  arena.copies({&id, 1}, region, &number);
+  return number;
+}
+
 double key_of(Arena& arena, std::uint32_t id) {
   double key = 0;
   arena.keys({&id, 1}, &key);
@@ -98,6 +104,22 @@ void what_is_not_there_does_not_move() {
   CHECK_THROWS(ConfigError, move(arena, 20, kLow));
   CHECK_THROWS(ConfigError, move(arena, 3, 2));
   kit::check_sound(arena);
+}
+
+// The number of a copy goes with it from region to region, and is another once it comes in again.
+void copies_have_numbers() {
+  Arena arena(geometry(20, 10'000), "");
+  configure(arena);
+  CHECK(copy_of(arena, 3, kHigh) == 0 && kit::claim(arena, 3) && copy_of(arena, 3, kHigh) == 0);
+  CHECK(kit::put(arena, 3, 1000, 1, kHigh));
+  const std::uint32_t first = copy_of(arena, 3, kHigh);
+  CHECK(first > 0 && copy_of(arena, 3, kLow) == 0);
+  CHECK(move(arena, 3, kLow) && copy_of(arena, 3, kLow) == first && copy_of(arena, 3, kHigh) == 0);
+  const std::uint32_t id = 3;
+  arena.discard({&id, 1});
+  CHECK(copy_of(arena, 3, kLow) == 0);
+  CHECK(kit::put(arena, 3, 1000, 1, kLow) && copy_of(arena, 3, kLow) > first);
+  CHECK_THROWS(ConfigError, copy_of(arena, 20, kLow));
 }
 
 void keys_come_along() {
@@ -230,6 +252,7 @@ int main() {
   the_target_admits_by_its_rules();
   a_full_cache_moves();
   what_is_not_there_does_not_move();
+  copies_have_numbers();
   keys_come_along();
   leases_hold();
   budgets_are_divided_anew();

@@ -13,6 +13,7 @@ using stoker::Heap;
 using stoker::kChunkNodes;
 using stoker::Node;
 using stoker::Rank;
+using stoker::turn_of;
 
 namespace {
 
@@ -35,7 +36,7 @@ struct Heaps {
   std::unique_ptr<Rank[]> ranks;
 };
 
-// Two heaps over one pool of nodes, against ordered sets of (key, id).
+// Two heaps over one pool of nodes, against ordered sets of (key, turn).
 void same_as_a_model() {
   constexpr std::uint32_t kIds = 6000;
   Heaps heaps(kIds, 8);
@@ -51,7 +52,7 @@ void same_as_a_model() {
       const int region = static_cast<int>(random() % 2);
       const double value = key();
       CHECK(heaps.heap(static_cast<std::uint32_t>(region)).push(id, value));
-      model[region].insert({value, id});
+      model[region].insert({value, turn_of(id)});
       where[id] = {region, value};
       continue;
     }
@@ -59,21 +60,21 @@ void same_as_a_model() {
     double& value = known->second.second;
     Heap heap = heaps.heap(static_cast<std::uint32_t>(region));
     const std::uint32_t pos = heap.find(id);
-    CHECK(heap.at(pos).id == id && heap.at(pos).key == value);
+    CHECK(heap.at(pos).id() == id && heap.at(pos).key == value);
     CHECK(heaps.ranks[id].region == region + 1);
     CHECK(heap.at(0).key == model[region].begin()->first);
-    CHECK(heap.at(0).id == model[region].begin()->second);
-    model[region].erase({value, id});
+    CHECK(heap.at(0).turn == model[region].begin()->second);
+    model[region].erase({value, turn_of(id)});
     if (action == 0) {
       value = key();
       heap.update(pos, value);
-      model[region].insert({value, id});
+      model[region].insert({value, turn_of(id)});
     } else if (action == 1) {
       heap.remove(pos);
       CHECK(heaps.ranks[id].region == 0);
       where.erase(known);
     } else {
-      model[region].insert({value, id});
+      model[region].insert({value, turn_of(id)});
     }
     CHECK(heap.size() == model[region].size());
   }
@@ -102,7 +103,7 @@ void seats_are_free_again() {
     for (std::uint32_t id = 0; id < kIds; ++id) CHECK(heap.push(id, random() % 100));
     std::set<std::uint32_t> seats;
     for (std::uint32_t id = 0; id < kIds; ++id) {
-      CHECK(heap.at(heap.find(id)).id == id);
+      CHECK(heap.at(heap.find(id)).id() == id);
       seats.insert(heaps.ranks[id].seat);
     }
     CHECK(seats.size() == kIds);

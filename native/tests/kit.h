@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -153,6 +154,11 @@ inline void kill_and_wait(pid_t child) {
 inline bool stopped(pid_t child) {
   int status = 0;
   return waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status);
+}
+
+/// Whether a process can be followed step by step; not under an emulator.
+inline bool can_trace() {
+  return succeeded(spawn([] { _exit(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0 ? 0 : 1); }));
 }
 
 /// A file name that nobody else uses, gone again at the end.

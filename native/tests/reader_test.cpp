@@ -148,15 +148,16 @@ void stats_every_path() {
   folder.list("missing", 0);
   folder.add("b", "");
   folder.list("", 0);
-  std::vector<std::int64_t> sizes(4, -1), mtimes(4, -1);
+  std::vector<std::int64_t> sizes(4, -1), mtimes(4, -1), ctimes(4, -1);
   std::vector<std::int32_t> status(4, -1);
   stoker::Reader reader(4);
-  reader.stat(folder.table(), sizes, mtimes, status);
+  reader.stat(folder.table(), sizes, mtimes, ctimes, status);
   CHECK((status == std::vector<std::int32_t>{0, ENOENT, 0, stoker::kNotAFile}));
   CHECK(sizes[0] == 3 && sizes[1] == 0 && sizes[2] == 0);
   struct stat now;
   ::stat(folder.path("a").c_str(), &now);
   CHECK(mtimes[0] == std::int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec);
+  CHECK(ctimes[0] == std::int64_t{now.st_ctim.tv_sec} * 1'000'000'000 + now.st_ctim.tv_nsec);
 }
 
 void lengths_that_do_not_fit_are_refused() {
@@ -182,8 +183,8 @@ void lengths_that_do_not_fit_are_refused() {
   table.offsets = outside;
   status.resize(1);
   CHECK_THROWS(std::invalid_argument, reader.read(table, ids, data, room, status, false));
-  std::vector<std::int64_t> sizes(1), mtimes(1);
-  CHECK_THROWS(std::invalid_argument, reader.stat(table, sizes, mtimes, status));
+  std::vector<std::int64_t> sizes(1), mtimes(1), ctimes(1);
+  CHECK_THROWS(std::invalid_argument, reader.stat(table, sizes, mtimes, ctimes, status));
 }
 
 void threads_read_at_once() {

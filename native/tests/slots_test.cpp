@@ -93,6 +93,43 @@ void a_parents_slot_ends_with_the_parent() {
   close(pipes[1]);
 }
 
+// Daemons and starters of other programs close every descriptor there is; then others get the
+// numbers.
+void n4_closed_descriptors_do_not_make_it_look_dead() {
+  Table table;
+  Slots slots = open(table);
+  const std::uint32_t mine = slots.mine();
+  const pid_t child = kit::spawn([&] {
+    Slots own = open(table);
+    const std::uint32_t theirs = own.mine();
+    for (const bool reused : {false, true}) {
+      for (int number = 3; number < 100; ++number) {
+        reused ? dup2(STDERR_FILENO, number) : close(number);
+      }
+      CHECK(own.mine() == theirs && own.alive(theirs));
+      CHECK(own.alive(mine) && !own.seize(mine));  // nobody can tell: nothing is taken away
+    }
+    raise(SIGSTOP);
+    own.leave();
+    CHECK(write(50, "", 0) == 0);  // still the program's
+  });
+  CHECK(kit::stopped(child));
+  CHECK(slots.alive(mine + 1) && !slots.seize(mine + 1));
+  kill(child, SIGCONT);
+  CHECK(kit::succeeded(child));
+  CHECK(!slots.alive(mine + 1) && table.slots()[mine + 1].in_use == 0);
+}
+
+void a_seized_slot_is_nobodys() {
+  Table table;
+  Slots slots = open(table);
+  slots.mine();
+  CHECK(slots.seize(5) && !open(table).seize(5));
+  table.slots()[5].in_use = 0;
+  slots.let_go();
+  CHECK(!slots.alive(5) && open(table).seize(5));
+}
+
 void an_unclean_slot_is_adopted_only_when_none_is_clean() {
   Table table;
   for (std::uint32_t slot = 0; slot < kMaxSlots; ++slot) table.slots()[slot].in_use = 1;
@@ -145,6 +182,8 @@ int main() {
   one_slot_a_holder_and_it_comes_back();
   a_forked_child_gets_its_own();
   a_parents_slot_ends_with_the_parent();
+  n4_closed_descriptors_do_not_make_it_look_dead();
+  a_seized_slot_is_nobodys();
   an_unclean_slot_is_adopted_only_when_none_is_clean();
   what_is_left_behind_marks_the_slot();
   too_many_processes_are_refused();

@@ -7,6 +7,7 @@
 // Every method may be called from any thread of any process. Ids are checked (ConfigError).
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -133,6 +134,9 @@ class Arena {
   static constexpr std::uint8_t kNowhere = 255;
   // Each sample's region, kNowhere if it is not there; takes no lock.
   void where(Ids ids, std::uint8_t* regions) const;
+  // Which copy of each sample lies in a region: a number that only ever grows for an id, another
+  // for each time the sample comes in; 0 if none lies there. Takes no lock.
+  void copies(Ids ids, std::uint32_t region, std::uint32_t* numbers) const;
   // The samples in a region, by id. Of a large region, what comes and goes meanwhile may be in it
   // or not.
   std::vector<std::uint32_t> list(std::uint32_t region);
@@ -145,10 +149,11 @@ class Arena {
   // Carves a region out of "main".
   void add_region(const RegionSpec& spec);
   // Evicts what is over the new budget. "main" gives or takes the difference where there is one.
+  // When the lock is not to be had for long enough, puts evict the rest, as they need room.
   void resize_region(const std::string& name, std::uint64_t budget);
   // Shares out anew what these strict regions have together, in proportion to `shares`; the first
   // gets what rounding leaves. At once, so that callers at the same time agree. Evicts what is over
-  // a budget.
+  // a budget, as resize_region.
   void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
   std::uint32_t region(const std::string& name) const;
   std::vector<Region> regions();
@@ -163,7 +168,7 @@ class Arena {
   void reclaim();
 
   const Header& header() const { return *header_; }
-  int memory_descriptor() const { return segment_.descriptor(); }
+  int memory_descriptor() const { return segment_.descriptor().number(); }
   int file_descriptor() const { return blocks_store_->descriptor(); }
 
  private:
@@ -245,6 +250,7 @@ class Arena {
   // places (arena_place.cpp)
   bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
   void shed(std::uint32_t region);
+  bool shed_some(std::uint32_t region);
 
   // eviction (eviction.cpp)
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
@@ -253,6 +259,7 @@ class Arena {
   bool evict_for(std::uint32_t region);
   bool outranks_victims(std::uint32_t region, std::uint64_t length, double key);
   bool next_victim(std::uint32_t region, Victim& victim);
+  bool take_in(std::uint32_t region, std::uint32_t id, double key);
   bool random_victim(std::uint32_t region, Victim& victim);
   bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
   bool promote(std::uint32_t region, std::uint32_t id);
@@ -272,8 +279,9 @@ class Arena {
   void repair();
   void reset_derived();
   void readmit(std::uint32_t id);
+  std::uint32_t first_holder() const;
   bool mark_all(const std::vector<Extent>& extents);
-  void reclaim_slots(const std::vector<bool>& dead);
+  void reclaim_slots(const std::bitset<kMaxSlots>& dead);
   void reclaim_dead();
   void recover_file();
   bool recover(const Record& record);
@@ -295,9 +303,11 @@ class Arena {
   std::unique_ptr<BlockStore> blocks_store_;
   Slots slots_;
   SlotLock lock_;
-  std::vector<Extent> extents_;  // scratch, under the lock; never grows, so a fork finds it whole
-  std::vector<Victim> victims_;  // likewise
-  Evicted* evicted_ = nullptr;   // of the put that holds the lock
+  // Scratch, under the lock. The first two never grow, so that nothing is lost for want of memory.
+  std::vector<Extent> extents_;
+  std::vector<Extent> list_;  // where the extents of one sample are listed
+  std::vector<Victim> victims_;
+  Evicted* evicted_ = nullptr;        // of the put that holds the lock
   std::atomic<bool> leasing_{false};  // false: this process has no leases
   std::atomic<std::int64_t> stalled_until_{0};
   std::mutex undone_mutex_;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "stoker/layout.h"
+#include "stoker/own_descriptor.h"
 
 namespace stoker {
 
@@ -48,30 +49,32 @@ std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* d
 class FileBlocks : public BlockStore {
  public:
   // Opens or creates the file for this geometry and holds it under a shared lock, so that nobody
-  // rebuilds it meanwhile. `rebuild` is true for the process that found nobody else there.
-  // Throws SegmentError (other geometry, in use) and CapacityError (no room on the disk).
+  // rebuilds it meanwhile. One whose maker died before the end is begun again; no other file is
+  // touched. Throws SegmentError (no segment, other geometry, in use) and CapacityError (no room on
+  // the disk).
   FileBlocks(const Header* header, const std::string& path);
-  // The file of a segment that was attached. Takes over the descriptor.
+  // The file of a segment that was attached. Takes over the descriptor. Throws SegmentError.
   FileBlocks(const Header* header, int descriptor);
-  ~FileBlocks() override;
 
   bool read(Extent extent, void* to, std::uint64_t bytes) const override;
   bool write(Extent extent, const void* from, std::uint64_t bytes) override;
   bool checksummed() const override { return true; }
   bool put_record(const Record& record) override;
   bool get_records(std::uint32_t first, std::span<Record> records) const override;
-  int descriptor() const override { return descriptor_; }
+  int descriptor() const override { return file_.number(); }
   // Others may open the file from now on (through the segment).
   void share();
 
  private:
   off_t bytes() const;
-  bool unfinished(off_t size) const;
+  off_t size(const std::string& path) const;
+  bool begun() const;
+  void reserve(const std::string& path);
   void create(const std::string& path);
   void check(const std::string& path) const;
 
   const Header* header_;
-  int descriptor_ = -1;
+  OwnDescriptor file_;
 };
 
 }  // namespace stoker

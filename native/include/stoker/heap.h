@@ -1,4 +1,5 @@
-// One region's indexed 4-ary heap: the smallest key first. Nodes live in chunks that all regions
+// One region's indexed 4-ary heap: the smallest key first, and of equal keys the
+// smallest turn. Nodes live in chunks that all regions
 // draw from one pool; the four children of a node lie in one cache line. Only used under the lock.
 //
 // Each node has a seat, from when it comes until it leaves: an index into `places`, which say where

@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the futex word is the
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 inline constexpr std::uint64_t kMagic = 0x31304152454b5453;  // "STKERA01"
-inline constexpr std::uint32_t kAbi = 2;
+inline constexpr std::uint32_t kAbi = 3;
 inline constexpr std::uint32_t kMaxSlots = 1024;
 inline constexpr std::uint32_t kMaxRegions = 16;
 inline constexpr std::uint32_t kNameBytes = 24;
@@ -35,6 +35,11 @@ constexpr std::uint32_t owner_of(std::uint64_t word) {
 constexpr std::uint64_t next_word(std::uint64_t word, State state, std::uint32_t owner) {
   return (((word >> 16) + 1) << 16) | (static_cast<std::uint64_t>(owner) << 3) |
          static_cast<std::uint64_t>(state);
+}
+
+// The version, to tell copies of one sample from each other: it takes 2^32 steps to come again.
+constexpr std::uint32_t number_of(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word >> 16);
 }
 
 struct Extent {
@@ -70,9 +75,19 @@ struct Rank {
 };
 static_assert(sizeof(Rank) == 16);
 
+// Of samples with equal keys the one whose turn is smallest leaves first. Ids often come class by
+// class, and neighbours among them lie far apart here (Fibonacci hashing). The same in every arena,
+// since jobs of any seed may share one.
+constexpr std::uint32_t turn_of(std::uint32_t id) { return id * 0x9E3779B1u; }
+constexpr std::uint32_t id_of(std::uint32_t turn) { return turn * 0x0E8B2F51u; }
+
+static_assert(id_of(turn_of(123456789)) == 123456789);
+
 struct Node {
+  std::uint32_t id() const { return id_of(turn); }
+
   double key;
-  std::uint32_t id;
+  std::uint32_t turn;
   std::uint32_t seat;  // of a pool's index i: the node's seat ^ i, so that zeros are in good order
 };
 

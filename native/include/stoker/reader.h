@@ -46,10 +46,12 @@ class Reader {
             std::span<const std::int64_t> offsets, std::span<std::int32_t> status,
             bool drop_page_cache);
 
-  /// Writes size in bytes, modification time in nanoseconds since 1970 and status (0, errno or
-  /// kNotAFile) of every path in the table, following links. Throws std::invalid_argument as above.
+  /// Writes size in bytes, times of modification and change in nanoseconds since 1970, and status
+  /// (0, errno or kNotAFile) of every path in the table, following links. Throws
+  /// std::invalid_argument as above.
   void stat(const PathTable& paths, std::span<std::int64_t> sizes,
-            std::span<std::int64_t> mtimes_ns, std::span<std::int32_t> status);
+            std::span<std::int64_t> mtimes_ns, std::span<std::int64_t> ctimes_ns,
+            std::span<std::int32_t> status);
 
   unsigned threads() const { return pool_.threads(); }
 

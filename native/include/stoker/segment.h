@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "stoker/layout.h"
+#include "stoker/own_descriptor.h"
 
 namespace stoker {
 
@@ -28,7 +30,8 @@ class Segment {
  public:
   // Creates the memory, zeroed, its pages reserved. Throws CapacityError with the numbers.
   static Segment create(const Geometry& geometry);
-  // Maps a segment that another process passed. Takes over the descriptor. Throws SegmentError.
+  // Maps a segment that another process passed: its layout is checked, and that its memory cannot
+  // shrink. Takes over the descriptor. Throws SegmentError.
   static Segment attach(int descriptor);
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
@@ -37,7 +40,7 @@ class Segment {
   // Writes the sizes and offsets of such a segment into a zeroed header.
   static void plan(const Geometry& geometry, Header& header);
 
-  int descriptor() const { return descriptor_; }
+  const OwnDescriptor& descriptor() const { return descriptor_; }
   Header* header() const { return reinterpret_cast<Header*>(base_); }
   template <typename T>
   T* at(std::uint64_t offset) const {
@@ -45,10 +48,10 @@ class Segment {
   }
 
  private:
-  Segment(int descriptor, unsigned char* base, std::uint64_t bytes)
-      : descriptor_(descriptor), base_(base), bytes_(bytes) {}
+  Segment(OwnDescriptor descriptor, unsigned char* base, std::uint64_t bytes)
+      : descriptor_(std::move(descriptor)), base_(base), bytes_(bytes) {}
 
-  int descriptor_;
+  OwnDescriptor descriptor_;
   unsigned char* base_;
   std::uint64_t bytes_;
 };
