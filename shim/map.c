@@ -25,6 +25,7 @@ static char table_path[1024];
 static ino_t table_ino;
 static struct stoker_table header;  // a private copy, checked
 static struct stoker_counters* counters;
+static bool other_namespace;
 static char socket_path[108];  // empty when the directory's name is too long for it
 static uint32_t crc_table[8][256];
 static _Atomic(bool) attached;  // everything above is written
@@ -70,7 +71,14 @@ static bool string_fits(struct stoker_string string) {
          string.length > 0;
 }
 
-static bool header_is_sound(uint64_t file_bytes) {
+// One with a NUL inside would be compared with bytes beyond the end of a program's path.
+static bool path_is_whole(const char* table, struct stoker_string path) {
+  if (!string_fits(path)) return false;
+  const char* bytes = table + header.arena_offset + path.offset;
+  return bytes[0] == '/' && !memchr(bytes, '\0', path.length);
+}
+
+static bool header_is_sound(const char* table, uint64_t file_bytes) {
   if (memcmp(header.magic, STOKER_TABLE_MAGIC, sizeof(header.magic)) != 0) return false;
   if (header.version != STOKER_TABLE_VERSION || header.bytes > file_bytes) return false;
   if (header.index_limit_log2 > 30 || header.source_count > STOKER_MAX_SOURCES ||
@@ -86,7 +94,7 @@ static bool header_is_sound(uint64_t file_bytes) {
   }
   for (uint32_t row = 0; row < header.source_count; ++row) {
     if (header.sources[row].number >= STOKER_MAX_SOURCES) return false;
-    if (!string_fits(header.sources[row].path)) return false;
+    if (!path_is_whole(table, header.sources[row].path)) return false;
   }
   for (uint32_t tier = 0; tier < header.tier_count; ++tier) {
     if (!string_fits(header.tiers[tier].part_dir)) return false;
@@ -111,13 +119,15 @@ static bool is_affordable(uint64_t bytes) {
          bytes <= limit.rlim_cur / 8;
 }
 
-// Maps a file whole. NULL when it is shorter than `least` or cannot be mapped.
+// Maps a file of this user's (or root's) whole. NULL when it is another's, shorter than `least` or
+// cannot be mapped.
 static void* map_file(const char* path, int flags, uint64_t least, struct stat* status) {
   const int fd = raw_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return NULL;
   void* address = MAP_FAILED;
   if (raw_fstat(fd, status) == 0 && S_ISREG(status->st_mode) &&
-      (uint64_t)status->st_size >= least && is_affordable((uint64_t)status->st_size)) {
+      (status->st_uid == geteuid() || status->st_uid == 0) && (uint64_t)status->st_size >= least &&
+      is_affordable((uint64_t)status->st_size)) {
     const int protection = flags == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
     address = raw_mmap(NULL, (size_t)status->st_size, protection, MAP_SHARED, fd, 0);
   }
@@ -129,7 +139,7 @@ static void attach_counters(const char* directory) {
   char path[1024];
   struct stat status;
   if (!name_file(directory, "counters", path, sizeof(path))) return;
-  counters = map_file(path, O_RDWR, sizeof(*counters), &status);
+  counters = map_file(path, O_RDWR, sizeof(*counters) + sizeof(struct stoker_ring), &status);
   if (counters && memcmp(counters->magic, STOKER_COUNTERS_MAGIC, sizeof(counters->magic)) != 0) {
     munmap(counters, (size_t)status.st_size);
     counters = NULL;
@@ -142,7 +152,7 @@ static void attach(const char* directory) {
   const char* table = map_file(table_path, O_RDONLY, sizeof(header), &status);
   if (!table) return;
   memcpy(&header, table, sizeof(header));
-  if (!header_is_sound((uint64_t)status.st_size)) {
+  if (!header_is_sound(table, (uint64_t)status.st_size)) {
     munmap((void*)table, (size_t)status.st_size);
     return;
   }
@@ -150,6 +160,10 @@ static void attach(const char* directory) {
   table_ino = status.st_ino;
   if (!name_file(directory, "socket", socket_path, sizeof(socket_path))) socket_path[0] = '\0';
   attach_counters(directory);
+  // Without /proc nobody can tell, and a look too many does no harm.
+  other_namespace =
+      header.mount_namespace != 0 && (raw_fstatat(AT_FDCWD, "/proc/self/ns/mnt", &status, 0) != 0 ||
+                                      status.st_ino != header.mount_namespace);
 }
 
 void map_attach(void) {
@@ -208,6 +222,11 @@ const struct stoker_table* map_live(void) {
 
 struct stoker_counters* map_counters(void) { return map_header() ? counters : NULL; }
 
+struct stoker_ring* map_ring(void) {
+  struct stoker_counters* before = map_counters();
+  return before ? (struct stoker_ring*)(void*)(before + 1) : NULL;
+}
+
 const char* map_socket_path(void) { return socket_path; }
 
 uint64_t now_ns(void) {
@@ -227,8 +246,30 @@ bool map_is_source_device(uint64_t dev) {
   return false;
 }
 
-struct named_file map_name(uint8_t source, const char* path, uint32_t length) {
-  return (struct named_file){path, length, crc32(source, path, length), source};
+// When the source was last found at the path that it was opened by, which has no link in it.
+static _Atomic(uint64_t) found_here;
+
+// What the kernel has at hand is enough: a directory's numbers do not change. A path without a link
+// is looked at once in a tick of the clock (some milliseconds), for that costs as much as half an
+// open; a link is what people exchange under running programs, and is looked at each time.
+bool map_is_source_here(uint8_t row) {
+  const struct stoker_source* source = &header.sources[row];
+  const uint64_t now = now_ns();
+  if (row == 0 && atomic_load_explicit(&found_here, memory_order_relaxed) == now) return true;
+  uint64_t dev, ino;
+  if (!raw_find_directory(map_string(source->path), &dev, &ino)) return false;
+  const bool here = dev == source->dev && ino == source->ino;
+  if (row == 0 && here) atomic_store_explicit(&found_here, now, memory_order_relaxed);
+  return here;
+}
+
+void map_look_again(void) { atomic_store_explicit(&found_here, 0, memory_order_relaxed); }
+
+bool map_is_other_namespace(void) { return other_namespace; }
+
+struct named_file map_name(uint8_t row, const char* path, uint32_t length) {
+  const uint8_t source = (uint8_t)header.sources[row].number;
+  return (struct named_file){path, length, crc32(source, path, length), source, row};
 }
 
 static const struct stoker_entry* entry_at(uint32_t number) {
@@ -270,12 +311,14 @@ static bool is_named(const struct stoker_entry* entry, const struct named_file* 
   return path && memcmp(path, file->path, file->length) == 0;
 }
 
+static bool begin_path_walk(struct walk* walk, uint32_t hash) {
+  const uint64_t spread = (uint64_t)(hash * 0x9E3779B1u) << 32;
+  return begin_walk(walk, header.path_index_offset, &shared()->path_index_log2, spread);
+}
+
 uint32_t map_find(const struct named_file* file) {
   struct walk walk;
-  const uint64_t spread = (uint64_t)(file->hash * 0x9E3779B1u) << 32;
-  if (!begin_walk(&walk, header.path_index_offset, &shared()->path_index_log2, spread)) {
-    return NO_ENTRY;
-  }
+  if (!begin_path_walk(&walk, file->hash)) return NO_ENTRY;
   for (;;) {
     const uint32_t number = next_number(&walk);
     if (number == NO_ENTRY) return NO_ENTRY;
@@ -311,6 +354,27 @@ bool map_unchanged(uint32_t number, const struct stoker_entry* entry) {
   const struct stoker_entry* shared_entry = entry_at(number);
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   return shared_entry && LOAD(&shared_entry->word) == entry->word;
+}
+
+// All of what the kernel says, for times are set at will by archives, rsync and builds. Where inode
+// numbers do not last (some FUSE file systems), copies are made again.
+bool map_is_source(const struct stoker_entry* entry, const struct stat* status) {
+  return status->st_dev == entry->source_dev && status->st_ino == entry->source_ino &&
+         (uint64_t)status->st_size == entry->source_size &&
+         time_ns(status->st_mtim) == entry->source_mtime_ns &&
+         time_ns(status->st_ctim) == entry->source_ctime_ns;
+}
+
+uint32_t map_find_source(uint32_t hash, const struct stat* status, struct stoker_entry* entry) {
+  struct walk walk;
+  if (!begin_path_walk(&walk, hash)) return NO_ENTRY;
+  for (;;) {
+    const uint32_t number = next_number(&walk);
+    if (number == NO_ENTRY) return NO_ENTRY;
+    if (map_read(number, entry) && entry->hash == hash && map_is_source(entry, status)) {
+      return number;
+    }
+  }
 }
 
 static bool is_tier_device(uint64_t dev) {

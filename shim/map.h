@@ -16,6 +16,7 @@ struct named_file {
   uint32_t length;
   uint32_t hash;  // set by map_name
   uint8_t source;
+  uint8_t row;  // of the table's sources, by which the program named it
 };
 
 // Maps table and counters of the run named by STOKER_TIERING, once; afterwards costs a load.
@@ -27,6 +28,8 @@ const struct stoker_table* map_header(void);
 const struct stoker_table* map_live(void);
 // NULL where the counters could not be mapped.
 struct stoker_counters* map_counters(void);
+// What lies behind the counters.
+struct stoker_ring* map_ring(void);
 // Shorter than 108 bytes; empty where there is none.
 const char* map_socket_path(void);
 
@@ -36,8 +39,15 @@ uint64_t now_ns(void);
 const char* map_string(struct stoker_string string);
 // Whether `dev` is the device of a source's directory.
 bool map_is_source_device(uint64_t dev);
+// Whether the row's path still leads to the directory that the daemon copies from.
+bool map_is_source_here(uint8_t row);
+// To be called when this program may have led a path elsewhere.
+void map_look_again(void);
+// Whether parts of the source may be other directories than for the daemon.
+bool map_is_other_namespace(void);
 
-struct named_file map_name(uint8_t source, const char* path, uint32_t length);
+// A row of the table, and a path below it.
+struct named_file map_name(uint8_t row, const char* path, uint32_t length);
 // The number of the file's newest entry, or NO_ENTRY.
 uint32_t map_find(const struct named_file* file);
 // The entry's state alone; 0 when there is none.
@@ -46,6 +56,10 @@ unsigned map_state(uint32_t number);
 bool map_read(uint32_t number, struct stoker_entry* entry);
 // Whether the entry is still in the state it was in when it was read.
 bool map_unchanged(uint32_t number, const struct stoker_entry* entry);
+// Whether a file with this status is the entry's source, unchanged.
+bool map_is_source(const struct stoker_entry* entry, const struct stat* status);
+// The newest entry of the file with this status, whose name has the hash; NO_ENTRY without one.
+uint32_t map_find_source(uint32_t hash, const struct stat* status, struct stoker_entry* entry);
 // The entry whose copy has this status; false for any other file.
 bool map_find_copy(const struct stat* status, struct stoker_entry* entry);
 

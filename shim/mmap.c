@@ -5,6 +5,7 @@
 
 #include "copied.h"
 #include "hook.h"
+#include "marks.h"
 #include "place.h"
 #include "real.h"
 #include "watch.h"
@@ -16,9 +17,11 @@ static void* map_plain(void* at, size_t length, int protection, int flags, int f
 }
 
 // A descriptor of the complete copy of a watched source, or -1. The mapping outlives it.
-static int open_complete(int fd, uint32_t watch) {
+static int open_complete(int fd, uint64_t watch) {
   struct stoker_entry entry;
-  if (!copied_entry(fd, watch, &entry)) return -1;
+  if (!copied_entry(fd, &watch, &entry)) return -1;
+  if (entry_state(&entry) != STOKER_PLACED && entry.source_size > map_header()->small_bytes)
+    return -1;
   if (!copied_reaches(fd, watch, entry.source_size, &entry)) return -1;
   if (entry_state(&entry) != STOKER_PLACED) return -1;
   return place_open_copy(watch_entry(watch), &entry, O_RDONLY | O_CLOEXEC);
@@ -27,7 +30,9 @@ static int open_complete(int fd, uint32_t watch) {
 void* hook_mmap(void* at, size_t length, int protection, int flags, int fd, off_t offset)
     HOOK(mmap);
 void* hook_mmap(void* at, size_t length, int protection, int flags, int fd, off_t offset) {
-  const uint32_t watch = watch_get(fd);
+  const uint64_t watch = copied_watch(fd);
+  // What is written through the mapping nobody sees, not even by the file's time, nor when it ends.
+  if (watch & WATCH_WRITER && flags & MAP_SHARED) mark_writing_for_ever(watch_mark(watch));
   if (!watch_is_source(watch)) return map_plain(at, length, protection, flags, fd, offset);
   const int saved = errno;
   const int copy = open_complete(fd, watch);

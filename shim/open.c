@@ -4,8 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <time.h>
 
+#include "change.h"
 #include "hook.h"
+#include "marks.h"
 #include "paths.h"
 #include "place.h"
 #include "real.h"
@@ -17,10 +20,25 @@
 
 static bool is_for_writing(int flags) { return (flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC; }
 
+static bool is_changing(int flags) {
+  return !(flags & O_PATH) && (is_for_writing(flags) || flags & O_CREAT);
+}
+
+// Longer than a local disk's answer from memory, shorter than a network's.
+#define SLOW_NS 100000u
+
+static uint64_t exact_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time_ns(time);
+}
+
 static int open_source(struct opening* opening, const struct named_file* file) {
+  const uint64_t began = opening->outside ? 0 : exact_ns();
   const int fd = real_openat()(opening->dirfd, opening->path, opening->flags);
   if (fd < 0) return fd;
   const int saved = errno;
+  opening->slow = !opening->outside && exact_ns() - began > SLOW_NS;
   place_settle(fd, file, opening);
   errno = saved;
   return fd;
@@ -48,30 +66,16 @@ static __attribute__((noinline)) int open_joined(struct opening* opening) {
   return found ? open_named(opening, &file) : open_source(opening, NULL);
 }
 
-static __attribute__((noinline)) void mark_joined(int dirfd, const char* path) {
-  char joined[PATH_MAX];
-  struct named_file file;
-  const int saved = errno;
-  if (path_join(dirfd, path, joined) && path_is_under_source(joined, &file)) {
-    mark_written(file.hash);
-  }
-  errno = saved;
-}
-
-static void mark_file(int dirfd, const char* path) {
-  struct named_file file;
-  if (path_is_under_source(path, &file)) {
-    mark_written(file.hash);
-  } else if (path_needs_joining(path)) {
-    mark_joined(dirfd, path);
-  }
-}
-
 static int open_otherwise(int dirfd, const char* path, int flags, mode_t mode) {
-  if (path && is_for_writing(flags) && map_live()) mark_file(dirfd, path);
+  if (!is_changing(flags)) {
+    const int fd = real_openat()(dirfd, path, flags, mode);
+    watch_set(fd, 0);
+    return fd;
+  }
+  const struct change change = change_of_name(dirfd, path);
   const int fd = real_openat()(dirfd, path, flags, mode);
   watch_set(fd, 0);
-  return fd;
+  return is_for_writing(flags) ? change_by_writer(&change, fd) : change_made(&change, fd);
 }
 
 // Whether the directory that the path is relative to can be a source's.
@@ -91,7 +95,8 @@ static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool str
   if (!path || flags & OTHER_THAN_READING || !map_live()) {
     return open_otherwise(dirfd, path, flags, mode);
   }
-  struct opening opening = {.dirfd = dirfd, .path = path, .flags = flags, .stream = stream};
+  struct opening opening = {
+      .dirfd = dirfd, .path = path, .flags = flags, .stream = stream, .moment = mark_moment()};
   struct named_file file;
   if (path_is_under_source(path, &file)) return open_named(&opening, &file);
   const bool joins = path_needs_joining(path);
@@ -108,11 +113,6 @@ static int open_at(int dirfd, const char* path, int flags, mode_t mode, bool str
 
 int open_for_stream(const char* path, int flags) {
   return open_at(AT_FDCWD, path, flags, 0666, true);
-}
-
-void open_for_writing(const char* path) {
-  map_attach();
-  if (path && map_live()) mark_file(AT_FDCWD, path);
 }
 
 static bool wants_mode(int flags) { return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; }
@@ -153,6 +153,12 @@ int hook_openat_2(int dirfd, const char* path, int flags) {
                            : open_at(dirfd, path, flags, 0, false);
 }
 int hook_openat64_2(int, const char*, int) HOOK_ALIAS(__openat64_2, __openat_2);
+
+int hook_creat(const char* path, mode_t mode) HOOK(creat);
+int hook_creat(const char* path, mode_t mode) {
+  return open_at(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode, false);
+}
+int hook_creat64(const char*, mode_t) HOOK_ALIAS(creat64, creat);
 
 static int moved(int result) {
   if (result == 0) path_working_directory_changed();

@@ -29,14 +29,21 @@ bool path_is_under_source(const char* path, struct named_file* file) {
     if (strncmp(path, map_string(source->path), length) != 0 || path[length] != '/') continue;
     const size_t rest = plain_length(path + length + 1);
     if (rest == 0 || rest >= PATH_MAX) return false;
-    *file = map_name((uint8_t)source->number, path + length + 1, (uint32_t)rest);
+    *file = map_name((uint8_t)row, path + length + 1, (uint32_t)rest);
     return true;
   }
   return false;
 }
 
+// What follows the name of the working directory, or NULL.
+static const char* after_working_directory(const char* path) {
+  static const char name[] = "/proc/self/cwd/";
+  return strncmp(path, name, sizeof(name) - 1) == 0 ? path + sizeof(name) - 1 : NULL;
+}
+
 bool path_needs_joining(const char* path) {
   if (path[0] != '/') return path[0] != '\0';
+  if (after_working_directory(path)) return true;
   for (const char* at = path; (at = strchr(at, '/')) != NULL; ++at) {
     if (at[1] == '/' || at[1] == '.') return true;
   }
@@ -103,6 +110,11 @@ static bool begin_of(int dirfd, char path[PATH_MAX]) {
 
 bool path_join(int dirfd, const char* path, char joined[PATH_MAX]) {
   size_t length = 0;
+  const char* relative = after_working_directory(path);
+  if (relative) {
+    path = relative + strspn(relative, "/");
+    dirfd = AT_FDCWD;
+  }
   if (path[0] != '/') {
     if (!begin_of(dirfd, joined)) return false;
     length = strlen(joined);
@@ -130,4 +142,41 @@ bool path_join(int dirfd, const char* path, char joined[PATH_MAX]) {
     part = end + 1;
   }
   return false;
+}
+
+// Apart, for its frame holds a path.
+static __attribute__((noinline)) bool hash_joined(int dirfd, const char* path, uint32_t* hash) {
+  char joined[PATH_MAX];
+  struct named_file file;
+  if (!path_join(dirfd, path, joined) || !path_is_under_source(joined, &file)) return false;
+  *hash = file.hash;
+  return true;
+}
+
+bool path_hash(int dirfd, const char* path, uint32_t* hash) {
+  struct named_file file;
+  if (!path_is_under_source(path, &file)) {
+    return path_needs_joining(path) && hash_joined(dirfd, path, hash);
+  }
+  *hash = file.hash;
+  return true;
+}
+
+bool path_leads_under_source(int dirfd, const char* path) {
+  char parent[PATH_MAX + 2];
+  struct named_file file;
+  size_t length = strlen(path);
+  while (length > 1 && path[length - 1] == '/') --length;
+  while (length > 0 && path[length - 1] != '/') --length;
+  if (length >= PATH_MAX) return false;
+  memcpy(parent, path, length);
+  strcpy(parent + length, ".");
+  const int fd = raw_openat(dirfd, parent, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool known = path_of_descriptor(fd, parent);
+  raw_close(fd);
+  length = known ? strlen(parent) : 0;
+  if (length == 0 || length + 2 >= PATH_MAX) return false;
+  memcpy(parent + length, "/x", 3);  // any file of it
+  return path_is_under_source(parent, &file);
 }

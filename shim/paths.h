@@ -10,12 +10,19 @@
 // the source. True and `file` (which points into `path`) when it lies under a source.
 bool path_is_under_source(const char* path, struct named_file* file);
 
-// Whether path_join may find more: relative paths, and absolute ones with `.` or empty parts.
+// Whether path_join may find more: relative paths, and absolute ones with `.` or empty parts or
+// below /proc/self/cwd.
 bool path_needs_joining(const char* path);
 
 // Writes the absolute form of `path`, relative to `dirfd`, into `joined`. False where only the
 // kernel can tell: `..` after a named part, which may be a symbolic link; a `/` or `.` at the end.
 bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
+
+// The hash of the file's name, if the path names one below a source without the kernel's help.
+bool path_hash(int dirfd, const char* path, uint32_t* hash);
+
+// Whether the path leads, but for its last part, to a directory of a source's; the kernel is asked.
+bool path_leads_under_source(int dirfd, const char* path);
 
 // Which directories hold no file of a source is remembered for some seconds, as far as there is
 // room, for the kernel takes microseconds to say where a link has led to. It is a guess: a link to

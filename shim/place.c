@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "marks.h"
 #include "paths.h"
 #include "real.h"
 #include "report.h"
@@ -39,6 +40,29 @@ static bool name_copy(const struct stoker_entry* entry, char path[PATH_MAX]) {
          append(path, &end, map_string(name), name.length);
 }
 
+static bool name_source(const struct stoker_entry* entry, char path[PATH_MAX]) {
+  size_t end = 0;
+  const struct stoker_table* table = map_header();
+  const struct stoker_string name = {entry->path_offset, entry->path_length, 0};
+  for (uint32_t row = 0; row < table->source_count; ++row) {
+    const struct stoker_source* source = &table->sources[row];
+    if (source->number != entry->source) continue;
+    return append(path, &end, map_string(source->path), source->path.length) &&
+           append(path, &end, map_string(name), name.length);
+  }
+  return false;
+}
+
+int place_open_source(const struct stoker_entry* entry, int flags) {
+  char path[PATH_MAX];
+  return name_source(entry, path) ? raw_openat(AT_FDCWD, path, flags) : -1;
+}
+
+bool place_stat_source(const struct stoker_entry* entry, struct stat* status) {
+  char path[PATH_MAX];
+  return name_source(entry, path) && raw_fstatat(AT_FDCWD, path, status, 0) == 0;
+}
+
 static bool is_copy(const struct stat* status, const struct stoker_entry* entry) {
   if (status->st_ino != entry->copy_ino || status->st_dev != map_header()->tiers[entry->tier].dev) {
     return false;
@@ -70,36 +94,35 @@ int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags
   return -1;
 }
 
-// Not the inode number: some network and FUSE file systems number anew what they have forgotten.
-static bool is_unchanged(const struct stat* status, const struct stoker_entry* entry) {
-  return (uint64_t)status->st_size == entry->source_size &&
-         time_ns(status->st_mtim) == entry->source_mtime_ns &&
-         time_ns(status->st_ctim) == entry->source_ctime_ns;
-}
-
+// The daemon looks for changes; what needs a look of the program's own is little.
 static bool is_check_due(const struct stoker_entry* entry) {
-  if (is_marked_written(entry->hash)) return true;
-  const uint32_t limit_ms = map_header()->revalidate_ms;
-  const uint64_t now = now_ns();
-  return limit_ms != UINT32_MAX && now > entry->validated_ns &&
-         now - entry->validated_ns > limit_ms * 1000000ull;
+  return is_in_doubt(entry) || map_is_other_namespace();
 }
 
-// Tells the daemon what a look at the source showed; NULL stands for a source that is not there.
+// Tells the daemon when a look at the source showed another file, or was needed for a doubt that
+// the daemon ends by a look of its own; NULL stands for none there.
 static bool report_check(const struct named_file* file, uint32_t number,
                          const struct stoker_entry* entry, const struct stat* status) {
-  const bool unchanged = status && is_unchanged(status, entry);
+  const bool unchanged = status && map_is_source(entry, status);
   count_event(COUNT_CHECKS);
   if (!unchanged) count_event(COUNT_CHANGES);
-  (void)send_request(unchanged ? STOKER_CHECKED : STOKER_CHANGED, file, number);
+  if (!unchanged || is_in_doubt(entry)) (void)leave_request(STOKER_CHANGED, file, number);
   return unchanged;
 }
 
+// Whether the copy may be used in place of what the path leads to now.
 static bool check_source(const struct named_file* file, uint32_t number,
                          const struct stoker_entry* entry, struct opening* opening) {
   struct stat status;
-  const bool there = raw_fstatat(opening->dirfd, opening->path, &status, 0) == 0;
-  opening->refuted = !report_check(file, number, entry, there ? &status : NULL);
+  if (!map_is_source_here(file->row)) {
+    count_event(COUNT_ELSEWHERE);
+    opening->refuted = true;
+  } else if (is_being_written(mark_of_inode(entry->source_ino))) {
+    opening->refuted = true;
+  } else if (is_check_due(entry)) {
+    const bool there = raw_fstatat(opening->dirfd, opening->path, &status, 0) == 0;
+    opening->refuted = !report_check(file, number, entry, there ? &status : NULL);
+  }
   return !opening->refuted;
 }
 
@@ -111,19 +134,29 @@ static int open_placed(const struct named_file* file, uint32_t number,
     count_open(1u + entry->tier);
   } else if (errno == ENOENT || errno == ESTALE) {
     opening->refuted = true;
-    (void)send_request(STOKER_CHANGED, file, number);
+    (void)leave_request(STOKER_CHANGED, file, number);
   }
   return fd;
 }
 
 static void watch_copy(int fd, const struct stoker_entry* entry, const struct opening* opening) {
-  watch_set(fd, opening->stream ? 0 : WATCH_COPY | (entry->tier + 1u));
+  const uint32_t mark = mark_of_inode(entry->source_ino);
+  watch_set(fd, opening->stream ? 0 : watch_of_copy(entry->tier + 1u, mark, opening->moment));
 }
 
-static void watch_source(int fd, uint32_t number, const struct opening* opening) {
-  const uint32_t which = number < WATCH_ENTRY - 1 ? number + 1 : WATCH_ENTRY;
+static void watch_source(int fd, uint64_t watch, const struct opening* opening) {
   count_open(SOURCE_ROW);
-  watch_set(fd, opening->stream ? 0 : which);
+  if (opening->stream) {
+    watch_set(fd, 0);
+  } else {
+    watch_set_alone(fd, watch);
+  }
+}
+
+// Only a large file is read from its copy while that is made: a small one is read before.
+static uint64_t watch_of(const struct named_file* file, uint32_t number, uint64_t size) {
+  if (size <= map_header()->large_bytes) return WATCH_PLAIN;
+  return number < WATCH_ENTRY - 1 ? number + 1 : (uint64_t)file->hash << 32 | WATCH_ENTRY;
 }
 
 // Empty files are left alone: programs lock them, and some file systems do not know a length.
@@ -131,26 +164,20 @@ static bool is_placed(const struct stoker_entry* entry) {
   return entry_state(entry) == STOKER_PLACED && entry->source_size > 0;
 }
 
-// Whether an open of a file of this size waits for its whole copy. A stream's does for longer ones:
-// its reads, which cannot be seen, would fetch from the source what is being copied anyway.
-static bool waits_for_whole(uint64_t size, const struct opening* opening) {
-  const struct stoker_table* table = map_header();
-  return size <= table->small_bytes || (opening->stream && size <= table->ahead_bytes);
-}
+static bool waits_for_whole(uint64_t size) { return size <= map_header()->small_bytes; }
 
-// Asks for a file that has no entry, and waits for its whole copy where that is worth it: before
-// the source is opened, which the storage then need not do. A status it often has at hand.
+// Where opens wait: asks for a file that has no entry, before the source is opened, which the
+// storage then need not do. A status it often has at hand.
 static uint32_t ask(const struct named_file* file, struct opening* opening,
                     struct stoker_entry* entry) {
   struct stat status;
-  opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
-  if (!opening->asked || raw_fstatat(opening->dirfd, opening->path, &status, 0) != 0 ||
-      !S_ISREG(status.st_mode) || status.st_size == 0 ||
-      !waits_for_whole((uint64_t)status.st_size, opening)) {
+  if (map_header()->small_bytes == 0 ||
+      raw_fstatat(opening->dirfd, opening->path, &status, 0) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size == 0 || !waits_for_whole((uint64_t)status.st_size)) {
     return NO_ENTRY;
   }
-  opening->waited = true;
-  return wait_for_entry(file, true, entry);
+  opening->asked = opening->waited = true;
+  return send_opened(file, -1) ? wait_for_entry(file, true, entry) : NO_ENTRY;
 }
 
 int place_open(const struct named_file* file, struct opening* opening) {
@@ -160,13 +187,11 @@ int place_open(const struct named_file* file, struct opening* opening) {
     number = ask(file, opening, &entry);
     if (number == NO_ENTRY) return -1;
   } else if (!map_read(number, &entry) || entry_state(&entry) == STOKER_DROPPED) {
-    opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
     return -1;
   }
-  opening->asked = true;
   if (entry.link && (opening->flags & O_NOFOLLOW)) return -1;
   if (!opening->waited && entry_state(&entry) != STOKER_PLACED &&
-      entry_state(&entry) != STOKER_REFUSED && waits_for_whole(entry.source_size, opening)) {
+      entry_state(&entry) != STOKER_REFUSED && waits_for_whole(entry.source_size)) {
     number = wait_for_entry(file, true, &entry);
     opening->waited = true;
   }
@@ -174,7 +199,7 @@ int place_open(const struct named_file* file, struct opening* opening) {
     opening->refused = number != NO_ENTRY && entry_state(&entry) == STOKER_REFUSED;
     return -1;
   }
-  if (is_check_due(&entry) && !check_source(file, number, &entry, opening)) return -1;
+  if (!check_source(file, number, &entry, opening)) return -1;
   const int fd = open_placed(file, number, &entry, opening);
   if (fd >= 0) watch_copy(fd, &entry, opening);
   return fd;
@@ -190,30 +215,43 @@ static bool replace(int fd, const struct named_file* file, uint32_t number,
   return replaced;
 }
 
-// The file's entry, after asking and waiting for it where that is worth it.
-static uint32_t settled_entry(const struct stat* status, const struct named_file* file,
+// A file that opened slowly lies far away: the daemon gets it open. A large one it reads by itself,
+// in large requests past the page cache; but not one whose reads go unseen, for those cannot be
+// served from the copy, and only the page cache keeps the storage from being read twice.
+static bool tell_opened(int fd, const struct stat* status, const struct named_file* file,
+                        const struct opening* opening) {
+  const bool large = (uint64_t)status->st_size > map_header()->large_bytes;
+  if (large && !opening->stream) return send_opened(file, -1);
+  return opening->slow ? send_opened(file, fd) : leave_request(STOKER_OPENED, file, NO_ENTRY);
+}
+
+// The file's entry, after asking and waiting for it where that is wanted.
+static uint32_t settled_entry(int fd, const struct stat* status, const struct named_file* file,
                               struct opening* opening, struct stoker_entry* entry) {
   const uint32_t number = map_find(file);
-  if (number == NO_ENTRY && !opening->asked) {
-    opening->asked = send_request(STOKER_OPENED, file, NO_ENTRY);
+  const unsigned state = map_state(number);
+  if (!opening->asked && !opening->refuted && (state == 0 || state == STOKER_DROPPED)) {
+    opening->asked = tell_opened(fd, status, file, opening);
   }
-  if (number == NO_ENTRY && (!opening->asked || status->st_size == 0)) return NO_ENTRY;
-  if (opening->waited || status->st_size == 0) return map_read(number, entry) ? number : NO_ENTRY;
-  return wait_for_entry(file, waits_for_whole((uint64_t)status->st_size, opening), entry);
+  const bool known = number != NO_ENTRY && map_read(number, entry);
+  if (opening->waited || status->st_size == 0 || !waits_for_whole((uint64_t)status->st_size) ||
+      (number == NO_ENTRY && !opening->asked)) {
+    return known ? number : NO_ENTRY;
+  }
+  return wait_for_entry(file, true, entry);
 }
 
 static void settle_named(int fd, const struct stat* status, const struct named_file* file,
                          struct opening* opening) {
   struct stoker_entry entry;
-  const uint32_t number = settled_entry(status, file, opening, &entry);
-  bool usable = number != NO_ENTRY && is_placed(&entry) && !opening->refuted;
-  if (usable && (is_check_due(&entry) || !is_unchanged(status, &entry))) {
-    usable = report_check(file, number, &entry, status);
-  }
+  const uint32_t number = settled_entry(fd, status, file, opening, &entry);
+  bool usable = number != NO_ENTRY && is_placed(&entry) && !opening->refuted &&
+                !is_being_written(mark_of_inode(entry.source_ino));
+  if (usable && !map_is_source(&entry, status)) usable = report_check(file, number, &entry, status);
   if (usable && replace(fd, file, number, &entry, opening)) {
     watch_copy(fd, &entry, opening);
   } else {
-    watch_source(fd, number, opening);
+    watch_source(fd, watch_of(file, number, (uint64_t)status->st_size), opening);
   }
 }
 
@@ -233,7 +271,7 @@ static __attribute__((noinline)) void settle_unnamed(int fd, const struct stat* 
 void place_settle(int fd, const struct named_file* file, struct opening* opening) {
   struct stat status;
   if (file && opening->refused) {
-    watch_source(fd, map_find(file), opening);
+    watch_source(fd, WATCH_PLAIN, opening);
     return;
   }
   watch_set(fd, 0);

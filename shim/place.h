@@ -13,8 +13,10 @@ struct opening {
   int flags;                    // of open
   bool stream;                  // for a FILE: its reads cannot be seen, so it is not watched
   bool outside;                 // its directory is remembered as one of other files
+  uint32_t moment;              // when the opening began, as mark_moment gives it
   bool asked;                   // the daemon knows of the file
   bool waited;                  // for the copy, long enough
+  bool slow;                    // the source took long to open
   bool refused;                 // there will be no copy
   bool refuted;                 // the copy is not to be used, which the daemon knows
 };
@@ -25,6 +27,10 @@ int place_open(const struct named_file* file, struct opening* opening);
 // After the source was opened as `fd`: puts the copy in its place where there is one by now. `file`
 // is NULL when the path alone did not tell.
 void place_settle(int fd, const struct named_file* file, struct opening* opening);
+
+// The source of an entry, by the first of its spellings: a descriptor, or -1; its status.
+int place_open_source(const struct stoker_entry* entry, int flags);
+bool place_stat_source(const struct stoker_entry* entry, struct stat* status);
 
 // A checked descriptor of the copy, complete or (state copying) not; -1 with errno.
 int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags);

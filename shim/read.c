@@ -1,5 +1,6 @@
 // Reads of a large file whose copy came, or is coming, after the program opened the source: what is
-// copied already is read from the copy. The program's own descriptor keeps the offset.
+// copied already is read from the copy. The program's own descriptor keeps the offset; it becomes
+// the copy's once that is complete, unless others share it.
 //
 // `read` takes its range of the file by moving the offset first, which the kernel does atomically
 // for all who share it (threads, parent and child), and reads that range afterwards; what it could
@@ -23,7 +24,7 @@ struct reading {
   int count;
   bool own_offset;  // the descriptor's own, which moves; else `offset`
   off_t offset;
-  uint32_t watch;
+  uint64_t watch;
 };
 
 static uint64_t total_of(const struct reading* reading) {
@@ -79,9 +80,12 @@ static ssize_t read_along(const struct reading* reading, uint64_t wanted,
 }
 
 // Serves a read of a watched source; false when it is to be left to the real function.
-static bool serve(const struct reading* reading, ssize_t* result) {
+static bool serve(struct reading* reading, ssize_t* result) {
   struct stoker_entry entry;
-  if (!copied_entry(reading->fd, reading->watch, &entry)) return false;
+  if (!copied_entry(reading->fd, &reading->watch, &entry)) return false;
+  if (entry_state(&entry) == STOKER_PLACED && copied_become(reading->fd, reading->watch, &entry)) {
+    return false;
+  }
   const uint64_t size = entry.source_size;
   const uint64_t total = total_of(reading);
   const uint64_t wanted = total < size ? total : size;
@@ -96,7 +100,7 @@ static bool serve(const struct reading* reading, ssize_t* result) {
   return true;
 }
 
-static bool served(const struct reading* reading, ssize_t* result) {
+static bool served(struct reading* reading, ssize_t* result) {
   if (!watch_is_source(reading->watch)) return false;
   const int saved = errno;
   const bool done = serve(reading, result);
@@ -106,16 +110,16 @@ static bool served(const struct reading* reading, ssize_t* result) {
 
 // Counts a read by the real function; the watch may have been found to be out of date.
 static ssize_t counted(int fd, ssize_t done) {
-  const uint32_t watch = watch_get(fd);
-  if (watch != 0 && done >= 0) {
-    count_read(watch & WATCH_COPY ? watch & ~WATCH_COPY : SOURCE_ROW, (uint64_t)done);
+  const uint64_t watch = watch_get(fd);
+  if (watch != 0 && !(watch & WATCH_WRITER) && done >= 0) {
+    count_read(watch_row(watch), (uint64_t)done);
   }
   return done;
 }
 
 static __attribute__((noinline)) ssize_t read_watched(int fd, void* buffer, size_t size) {
   const struct iovec part = {buffer, size};
-  const struct reading reading = {fd, &part, 1, true, 0, watch_get(fd)};
+  struct reading reading = {fd, &part, 1, true, 0, copied_watch(fd)};
   ssize_t result;
   return served(&reading, &result) ? result : counted(fd, real_read()(fd, buffer, size));
 }
@@ -123,7 +127,7 @@ static __attribute__((noinline)) ssize_t read_watched(int fd, void* buffer, size
 static __attribute__((noinline)) ssize_t pread_watched(int fd, void* buffer, size_t size,
                                                        off_t offset) {
   const struct iovec part = {buffer, size};
-  const struct reading reading = {fd, &part, 1, false, offset, watch_get(fd)};
+  struct reading reading = {fd, &part, 1, false, offset, copied_watch(fd)};
   ssize_t result;
   return served(&reading, &result) ? result : counted(fd, real_pread()(fd, buffer, size, offset));
 }
@@ -158,14 +162,14 @@ ssize_t hook_pread64_chk(int, void*, size_t, off_t, size_t) HOOK_ALIAS(__pread64
 
 ssize_t hook_readv(int fd, const struct iovec* parts, int count) HOOK(readv);
 ssize_t hook_readv(int fd, const struct iovec* parts, int count) {
-  const struct reading reading = {fd, parts, count, true, 0, watch_get(fd)};
+  struct reading reading = {fd, parts, count, true, 0, copied_watch(fd)};
   ssize_t result;
   return served(&reading, &result) ? result : counted(fd, real_readv()(fd, parts, count));
 }
 
 ssize_t hook_preadv(int fd, const struct iovec* parts, int count, off_t offset) HOOK(preadv);
 ssize_t hook_preadv(int fd, const struct iovec* parts, int count, off_t offset) {
-  const struct reading reading = {fd, parts, count, false, offset, watch_get(fd)};
+  struct reading reading = {fd, parts, count, false, offset, copied_watch(fd)};
   ssize_t result;
   return served(&reading, &result) ? result : counted(fd, real_preadv()(fd, parts, count, offset));
 }
@@ -174,7 +178,7 @@ ssize_t hook_preadv64(int, const struct iovec*, int, off_t) HOOK_ALIAS(preadv64,
 ssize_t hook_preadv2(int fd, const struct iovec* parts, int count, off_t offset, int flags)
     HOOK(preadv2);
 ssize_t hook_preadv2(int fd, const struct iovec* parts, int count, off_t offset, int flags) {
-  const struct reading reading = {fd, parts, count, offset == -1, offset, watch_get(fd)};
+  struct reading reading = {fd, parts, count, offset == -1, offset, copied_watch(fd)};
   ssize_t result;
   if (flags == 0 && served(&reading, &result)) return result;
   real_preadv2_type* real = real_preadv2();  // since glibc 2.26
@@ -182,3 +186,10 @@ ssize_t hook_preadv2(int fd, const struct iovec* parts, int count, off_t offset,
                           : raw_preadv2(fd, parts, count, offset, flags));
 }
 ssize_t hook_preadv64v2(int, const struct iovec*, int, off_t, int) HOOK_ALIAS(preadv64v2, preadv2);
+
+off_t hook_lseek(int fd, off_t offset, int whence) HOOK(lseek);
+off_t hook_lseek(int fd, off_t offset, int whence) {
+  (void)copied_watch(fd);
+  return real_lseek()(fd, offset, whence);
+}
+off_t hook_lseek64(int, off_t, int) HOOK_ALIAS(lseek64, lseek);

@@ -1,9 +1,12 @@
 #include "real.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 _Static_assert(sizeof(off_t) == 8 && sizeof(long) == 8, "64-bit machines only");
@@ -36,9 +39,25 @@ int raw_openat(int dirfd, const char* path, int flags) {
   return (int)syscall(SYS_openat, dirfd, path, flags, 0);
 }
 
+int raw_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
+#ifdef SYS_renameat2
+  return (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
+#else
+  return (int)syscall(-1L, from_dir, from, to_dir, to, flags);
+#endif
+}
+
+int raw_mknodat(int dirfd, const char* path, mode_t mode, dev_t dev) {
+  return (int)syscall(SYS_mknodat, dirfd, path, mode, (unsigned)dev);
+}
+
 int raw_close(int fd) { return (int)syscall(SYS_close, fd); }
 
 int raw_dup3(int from, int to, int flags) { return (int)syscall(SYS_dup3, from, to, flags); }
+
+long raw_fcntl(int fd, int command, long argument) {
+  return syscall(SYS_fcntl, fd, command, argument);
+}
 
 int raw_fstat(int fd, struct stat* status) { return (int)syscall(SYS_fstat, fd, status); }
 
@@ -52,6 +71,28 @@ int raw_statx(int dirfd, const char* path, int flags, unsigned mask, struct stat
 #else
   return (int)syscall(-1L, dirfd, path, flags, mask, status);
 #endif
+}
+
+bool raw_find_directory(const char* path, uint64_t* dev, uint64_t* ino) {
+  const int saved = errno;
+  struct stat status;
+  bool found = false, asked = false;
+#ifdef AT_STATX_DONT_SYNC
+  struct statx more;
+  found = raw_statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_INO, &more) == 0;
+  asked = found || errno != ENOSYS;
+  if (found) {
+    *dev = makedev(more.stx_dev_major, more.stx_dev_minor);
+    *ino = more.stx_ino;
+  }
+#endif
+  if (!asked && raw_fstatat(AT_FDCWD, path, &status, 0) == 0) {
+    found = true;
+    *dev = status.st_dev;
+    *ino = status.st_ino;
+  }
+  errno = saved;
+  return found;
 }
 
 int raw_find_lock(int fd, struct flock* lock) {

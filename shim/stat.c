@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
+#include "copied.h"
 #include "hook.h"
 #include "map.h"
 #include "real.h"
@@ -47,6 +48,7 @@ static bool is_of_descriptor(const char* path, int flags) {
 
 int hook_fstat(int fd, struct stat* status) HOOK(fstat);
 int hook_fstat(int fd, struct stat* status) {
+  (void)copied_watch(fd);
   real_fstat_type* real = real_fstat();  // before glibc 2.33 there was only __fxstat
   return shown(real ? real(fd, status) : raw_fstat(fd, status), status);
 }
@@ -54,6 +56,7 @@ int hook_fstat64(int, struct stat*) HOOK_ALIAS(fstat64, fstat);
 
 int hook_fxstat(int version, int fd, struct stat* status) HOOK(__fxstat);
 int hook_fxstat(int version, int fd, struct stat* status) {
+  (void)copied_watch(fd);
   real___fxstat_type* real = real___fxstat();
   return shown(real ? real(version, fd, status) : raw_fstat(fd, status), status);
 }
@@ -61,6 +64,7 @@ int hook_fxstat64(int, int, struct stat*) HOOK_ALIAS(__fxstat64, __fxstat);
 
 int hook_fstatat(int dirfd, const char* path, struct stat* status, int flags) HOOK(fstatat);
 int hook_fstatat(int dirfd, const char* path, struct stat* status, int flags) {
+  if (is_of_descriptor(path, flags)) (void)copied_watch(dirfd);
   real_fstatat_type* real = real_fstatat();
   const int result =
       real ? real(dirfd, path, status, flags) : raw_fstatat(dirfd, path, status, flags);
@@ -71,6 +75,7 @@ int hook_fstatat64(int, const char*, struct stat*, int) HOOK_ALIAS(fstatat64, fs
 int hook_fxstatat(int version, int dirfd, const char* path, struct stat* status, int flags)
     HOOK(__fxstatat);
 int hook_fxstatat(int version, int dirfd, const char* path, struct stat* status, int flags) {
+  if (is_of_descriptor(path, flags)) (void)copied_watch(dirfd);
   real___fxstatat_type* real = real___fxstatat();
   const int result =
       real ? real(version, dirfd, path, status, flags) : raw_fstatat(dirfd, path, status, flags);
@@ -122,6 +127,7 @@ int hook_statx(int dirfd, const char* path, int flags, unsigned mask, struct sta
 int hook_statx(int dirfd, const char* path, int flags, unsigned mask, struct statx* status) {
   real_statx_type* real = real_statx();
   const bool by_descriptor = is_of_descriptor(path, flags);
+  if (by_descriptor) (void)copied_watch(dirfd);
   // What tells a copy from another file is asked for even where the program does not want it.
   const unsigned wider = by_descriptor ? mask | STATX_BASIC_STATS : mask;
   const int result =

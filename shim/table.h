@@ -1,11 +1,19 @@
 // What the placement daemon and the shim share: the table of placed files (written by the daemon
 // alone, mapped read-only by every program), the counters (written by the programs), and the
-// requests (datagrams from the programs to the daemon).
+// requests (from the programs to the daemon).
 //
 // The environment variable STOKER_TIERING names the run's directory, which holds
 //   table      the header, then entries, indexes and strings, as below
-//   counters   struct stoker_counters
+//   counters   struct stoker_counters, then struct stoker_ring
 //   socket     the daemon's datagram socket; its full path is at most 107 bytes long
+//
+// A request is a struct stoker_request and a path. It lies in the ring of the counters, which the
+// daemon empties some times a second: a program that opens 100,000 small files pays some dozen
+// nanoseconds for each. What should not wait for that goes to the socket, and to the ring if the
+// socket's queue is full: files for which the program waits; large ones, which it will read from
+// their copies while they are made; and files whose opening took long. With these travels a
+// descriptor (SCM_RIGHTS), so that the storage is not asked to open them a second time, and what
+// both read is in the page cache once. A full ring loses requests; they come again.
 // All numbers are of the machine's own order. Times are nanoseconds of CLOCK_MONOTONIC, except a
 // file's own times, which are nanoseconds since 1970.
 //
@@ -23,8 +31,10 @@
 //   tiers[tier].part_dir + "/" + the entry's number in decimal, renamed before it is `placed`.
 // - Copies are readable by the daemon's user only.
 // - Only regular files have entries; an `opened` of a directory or of nothing gets no answer.
-// - Every `opened` of a regular file is answered soon by an entry, `refused` if need be (then
-//   the source_* fields may be 0), for the program waits for it.
+// - Every `opened` of a regular file is answered by an entry, `refused` if need be (then the
+//   source_* fields may be 0), and soon if it came by the socket: the program may wait for it.
+// - It looks at the source of every placed file from time to time and drops those that changed:
+//   programs open copies without a look.
 // - Empty files are refused (a file of unknown length may call itself empty), and so, for the
 //   moment, are files changed within the last seconds (a second change would not show in the
 //   mtime).
@@ -45,14 +55,15 @@
 #include <stdint.h>
 
 #define STOKER_TABLE_MAGIC "STOKERT1"
-#define STOKER_COUNTERS_MAGIC "STOKERC1"
-#define STOKER_TABLE_VERSION 1u
+#define STOKER_COUNTERS_MAGIC "STOKERC2"
+#define STOKER_TABLE_VERSION 2u
 #define STOKER_REQUEST_MAGIC 0x4d544b53u  // "SKTM"
 #define STOKER_MAX_SOURCES 8              // also spellings of one source's path
 #define STOKER_MAX_TIERS 8
 #define STOKER_BUCKETS 64
 #define STOKER_SHARDS 64
-#define STOKER_WRITTEN_BITS 65536
+#define STOKER_MARKS 65536
+#define STOKER_RING_BYTES 4194304  // a power of two
 
 enum stoker_state {
   STOKER_WANTED = 1,   // accepted, waiting for a copier
@@ -68,9 +79,13 @@ struct stoker_string {  // 16 bytes; the bytes lie in the arena and are followed
   uint32_t zero;
 };
 
-struct stoker_source {        // 32 bytes
+// Copies are served only as long as the path leads to the directory that it led to at the start: a
+// link may be switched, a directory renamed, another one mounted over it in the program's
+// namespace.
+struct stoker_source {        // 40 bytes
   struct stoker_string path;  // absolute, without a slash at its end
   uint64_t dev;               // st_dev of the directory
+  uint64_t ino;               // its st_ino
   uint32_t number;            // rows with the same number are spellings of one source
   uint32_t zero;
 };
@@ -89,7 +104,7 @@ struct stoker_entry {     // 128 bytes
   uint32_t path_length;   // at least 1
   uint64_t path_offset;   // relative to the source; as in stoker_string
   uint64_t copied;        // atomic: bytes
-  uint64_t validated_ns;  // atomic: when the source was last seen unchanged
+  uint64_t validated_ns;  // atomic: when the daemon last saw the source unchanged
   uint64_t copy_ino;      // valid while copying, placed or dropped
   uint64_t source_dev;
   uint64_t source_ino;
@@ -118,18 +133,21 @@ struct stoker_table {  // 4096 bytes, the beginning of the file
   uint64_t arena_offset;
   uint64_t arena_limit;
   uint32_t index_limit_log2;  // the largest k either index has room for, at most 30
-  uint32_t revalidate_ms;     // a copy is used this long without a look at the source
-  uint64_t small_bytes;       // the first open of a file up to this size waits for its copy
-  uint64_t ahead_bytes;       // a read this far beyond `copied`, or nearer, waits for it; so does
-                              // fopen of a file of this size
-  uint32_t wait_ms;           // the longest wait without progress
-  uint32_t heartbeat_ms;      // a daemon silent for longer counts as gone, lock or not
-  uint32_t source_count;      // rows of `sources`
+  uint32_t zero1;
+  uint64_t small_bytes;   // the first open of a file up to this size waits for its copy
+  uint64_t ahead_bytes;   // a read this far beyond `copied`, or nearer, waits for it
+  uint32_t wait_ms;       // the longest wait without progress
+  uint32_t heartbeat_ms;  // a daemon silent for longer counts as gone, lock or not
+  uint32_t source_count;  // rows of `sources`
   uint32_t tier_count;
   struct stoker_source sources[STOKER_MAX_SOURCES];
   struct stoker_tier tiers[STOKER_MAX_TIERS];
   struct stoker_string copy_dirs[STOKER_MAX_SOURCES][STOKER_MAX_TIERS];  // [number][tier]
-  char pad1[208];
+  uint64_t large_bytes;      // files above are read from their copies while they are made
+  uint64_t mount_namespace;  // st_ino of the daemon's /proc/self/ns/mnt, 0 where it is unknown. In
+                             // another one parts of the source may be other directories: there each
+                             // open of a copy looks at the source first
+  char pad1[128];
   uint64_t heartbeat_ns;     // atomic; 0 after an orderly end
   uint64_t arena_used;       // atomic: bytes
   uint32_t entry_count;      // atomic
@@ -156,33 +174,55 @@ struct stoker_shard {  // 320 bytes
   uint64_t requests_lost;  // the daemon's queue was full, or there was no daemon
   uint64_t waits;          // opens and reads that waited for a copy
   uint64_t waits_given_up;
-  uint64_t checks;   // looks at the source, the revalidation time being over
-  uint64_t changes;  // of them: the source had changed
-  char pad[56];
+  uint64_t checks;     // looks at the source before a copy was opened
+  uint64_t changes;    // of them: the source had changed
+  uint64_t elsewhere;  // opens that found another directory at the source's path
+  char pad[48];
+};
+
+// Records lie one behind the other, around the end, each at a multiple of 8 bytes: a stamp, which
+// is one more than the number of bytes before it since the beginning, then the request and the
+// path. A program claims room by raising `head` (not beyond `tail` plus the ring's size), and
+// writes the stamp last. One that is killed in between holds up the daemon for a second, and what
+// was claimed meanwhile is lost. The daemon believes nothing: a path must have its request's hash.
+struct stoker_ring {
+  uint64_t head;  // atomic: bytes ever claimed
+  char pad1[56];
+  uint64_t tail;  // atomic: bytes the daemon is done with
+  char pad2[56];
+  uint64_t words[STOKER_RING_BYTES / 8];
+};
+
+// A mark is the time until which what it stands for may have been changed by a program under the
+// shim, its lowest bits being flags. It stands for all files whose names, or whose inodes, have its
+// number; `all` stands for every file. An entry is in doubt unless its validated_ns is later than
+// its marks: then programs look at the source before they use the copy, and ask the daemon to.
+enum stoker_mark_flags {
+  STOKER_WRITING = 1,           // a program has it open for writing: its copy is not used
+  STOKER_WRITING_FOR_EVER = 2,  // and nobody will know when that ends
+  STOKER_MARK_FLAGS = 3,
 };
 
 struct stoker_counters {
   char magic[8];
-  char pad[56];
-  // Bit b (byte b / 8, bit b % 8): a file whose hash is b modulo 65,536 was opened for writing by a
-  // program under the shim; from then on its source is looked at whenever it is opened.
-  uint8_t written[STOKER_WRITTEN_BITS / 8];
+  uint64_t marked;  // atomic: 0 as long as no mark is set
+  uint64_t all;     // atomic
+  char pad[40];
+  uint64_t marks[STOKER_MARKS];  // atomic
   struct stoker_shard shards[STOKER_SHARDS];
 };
 
 enum stoker_request_kind {
   STOKER_OPENED = 1,   // `path` was opened for reading and has no entry: it wants to be placed
-  STOKER_CHECKED = 2,  // the source of `entry` was unchanged at `time_ns`: raise validated_ns to it
-  STOKER_CHANGED = 3,  // the source of `entry` is another file now, or the copy is not what the
-                       // entry says: drop the copy, place it anew
+  STOKER_CHANGED = 2,  // the source of `entry` is another file now or may be, or the copy is not
+                       // what the entry says: look at them; if so drop the copy, place it anew
 };
 
-struct stoker_request {  // 24 bytes, then path_length bytes of the path, without a NUL
+struct stoker_request {  // 16 bytes, then path_length bytes of the path, without a NUL
   uint32_t magic;
   uint8_t kind;
   uint8_t source;
   uint16_t path_length;
-  uint64_t time_ns;
   uint32_t entry;  // 0xffffffff in `opened`
   uint32_t hash;
 };
@@ -192,7 +232,7 @@ struct stoker_request {  // 24 bytes, then path_length bytes of the path, withou
 #define STOKER_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type)
 
 STOKER_SIZE(stoker_string, 16);
-STOKER_SIZE(stoker_source, 32);
+STOKER_SIZE(stoker_source, 40);
 STOKER_SIZE(stoker_tier, 24);
 STOKER_SIZE(stoker_entry, 128);
 STOKER_AT(stoker_entry, word, 0);
@@ -227,7 +267,6 @@ STOKER_AT(stoker_table, copy_index_offset, 48);
 STOKER_AT(stoker_table, arena_offset, 56);
 STOKER_AT(stoker_table, arena_limit, 64);
 STOKER_AT(stoker_table, index_limit_log2, 72);
-STOKER_AT(stoker_table, revalidate_ms, 76);
 STOKER_AT(stoker_table, small_bytes, 80);
 STOKER_AT(stoker_table, ahead_bytes, 88);
 STOKER_AT(stoker_table, wait_ms, 96);
@@ -235,8 +274,10 @@ STOKER_AT(stoker_table, heartbeat_ms, 100);
 STOKER_AT(stoker_table, source_count, 104);
 STOKER_AT(stoker_table, tier_count, 108);
 STOKER_AT(stoker_table, sources, 112);
-STOKER_AT(stoker_table, tiers, 368);
-STOKER_AT(stoker_table, copy_dirs, 560);
+STOKER_AT(stoker_table, tiers, 432);
+STOKER_AT(stoker_table, copy_dirs, 624);
+STOKER_AT(stoker_table, large_bytes, 1648);
+STOKER_AT(stoker_table, mount_namespace, 1656);
 STOKER_AT(stoker_table, heartbeat_ns, 1792);
 STOKER_AT(stoker_table, arena_used, 1800);
 STOKER_AT(stoker_table, entry_count, 1808);
@@ -247,7 +288,11 @@ STOKER_AT(stoker_table, changes, 1856);
 STOKER_SIZE(stoker_row, 24);
 STOKER_SIZE(stoker_shard, 320);
 STOKER_AT(stoker_shard, requests, 216);
-STOKER_AT(stoker_counters, written, 64);
-STOKER_AT(stoker_counters, shards, 8256);
-STOKER_SIZE(stoker_counters, 28736);
-STOKER_SIZE(stoker_request, 24);
+STOKER_AT(stoker_counters, marked, 8);
+STOKER_AT(stoker_counters, all, 16);
+STOKER_AT(stoker_counters, marks, 64);
+STOKER_AT(stoker_counters, shards, 524352);
+STOKER_AT(stoker_shard, elsewhere, 264);
+STOKER_SIZE(stoker_counters, 544832);
+STOKER_SIZE(stoker_ring, 128 + STOKER_RING_BYTES);
+STOKER_SIZE(stoker_request, 16);

@@ -73,10 +73,9 @@ bool wait_for_bytes(uint32_t number, uint64_t bytes, struct stoker_entry* entry)
     look(&patience);
     if (!map_read(number, entry)) return false;
     if (entry_state(entry) == STOKER_PLACED) return true;
-    if (!is_on_its_way(entry)) return false;
-    const uint64_t copied = entry_state(entry) == STOKER_COPYING ? entry->copied : 0;
-    if (copied >= bytes) return true;
-    if (bytes - copied > map_header()->ahead_bytes) return false;
+    if (entry_state(entry) != STOKER_COPYING) return false;  // others may be copied before it
+    if (entry->copied >= bytes) return true;
+    if (bytes - entry->copied > map_header()->ahead_bytes) return false;
     if (!sleep_on(&patience, entry->word + entry->copied)) return false;
   }
 }
