@@ -4,6 +4,7 @@
 
     StokerError
     ├── ConfigError          an argument is refused; also a ValueError
+    │   └── UntrustedPlace     another user could change a file or folder; also a PermissionError
     ├── CapacityError        not enough memory or disk for what was asked
     ├── SourceError          the storage under the data set failed
     │   ├── SampleNotFound     the sample is not there (any more)
@@ -13,21 +14,46 @@
     ├── RanksUnavailable     other ranks of the job do not answer
     └── SegmentError         a cache segment is not usable or breaks an invariant
 
-Each message names the value that was refused and says what to do about it.
+Each message names the value that was refused and says what to do about it, without the passwords
+and tokens of addresses in it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+_SECRET = re.compile(
+    r"([?&][^=&\s\"']*(?:signature|sig|token|secret|password|credential|key|sas)=)[^&,\s\"']*", re.I
+)
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` without what may be secret in addresses: the user before a host, and tokens.
+
+    ``https://user:password@host/x?sig=abc`` becomes ``https://host/x?sig=***``.
+    """
+    return _SECRET.sub(r"\1***", _USER.sub("", text)) if "://" in text else text
 
 
 class StokerError(Exception):
     """Base of every error raised by Stoker."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
+
 
 class ConfigError(StokerError, ValueError):
     """An argument or a combination of arguments is refused at construction."""
+
+
+class UntrustedPlace(ConfigError, PermissionError):
+    """A file, folder or socket belongs to another user, or others may write to it.
+
+    Its message names path, owner and mode, and what makes it right.
+    """
 
 
 class CapacityError(StokerError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from enum import IntEnum
+from typing import NamedTuple
 
 from stoker.errors import ConfigError
 
@@ -20,6 +22,28 @@ class Outcome(IntEnum):
     """The source was read, by prefetch or by the worker."""
     PACKAGED = 3
     """Came with a package; neither a hit nor a fetch."""
+
+
+class FileIdentity(NamedTuple):
+    """What tells whether a path still leads to the same, unchanged file or folder on this machine.
+
+    Archives, rsync and builds that normalise times restore ``mtime``; nothing but the kernel sets
+    ``ctime``. Another tree mounted at the same path has another device or inode. Device numbers
+    differ between machines and mounts, so an identity is never compared across them.
+    """
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """Return the identity that a ``stat`` result tells."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
 
 
 _UNITS = {"": 1, "b": 1}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from stoker import recipes
 from stoker.errors import ConfigError
 
+DATALOADER = "dataloader"
+"""Names torch's own DataLoader, without a cache, beside the recipes of Stoker's Loader."""
+
 
 def choose_recipes(names: str, *, is_trained: bool = True) -> list[str]:
     """Return the recipes named in ``"lru,minio"``, or for ``"all"`` those that keep to the cache.
@@ -29,6 +32,21 @@ def choose_recipes(names: str, *, is_trained: bool = True) -> list[str]:
                 "use stoker demo"
             )
     return chosen
+
+
+def choose_loaders(names: str, *, with_dataloader: bool) -> list[str]:
+    """Return the recipes named in ``names``, after DATALOADER if that is wanted.
+
+    ``"dataloader"`` may be among the names; alone it stands for no recipe at all. Raises
+    ConfigError as :func:`choose_recipes` does, and where what is named is not wanted.
+    """
+    given = [name.strip() for name in names.split(",")]
+    if DATALOADER not in given:
+        return [DATALOADER] * with_dataloader + choose_recipes(names)
+    if not with_dataloader:
+        raise ConfigError(f"--recipes {names!r} names {DATALOADER!r}: leave out --no-dataloader")
+    rest = ",".join(name for name in given if name and name != DATALOADER)
+    return [DATALOADER, *(choose_recipes(rest) if rest else [])]
 
 
 def _is_installed(name: str) -> bool:

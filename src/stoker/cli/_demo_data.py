@@ -1,4 +1,4 @@
-"""The demo's data: a folder of class folders, split, with simulated storage in front."""
+"""The demo's settings, storage and data: a folder of class folders, split."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource
 from stoker.testing.slow_source import SlowSource
+from stoker.types import parse_bytes
 
 SIDE = 32
 """Width and height in pixels of what the network sees; other images are resized."""
@@ -89,13 +90,32 @@ class DemoData:
     @property
     def total_bytes(self) -> int:
         """Bytes of all training files."""
-        return int(FileSource(self.paths).sizes.sum())
+        return int(self.files().sizes.sum())
 
-    def dataset(self, storage: Storage | None) -> SampleDataset:
-        """Return the training set; with ``storage``, behind that storage."""
-        files = FileSource(self.paths)
-        source = files if storage is None else storage.in_front_of(files)
+    def files(self) -> FileSource:
+        """Return the training files, as fast as they are here."""
+        return FileSource(self.paths)
+
+    def dataset(self, source: Source) -> SampleDataset:
+        """Return the training set, read from ``source``: :meth:`files`, or storage before them."""
         return SampleDataset(source, decode_image, to_tensor, self.targets)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same in every row of the table."""
+
+    cache: str
+    """Size of the cache, as Loader takes it."""
+    epochs: int
+    batch_size: int
+    workers: int
+    seed: int = 0
+
+    def share_of(self, data: DemoData) -> float:
+        """Return the cache over the bytes of the training set, at most 1; ConfigError if bad."""
+        total = data.total_bytes
+        return min(1.0, parse_bytes(self.cache, of=total, name="--cache") / total)
 
 
 def to_tensor(pixels: NDArray[np.uint8]) -> torch.Tensor:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.cli._demo_data import DemoData, Storage
-from stoker.cli._demo_training import Run, Settings
+from stoker.cli._demo_data import DemoData, Settings, Storage
+from stoker.cli._demo_training import Run
 
 _REPEATS = 3
 
@@ -72,7 +72,7 @@ def measure_limit(
 def _decode_seconds(data: DemoData) -> float:
     """Return processor seconds to decode and transform one sample that is in memory."""
     times = []
-    dataset = data.dataset(None)
+    dataset = data.dataset(data.files())
     ids = np.random.default_rng(0).permutation(len(dataset))[:256]
     raw = [memoryview(sample) for sample in dataset.source.read(ids)]
     for _ in range(_REPEATS):

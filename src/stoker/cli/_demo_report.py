@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from stoker.cli._choice import DATALOADER
+from stoker.cli._demo_data import Settings
 from stoker.cli._demo_limit import EpochLimit
-from stoker.cli._demo_training import Run, Settings
+from stoker.cli._demo_training import Run
 from stoker.types import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLUMNS = (
     "recipe",
@@ -27,12 +32,14 @@ _COLUMNS = (
     "times\nlimit",
 )
 _READING = (
-    "Means over the epochs after the first, which fills the cache. stall: seconds that training "
-    "waited for data. hits: share of accesses served from the cache without a read of the source; "
-    "predicted: what theory gives, where it has a closed form; substituted: another sample was "
-    "served; packaged: came with many others in one read. times limit: time of an epoch over the "
-    "least possible one with this storage and this cache when each sample is visited once an "
-    "epoch, which some recipes do not. Warm-ups of recipes are shortened to one or two epochs."
+    "dataloader: torch's own, with as many workers, one read a sample and no cache; the other rows "
+    "are recipes of Stoker's Loader. Means over the epochs after the first, which fills the cache. "
+    "stall: seconds that training waited for data. hits: share of accesses served from the cache "
+    "without a read of the source; predicted: what theory gives, where it has a closed form; "
+    "substituted: another sample was served; packaged: came with many others in one read. times "
+    "limit: time of an epoch over the least possible one with this storage and this cache when "
+    "each sample is visited once an epoch, which some recipes do not. Warm-ups of recipes are "
+    "shortened to one or two epochs."
 )
 
 
@@ -77,6 +84,8 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(f"\n[bold]{outcome.title}[/]")
     console.print(table)
     console.print()
+    if (answer := _against_dataloader(outcome.runs)) is not None:
+        console.print(f"[bold]{answer}[/]\n")
     console.print(_READING)
     limit = outcome.limit
     console.print(
@@ -84,6 +93,26 @@ def show(outcome: Outcome, console: Console) -> None:
         f"(storage {limit.storage:.2f} s, training {limit.compute:.2f} s, "
         f"processors {limit.processors:.2f} s)."
     )
+
+
+def _against_dataloader(runs: list[Run]) -> str | None:
+    """Return a sentence that compares the two loaders; None where only one of them ran."""
+    plain, others = _divided(runs)
+    if plain is None or not others:
+        return None
+    best = min(others, key=lambda run: run.seconds)
+    return (
+        f"An epoch takes {plain.seconds:.2f} s with torch's DataLoader, which waits "
+        f"{plain.mean('stall_seconds'):.2f} s of it for data, and {best.seconds:.2f} s with "
+        f"Stoker's Loader and {best.recipe}, the fastest here, which waits "
+        f"{best.mean('stall_seconds'):.2f} s."
+    )
+
+
+def _divided(runs: list[Run]) -> tuple[Run | None, list[Run]]:
+    """Return the run with torch's DataLoader, if there is one, and those with recipes."""
+    plain = next((run for run in runs if run.recipe == DATALOADER), None)
+    return plain, [run for run in runs if run.recipe != DATALOADER]
 
 
 def _cells(run: Run, limit: EpochLimit) -> list[str]:
@@ -103,31 +132,50 @@ def _cells(run: Run, limit: EpochLimit) -> list[str]:
 
 
 def save_plot(outcome: Outcome, path: Path) -> bool:
-    """Save seconds and hits by recipe as PNG; returns False where matplotlib is missing."""
+    """Save seconds and hits of each row as PNG; returns False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    runs = sorted(outcome.runs, key=lambda run: run.seconds, reverse=True)
-    names = [run.recipe for run in runs]
-    figure = Figure(figsize=(10, 1.6 + 0.38 * len(runs)), layout="constrained")
-    time, hits = figure.subplots(1, 2, sharey=True)
-    seconds = [run.seconds for run in runs]
-    stalls = [run.mean("stall_seconds") for run in runs]
-    time.barh(names, seconds, color="#4c78a8", label="training")
-    time.barh(names, stalls, color="#e45756", label="waiting for data")
-    time.axvline(outcome.limit.seconds, color="black", linestyle="--", label="limit")
-    time.set_xlabel("seconds an epoch")
-    hits.barh(names, [100 * run.hit_ratio for run in runs], color="#54a24b", label="measured")
-    known = [(100 * run.predicted, run.recipe) for run in runs if run.predicted is not None]
-    if known:
-        hits.plot(*zip(*known, strict=True), "k|", markersize=14, label="predicted")
-    hits.set_xlabel("hits, % of accesses")
-    # The fastest recipe is at the top: there its bar leaves room, and the poorest hits below.
-    for axis, place in ((time, "upper right"), (hits, "lower right")):
-        axis.legend(fontsize="small", loc=place)
+    plain, others = _divided(outcome.runs)
+    # From the bottom up: the fastest recipe comes right below torch's DataLoader at the top.
+    runs = sorted(others, key=lambda run: run.seconds, reverse=True) + ([plain] if plain else [])
+    names = ["torch DataLoader" if run is plain else run.recipe for run in runs]
+    figure = Figure(figsize=(10, 1.9 + 0.38 * len(runs)), layout="constrained")
+    time, hits = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    _plot_time(time, names, runs, outcome.limit.seconds)
+    _plot_hits(hits, names, runs)
+    figure.legend(fontsize="small", frameon=False, loc="outside lower center", ncols=5)
+    for axis in (time, hits):
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(outcome.title, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return True
+
+
+def _plot_time(axis: Axes, names: list[str], runs: list[Run], limit: float) -> None:
+    """Draw the seconds of an epoch as bars, what was waited in another colour."""
+    seconds = [run.seconds for run in runs]
+    stalls = [run.mean("stall_seconds") for run in runs]
+    bars = axis.barh(names, seconds, color="#4c78a8", label="training")
+    axis.barh(names, stalls, color="#e45756", label="waiting for data")
+    axis.axvline(limit, color="black", linestyle="--", label="limit with this cache")
+    told = [f"{s:.2f} s, waiting {w:.2f}" for s, w in zip(seconds, stalls, strict=True)]
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axis.bar_label(bars, told, padding=5, fontsize="small", bbox=plate)
+    axis.set_xlim(0, 1.4 * max(seconds))  # room for the text behind the longest bar
+    axis.set_xlabel("seconds an epoch")
+
+
+def _plot_hits(axis: Axes, names: list[str], runs: list[Run]) -> None:
+    """Draw the hits as bars, and what theory gives as marks."""
+    axis.barh(names, [100 * run.hit_ratio for run in runs], color="#54a24b", label="hits")
+    known = [
+        (100 * run.predicted, name)
+        for run, name in zip(runs, names, strict=True)
+        if run.predicted is not None
+    ]
+    if known:
+        axis.plot(*zip(*known, strict=True), "k|", markersize=14, label="hits that theory gives")
+    axis.set_xlabel("hits, % of accesses")

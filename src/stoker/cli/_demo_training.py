@@ -8,40 +8,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stoker import recipes
-from stoker.cli._demo_data import DemoData, Storage
-from stoker.pytorch import Loader
+from stoker.cli._demo_data import DemoData, Settings, Storage
+from stoker.cli._demo_loaders import BatchLoader, open_loader, predicted_hit_ratio
 from stoker.pytorch.stats import Stats
-from stoker.recipes import Recipe
-from stoker.types import parse_bytes
 
-_SHORT = {"icache": {"warm_up": 1}, "ilfu": {"warm_up": 1}, "impact": {"max_warm_up": 2}}
 _RATE = 4e-3  # highest learning rate
 _QUICK = 0.05  # of all steps: what else runs on the machine only ever makes a step slower
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is the same for every recipe."""
-
-    cache: str
-    """Size of the cache, as Loader takes it."""
-    epochs: int
-    batch_size: int
-    workers: int
-    seed: int = 0
-
-    def share_of(self, data: DemoData) -> float:
-        """Return the cache over the bytes of the training set, at most 1; ConfigError if bad."""
-        total = data.total_bytes
-        return min(1.0, parse_bytes(self.cache, of=total, name="--cache") / total)
 
 
 @dataclass(frozen=True)
@@ -65,9 +44,10 @@ class StepCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One training with one recipe."""
+    """One training with one loader."""
 
     recipe: str
+    """The recipe of Stoker's Loader, or DATALOADER for torch's own."""
     predicted: float | None
     """Byte hit ratio that theory gives from the second epoch on; None where there is none."""
     accuracy: float
@@ -121,7 +101,7 @@ def as_input(images: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A network and its optimiser, the same from the first step for every recipe."""
+    """A network and its optimiser, the same from the first step in every run."""
 
     def __init__(self, num_classes: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -130,7 +110,7 @@ class Trainer:
         self.network = nn.Sequential(self.features, self.classifier)
         self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=_RATE)
 
-    def step(self, images: Tensor, targets: Tensor, loader: Loader, done: float) -> None:
+    def step(self, images: Tensor, targets: Tensor, loader: BatchLoader, done: float) -> None:
         """Train on one batch of ``loader``, at the share ``done`` of the training."""
         embeddings = self.features(as_input(images))
         logits = self.classifier(embeddings)
@@ -182,41 +162,19 @@ def processors_left_by(workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fitted(name: str, settings: Settings, data: DemoData) -> Recipe:
-    """Return a recipe for so short a training of so little data.
-
-    Warm-ups are one or two epochs, and packages, if it has any, suit the cache.
-    """
-    recipe = recipes.get(name, **_SHORT.get(name, {}))
-    if recipe.packaging is None:
-        return recipe
-    room = int(settings.share_of(data) * data.total_bytes)
-    least = min(recipe.packaging.min_bytes, max(1, room // 20))
-    return replace(recipe, packaging=replace(recipe.packaging, min_bytes=least))
-
-
 def train(
     data: DemoData,
     storage: Storage,
-    recipe: str,
+    name: str,
     settings: Settings,
     advance: Callable[[float], object],
 ) -> Run:
-    """Train a new network with ``recipe``; tells ``advance`` the share done in each step."""
-    dataset, chosen = data.dataset(storage), fitted(recipe, settings, data)
+    """Train a new network with the loader ``name``; tells ``advance`` the share done in each step.
+
+    ``name`` is a recipe's, or DATALOADER.
+    """
     trainer = Trainer(data.num_classes, settings.seed)
-    scores_anew = hasattr(chosen.scorer(len(data.paths)), "volatile")
-    with Loader(
-        dataset,
-        batch_size=settings.batch_size,
-        num_workers=settings.workers,
-        persistent_workers=settings.workers > 0,
-        cache=settings.cache,
-        recipe=chosen,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        rescore=trainer.rescore if scores_anew else None,
-    ) as loader:
+    with open_loader(data, storage, name, settings, trainer.rescore) as loader:
         epochs, costs = [], []
         for epoch in range(settings.epochs):
             before, started, steps = loader.stats, time.perf_counter(), len(loader)
@@ -230,6 +188,6 @@ def train(
             seconds = time.perf_counter() - started
             epochs.append(Epoch(seconds, loader.stats.since(before)))
             loader.end_epoch(accuracy=trainer.accuracy(data))
-    predicted = chosen.predicted_hit_ratio(settings.share_of(data))
     step_cost = StepCost(*np.quantile(costs, _QUICK, axis=0).tolist())
-    return Run(recipe, predicted, trainer.accuracy(data), epochs, step_cost)
+    predicted = predicted_hit_ratio(name, settings, data)
+    return Run(name, predicted, trainer.accuracy(data), epochs, step_cost)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stoker.cli import _verdict as verdict
+from stoker import bounds
 from stoker.cli._storage_probe import CONCURRENCIES, Probe
 from stoker.errors import SampleCorrupt
 from stoker.source.base import Source
@@ -29,7 +29,7 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
     data_bytes, cores = int(source.sizes.sum()), len(os.sched_getaffinity(0))
     available = read_memory().available
     decode = _decode_seconds(source, found.kept)
-    rates = verdict.Rates(
+    rates = bounds.Rates(
         found.best.reads_per_second, None if decode is None else cores / decode, compute_rate
     )
     is_local = "://" not in url or url.startswith("file://")
@@ -46,9 +46,9 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
         ],
         "decode_seconds": decode,
         "rates": asdict(rates),
-        "bound_by": verdict.bound_by(rates),
-        "largest_miss_ratio": verdict.largest_miss_ratio(rates),
-        "smallest_cache": verdict.smallest_cache(rates),
+        "bound_by": bounds.bound_by(rates),
+        "largest_miss_ratio": bounds.largest_miss_ratio(rates),
+        "smallest_cache": bounds.smallest_cache(rates),
         "epoch_without_cache": _epoch(rates, len(source), 0.0),
         "epoch_with_advice": _epoch(rates, len(source), advice["cached"]),
         "page_cache": {"applies": is_local, "suffices": is_local and data_bytes <= available},
@@ -57,16 +57,16 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
     }
 
 
-def _epoch(rates: verdict.Rates, num_samples: int, cached: float) -> dict[str, Any]:
-    bounds = verdict.epoch(rates, num_samples, cached)
-    return asdict(bounds) | {"stall_share": bounds.stall_share}
+def _epoch(rates: bounds.Rates, num_samples: int, cached: float) -> dict[str, Any]:
+    found = bounds.epoch(rates, num_samples, cached)
+    return asdict(found) | {"stall_share": found.stall_share}
 
 
 def _advise(
-    rates: verdict.Rates, data_bytes: int, room: int, decode: float | None, cores: int
+    rates: bounds.Rates, data_bytes: int, room: int, decode: float | None, cores: int
 ) -> dict[str, Any]:
     """Return the arguments for the Loader; ``room``: bytes of memory that a cache may take."""
-    needed = verdict.smallest_cache(rates)
+    needed = bounds.smallest_cache(rates)
     fits = min(1.0, room / data_bytes) if data_bytes else 1.0
     percent = math.ceil(100 * max(_USUAL, 1.0 if needed is None else needed) - 1e-9)
     in_memory = percent / 100 if percent / 100 <= fits else fits
@@ -77,8 +77,8 @@ def _advise(
         arguments["cache_dir"] = "/a/local/disk"
     workers = min(4, cores)
     if decode is not None:
-        wanted = rates.compute or verdict.rate_fed(rates.storage, in_memory)
-        workers = verdict.workers_for(min(wanted, cores / decode), decode, cores)
+        wanted = rates.compute or bounds.rate_fed(rates.storage, in_memory)
+        workers = bounds.workers_for(min(wanted, cores / decode), decode, cores)
     arguments["num_workers"] = workers
     # The disk's default size is everything.
     return {"arguments": arguments, "cached": 1.0 if needs_disk else in_memory}

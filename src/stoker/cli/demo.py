@@ -1,4 +1,4 @@
-"""``stoker demo``: the same training with each recipe, on real images behind slow storage."""
+"""``stoker demo``: one training on slow storage, with torch's DataLoader and with each recipe."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from stoker.cli._choice import choose_recipes
+from stoker.cli._choice import choose_loaders
 from stoker.cli._digits import write_digits
 from stoker.cli._torch import need_torch
 
 if TYPE_CHECKING:
-    from stoker.cli._demo_data import Storage
+    from stoker.cli._demo_data import Settings, Storage
     from stoker.cli._demo_report import Outcome
-    from stoker.cli._demo_training import Settings
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -46,7 +45,15 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "names",
     default="belady,fifo,foresight,lfu,lru,minio,random,s3fifo,sieve",
     show_default=True,
-    help="Names with commas, or all: with those that follow training, five minutes or so.",
+    help="Names with commas, or all: with those that follow training, five minutes or so. "
+    "dataloader alone runs no recipe.",
+)
+@click.option(
+    "--dataloader/--no-dataloader",
+    "with_dataloader",
+    default=True,
+    show_default=True,
+    help="Begin with torch's own DataLoader, without a cache.",
 )
 @click.option("--cache", default="20%", show_default=True, help="Size, or share of the data.")
 @click.option(
@@ -74,6 +81,7 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 def demo(
     data: Path | None,
     names: str,
+    with_dataloader: bool,
     cache: str,
     latency: float,
     iops: float,
@@ -84,17 +92,17 @@ def demo(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Train a small network on real images behind slow storage, once with each recipe.
+    """Train a small network on real images behind slow storage, once with each loader.
 
-    Prints one table (accuracy, seconds an epoch, stalls, hits, the limit that no cache can beat)
-    and saves a plot.
+    The first is torch's own DataLoader with as many workers and no cache, the others are Stoker's
+    with one recipe each. Prints one table (accuracy, seconds an epoch, stalls, hits, the limit
+    that no cache can beat) and saves a plot.
     """
-    chosen = choose_recipes(names)
+    chosen = choose_loaders(names, with_dataloader=with_dataloader)
     need_torch("demo")
     # torch takes seconds to load, so --help and refusals do without it.
-    from stoker.cli._demo_data import Storage
+    from stoker.cli._demo_data import Settings, Storage
     from stoker.cli._demo_report import save_plot, show
-    from stoker.cli._demo_training import Settings
 
     console = Console(stderr=as_json)
     storage = Storage(latency, iops)
@@ -119,7 +127,7 @@ def _run(
     settings: Settings,
     console: Console,
 ) -> Outcome:
-    """Train once with each recipe, under progress bars."""
+    """Train once with each loader, under progress bars."""
     from stoker.cli._demo_data import DemoData
     from stoker.cli._demo_limit import measure_limit
     from stoker.cli._demo_report import Outcome

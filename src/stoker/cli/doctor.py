@@ -21,8 +21,8 @@ from rich.table import Table
 from stoker.cli._diagnosis import diagnose, show_diagnosis
 from stoker.cli._open_url import open_url
 from stoker.cli._storage_probe import probe
+from stoker.runtime_dir import runtime_dir
 from stoker.store.memory_limits import Memory, read_memory
-from stoker.store.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes
 
 _EXTRAS = {

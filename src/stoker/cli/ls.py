@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker.jobs.metrics import exposition
-from stoker.jobs.protocol import Refused, ask, service_path
+from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.survey import survey
 from stoker.types import format_bytes
 
@@ -30,11 +30,19 @@ def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
     A cache exists as long as a process holds it: a job, or `stoker serve`. Caches that a job keeps
     to itself, and those of other users, are not listed.
     """
-    service = _service(socket)
     if socket is None:
-        caches: Sequence[dict[str, Any]] = [asdict(cache) for cache in survey()]
-    else:
-        caches = service["caches"]
+        _show(_service(), [asdict(cache) for cache in survey()], as_json, metrics)
+        return
+    service = _printable(_service(socket))
+    try:
+        _show(service, service["caches"], as_json, metrics)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
+
+
+def _show(
+    service: dict[str, Any], caches: Sequence[dict[str, Any]], as_json: bool, metrics: bool
+) -> None:
     if metrics:
         click.echo(exposition(caches, service), nl=False)
     elif as_json:
@@ -45,15 +53,27 @@ def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
         if not caches:
             click.echo("no running process shares a cache")
             return
-        Console().print(_caches(caches, service.get("idle", [])))
+        console = Console(markup=False, emoji=False)
+        console.print(_caches(caches, service.get("idle", [])))
         if any(cache["jobs"] for cache in caches):
-            Console().print(_jobs(caches))
+            console.print(_jobs(caches))
 
 
-def _service(socket: Path | None) -> dict[str, Any]:
+def _printable(value: Any) -> Any:
+    """Return what another user's service said, without what would steer a terminal."""
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() else "?" for letter in value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return value
+
+
+def _service(socket: Path | None = None) -> dict[str, Any]:
     """Return what the service says; nothing if there is none and none was named."""
     try:
-        return ask("list", socket or service_path())
+        return ask("list", socket)
     except (OSError, Refused) as error:
         if socket is not None:
             raise click.ClickException(f"no service answers at {socket}: {error}") from error

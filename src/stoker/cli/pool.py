@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from stoker.errors import ConfigError
+from stoker.pool.address import PoolAddress
+from stoker.pool.service import PoolService, default_directory
+from stoker.pool.survey import ServerState, advise
+from stoker.pool.tier import PoolTier
 from stoker.store.memory_limits import read_memory
-from stoker.store.pool import PoolTier
-from stoker.store.pool_address import PoolAddress
-from stoker.store.pool_service import PoolService, default_directory
-from stoker.store.pool_survey import ServerState, advise
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(

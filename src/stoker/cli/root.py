@@ -12,7 +12,7 @@ from stoker.errors import StokerError
 _COMMANDS = {
     "bench": "Measure this machine: cache hits of every recipe, the loader against torch's.",
     "clean": "Remove what caches of ended processes left behind, or a disk cache.",
-    "demo": "Train on real images behind slow storage, once with each recipe.",
+    "demo": "Train behind slow storage with torch's DataLoader and with each recipe.",
     "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now, and their jobs.",
     "pool": "Run a server for the pool that all nodes share; say what its servers hold.",

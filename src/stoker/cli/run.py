@@ -30,8 +30,17 @@ from stoker.tiering.launcher import run as run_on_tiers
 )
 @click.option("--order", type=click.Path(path_type=Path), help="Warm list or scores: placed first.")
 @click.option("--threads", type=int, help="Files copied at the same time. Default: 6.")
-@click.option("--revalidate", type=float, metavar="SECONDS", help="Default: 60.")
-@click.option("--small", metavar="SIZE", help="Up to which an open waits. Default: 8MiB.")
+@click.option(
+    "--revalidate",
+    type=float,
+    metavar="SECONDS",
+    help="How soon a change of the source is noticed. Default: 60.",
+)
+@click.option(
+    "--small",
+    metavar="SIZE",
+    help="Let the first open of files up to this size wait for the copy. Default: 0, no waiting.",
+)
 @click.option("--ahead", metavar="SIZE", help="For which a read of a copy waits. Default: 128MiB.")
 @click.option("--fsync", is_flag=True, default=None, help="Have copies on disk before they count.")
 @click.option("--checksum", is_flag=True, default=None, help="Check copies of earlier runs whole.")
@@ -70,8 +79,11 @@ def run(
         elif not quiet:
             show(result, Console(stderr=True, highlight=False))
 
+    def note(text: str) -> None:
+        click.echo(f"stoker run: {text}", err=True)
+
     try:
-        sys.exit(run_on_tiers(read_config(config, flags), command, report, done))
+        sys.exit(run_on_tiers(read_config(config, flags), command, report, done, note))
     except NotStarted as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.status)

@@ -22,8 +22,8 @@ from rich.progress import (
 
 from stoker.cli._open_url import open_url
 from stoker.errors import ConfigError
-from stoker.policy.minio import MinIO
-from stoker.source.base import Source
+from stoker.policy.baselines import MinIO
+from stoker.source.base import Source, local_identity
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.fill import Filled, fill
 from stoker.types import format_bytes, parse_bytes
@@ -82,7 +82,13 @@ def _wanted(source: Source) -> Wanted:
         raise ConfigError("there are no samples: nothing to fill the cache with")
     total = int(sizes.sum())
     return Wanted(
-        source.fingerprint, len(sizes), total, total, int(np.max(sizes)), total / len(sizes)
+        source.fingerprint,
+        len(sizes),
+        total,
+        total,
+        int(np.max(sizes)),
+        total / len(sizes),
+        local_identity(source),
     )
 
 

@@ -81,8 +81,8 @@ class Scorer(Protocol):
       hold the same scores. It may set ``scores.ready`` to False, which asks for a full pass, and
       call ``scores.set_volatile``. A second call for the same epoch changes nothing.
     - ``volatile``: ``u32[m]``, ids to be scored anew before the plan is made.
-    - ``cache_samples``: set by the loader, before the first epoch, to the number of samples of
-      mean size that the cache holds; if it is None.
+    - ``cache_holds(samples)``: called before the first epoch with the number of samples of mean
+      size that the caches of all nodes hold together.
     - ``drain()``: return when every observation given so far is in the scores. Called before
       scores are read at the end of an epoch. Raises what went wrong beside the training.
     - ``take_scored()``: the batches scored since the last call, with their ids and neighbours, for

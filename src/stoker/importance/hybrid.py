@@ -39,9 +39,10 @@ class Hybrid:
     ) -> None:
         """Prepare for ids below ``num_samples``.
 
-        ``cache_samples``: how many samples the cache holds; the loader sets it if it is None.
-        Raises ConfigError for a share outside of 0 < share <= 1, an overlap outside of 0 to 1, and
-        a warm-up below 2 epochs, which know no variance.
+        ``cache_samples``: how many samples the caches of all nodes hold, each sample in one of
+        them; None: as :meth:`cache_holds` tells. Raises ConfigError for a share outside of
+        0 < share <= 1, an overlap outside of 0 to 1, and a warm-up below 2 epochs, which know no
+        variance.
         """
         if num_samples < 1:
             raise ConfigError(f"num_samples={num_samples} is refused: give at least 1 sample")
@@ -51,8 +52,7 @@ class Hybrid:
             raise ConfigError(f"overlap={overlap} is refused: give a share of S from 0 to 1")
         if max_warm_up < 2:
             raise ConfigError(f"max_warm_up={max_warm_up} is refused: give 2 epochs or more")
-        self.cache_samples = cache_samples
-        """Samples that the cache holds; to be set before the first epoch."""
+        self._cache_samples = cache_samples
         self._of: Scorer = LossHistory() if of is None else of
         self._share, self._overlap, self._max_warm_up = share, overlap, max_warm_up
         self._epoch = -1
@@ -78,6 +78,11 @@ class Hybrid:
         """``f64[N]``, variance of each sample's percentile rank so far; NaN before two ranks."""
         known = self._count >= 2
         return np.where(known, self._squares / np.where(known, self._count - 1, 1), np.nan)
+
+    def cache_holds(self, samples: int) -> None:
+        """Tell how many samples the caches hold, unless that was said at construction."""
+        if self._cache_samples is None:
+            self._cache_samples = samples
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of the batch; raises what the scorer of single samples does."""
@@ -124,11 +129,11 @@ class Hybrid:
 
     def _size(self) -> int:
         """|S|, at least one sample and at most all."""
-        if self.cache_samples is None:
+        if self._cache_samples is None:
             raise ConfigError(
                 "Hybrid does not know how many samples the cache holds: give cache_samples"
             )
-        return min(max(round(self._share * self.cache_samples), 1), len(self._count))
+        return min(max(round(self._share * self._cache_samples), 1), len(self._count))
 
     def state_dict(self) -> dict[str, NDArray[np.generic]]:
         """Return the running variances, S' and the progress of the warm-up."""

@@ -19,14 +19,16 @@ class InBatchRank:
     SHADE (FAST'23), Eq. 6. Ranks compare samples of different batches although the
     model changes between them, and bound the say of outliers. Equal losses share a rank, so a
     batch of equal losses scores log(b0) throughout. A loss that is NaN or infinite takes no part
-    and leaves its sample's score as it was. Raises :class:`~stoker.errors.ConfigError` for b0
-    below 1, which would make scores negative.
+    and leaves its sample's score as it was. No rank exceeds the size of its batch, so the samples
+    of a short last batch score low, as the formula has it. Raises
+    :class:`~stoker.errors.ConfigError` for b0 below 1, which would make scores negative.
     """
 
     needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
 
     b0: float = 10.0
-    """Bias: the larger, the nearer the sampling by score is to uniform."""
+    """Bias: the larger, the nearer the sampling by score is to uniform. The default is that of the
+    authors' public code."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.b0 < np.inf:

@@ -12,9 +12,9 @@ from stoker import _core
 from stoker.errors import SegmentError
 from stoker.jobs.protocol import Refused, ask, service_path
 from stoker.policy.base import Region
+from stoker.runtime_dir import runtime_dir
 from stoker.store.place import Place
 from stoker.store.registry import meeting_key
-from stoker.store.runtime_dir import runtime_dir
 from stoker.types import format_bytes
 
 log = logging.getLogger("stoker")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import SegmentError, StokerError
+from stoker.owned import read_file, write_file
+from stoker.runtime_dir import prepare_runtime_dir
 from stoker.store.arena import Arena, Handle
 from stoker.store.cache_dir import MARKER
 from stoker.store.meeting import Met, take_part
 from stoker.store.place import Place
-from stoker.store.runtime_dir import prepare_runtime_dir
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 
@@ -101,14 +102,12 @@ class Holding:
         Returns None if it may, or has it, else the bytes that there is room for.
         """
         with self._mutex:
-            self._disks = {at: n for at, n in self._disks.items() if (Path(at) / MARKER).exists()}
+            self._disks = {at: n for at, n in self._disks.items() if _is_cache(at)}
             others = sum(n for at, n in self._disks.items() if at != path)
             if self._disk is not None and others + size > self._disk:
                 return max(0, self._disk - others)
             self._disks[path] = size
-            partial = self._ledger.with_suffix(".new")
-            partial.write_text(json.dumps(self._disks))
-            partial.replace(self._ledger)
+            write_file(self._ledger, json.dumps(self._disks).encode())
             return None
 
     def limits(self) -> dict[str, int | None]:
@@ -165,10 +164,18 @@ def _attach_in_memory(handle: Handle) -> Arena:
     return Arena.attach(handle)
 
 
+def _is_cache(path: str) -> bool:
+    """Whether there is a disk cache; ``path`` is what a job said, and may be none."""
+    try:
+        return (Path(path) / MARKER).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _read_ledger(path: Path) -> dict[str, int]:
     """Return the disk caches that are known from before; none if that cannot be read."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_file(path))
         return {str(at): int(size) for at, size in found.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

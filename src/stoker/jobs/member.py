@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.jobs.board import Kind
+from stoker.jobs.board import SLOTS, Kind
 from stoker.jobs.gain import Block, PassiveGain, Probe
 from stoker.jobs.merged import Merged, kind_of
 from stoker.jobs.settings import Sharing
 from stoker.jobs.table import JobTable
 from stoker.plan import Plan
-
-log = logging.getLogger("stoker")
 
 _BLOCK = 20  # batches between two looks at the counters
 _SOON = 1.0  # seconds after which it is looked at the pace
@@ -37,9 +35,8 @@ _LAUNCHERS = (
 class Member:
     """One process of a job in the table of those that share its cache.
 
-    ``policy`` gets to know the table, and gives merged keys from then on. ``readers`` is how many
-    read the source at once. Used by the training thread. Nothing here is needed to train: what
-    fails costs worse keys.
+    ``policy`` gets to know the table, and gives merged keys from then on. Used by the training
+    thread. Nothing here is needed to train: what fails costs worse keys.
     """
 
     def __init__(
@@ -50,13 +47,11 @@ class Member:
         *,
         token: int,
         name: str,
-        readers: int,
     ) -> None:
         self._table, self._policy = table, policy
         self._board = table.board
         self.counted: Callable[[], Mapping[str, Any]] = dict
-        """Returns the counters of the job's store; nothing is measured without them."""
-        self._readers = readers
+        """Returns :meth:`Store.totals` of the job's; nothing is measured without them."""
         self._passive = PassiveGain()
         self.probe = Probe(sharing.probe)
         """What measures the gain, where that was asked for."""
@@ -74,7 +69,13 @@ class Member:
         self._paced = False  # whether the pace was measured for long enough
         self._since: tuple[float, Mapping[str, Any]] | None = None
         if slot is None:
-            log.info("there are more processes at this cache than can know of each other")
+            warnings.warn(
+                f"{SLOTS} processes share this cache, and no more can know of each other: this one "
+                "keeps samples by keys of its own, and theirs do not heed it. Run fewer at a time, "
+                "or start a job with STOKER_NODE set to a name, which gives it a cache apart",
+                RuntimeWarning,
+                stacklevel=6,
+            )
         elif sharing.merge:
             policy.share(table.board, slot)
 
@@ -90,15 +91,17 @@ class Member:
         tokens = self._board.jobs["token"][self._board.owners()].tolist()
         return tuple(token for token in tokens if token != self._token)
 
-    def begin_epoch(self, plan: Plan | None, length: int) -> None:
+    def begin_epoch(self, plan: Plan | None, length: int, batches: int = 0) -> None:
         """Tell when samples are needed, by what is left of an epoch of ``length`` accesses.
 
-        None where nobody knows the order but the user's sampler.
+        None where nobody knows the order but the user's sampler. ``batches`` of this process may
+        serve for a probe.
         """
         self._plan, self._others = plan, self.others
         self.was_shared = bool(self._others)
         self._since, self._batches, self._stalled = None, 0, 0.0
-        self.probe.begin()
+        self._passive.begin_epoch()
+        self.probe.begin(0 if self._slot is None else batches)
         if self._slot is not None and plan is not None:
             self._at = self._board.clock(), plan.start
             if self._is_first:
@@ -152,19 +155,24 @@ class Member:
         gain = self.probe.add(now)
         if gain is not None:
             row["gain"], row["is_probed"] = max(1.0, gain), 1
+            self._since = None  # what was measured so far is the probe's
         self._batches += 1
         if self._since is not None and self._batches < _BLOCK:
             return
         counts = self.counted()
-        if self._since is not None and self.probe.is_over:
+        if self._since is not None and self.probe.is_over and counts:
             began, before = self._since
-            accesses, fetched, reading = (
-                counts.get(name, 0) - before.get(name, 0)
-                for name in ("accesses", "fetched", "source_seconds")
-            )
-            seconds, stalled = now - began, self._stalled
+            new = {name: count - before.get(name, 0) for name, count in counts.items()}
             self._passive.add(
-                Block(self._batches, seconds, stalled, accesses, fetched, reading, self._readers)
+                Block(
+                    self._batches,
+                    now - began,
+                    self._stalled,
+                    new["accesses"],
+                    new["read"] + new["read_ahead"],
+                    new["source_seconds"],
+                    new["ahead_seconds"],
+                )
             )
             row["fetch_seconds"] = self._passive.fetch_seconds
             row["compute_seconds"] = self._passive.compute_seconds

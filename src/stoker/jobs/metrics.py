@@ -72,11 +72,22 @@ def _family(name: str, kind: str, text: str, samples: Sequence[tuple[str, Any]])
 
 
 def _labels(cache: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> str:
-    labels = {"cache": str(cache["description"] or cache["key"]), "key": str(cache["key"])}
+    key = str(cache["key"])
+    labels = {"cache": _short(str(cache["description"])) or key, "key": key}
     if job is not None:
         labels |= {"job": str(job["name"]), "pid": str(job["pid"])}
     inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     return f"{{{inside}}}"
+
+
+def _short(description: str) -> str:
+    """Return the description without folders and hosts: any user of this machine may read it.
+
+    ``"ImageFolder s3://bucket/sets/train"`` becomes ``"ImageFolder train"``.
+    """
+    before, slash, _ = description.partition("/")
+    kind = before.rpartition(" ")[0]
+    return f"{kind} {description.rstrip('/').rpartition('/')[2]}".strip() if slash else description
 
 
 def _escaped(value: str) -> str:

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from stoker.errors import ConfigError, StokerError
 
+_MOST = 8  # requests at the same time; every user of the machine may ask
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class _Bounded(ThreadingHTTPServer):
+    """Turns clients away when it has many, so that no threads or descriptors run out."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._slots = threading.BoundedSemaphore(_MOST)
+        super().__init__(("127.0.0.1", port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a client in a thread of its own, if there is one left."""
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a client."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+
 class MetricsServer:
-    """Answers ``GET /metrics`` on 127.0.0.1 with what ``text`` returns, each in a thread.
+    """Answers ``GET /metrics`` on 127.0.0.1 with what ``text`` returns, few at a time.
 
     ``port`` 0 is any that is free. Raises :class:`~stoker.errors.ConfigError` if it is taken.
     """
@@ -40,10 +67,9 @@ class MetricsServer:
                 """Say nothing of each request."""
 
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            self._server = _Bounded(port, Handler)
         except OSError as error:
             raise ConfigError(f"metrics_port={port} cannot be had: {error}") from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         """Where it listens."""
         self._runs = False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
-from stoker.store.handshake import SocketAddress
-from stoker.store.runtime_dir import runtime_dir
+from stoker.runtime_dir import runtime_dir
+from stoker.store.handshake import SocketAddress, check_served_by_us
 
 VERSION = 1
 """Of the messages; each says its own."""
@@ -32,8 +31,9 @@ def service_path() -> Path:
 def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, Any]:
     """Return the answer of the service ``at`` a socket, by default this user's own.
 
-    Raises :class:`OSError` if nobody answers in time, or not as a service of this version would,
-    and :class:`Refused` if it refuses.
+    What one answers who is named by ``at`` may be anybody's word: it is for showing. Raises
+    :class:`OSError` if nobody answers in time, not as a service of this version would, or, by
+    default, another user does; and :class:`Refused` if it refuses.
     """
     line = json.dumps({"stoker": VERSION, "ask": question, **values}).encode() + b"\n"
     deadline = time.monotonic() + PATIENCE
@@ -41,6 +41,8 @@ def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, An
         connection.settimeout(PATIENCE)
         with SocketAddress(at or service_path()) as address:
             connection.connect(address)
+        if at is None:
+            check_served_by_us(connection, service_path())
         connection.sendall(line)
         answer = parse(read_line(connection, MAX_ANSWER, deadline))
     if "refused" in answer:
@@ -74,11 +76,3 @@ def parse(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("stoker") != VERSION:
         raise ConnectionError(f"that is no message of version {VERSION}")
     return message
-
-
-def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group at the other end, as the kernel knows them."""
-    size = struct.calcsize("iII")
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, uid, gid = struct.unpack("iII", raw)
-    return pid, uid, gid

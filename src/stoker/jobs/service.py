@@ -9,30 +9,36 @@ import logging
 import os
 import pwd
 import socket
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, StokerError, UntrustedPlace
 from stoker.jobs import protocol
 from stoker.jobs.holding import Holding
 from stoker.jobs.metrics import exposition
 from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.survey import survey
+from stoker.owned import open_file
+from stoker.runtime_dir import prepare_runtime_dir
 from stoker.store import unforked
-from stoker.store.handshake import SocketAddress
+from stoker.store.handshake import bind, peer
 from stoker.store.ofd import try_lock
-from stoker.store.runtime_dir import prepare_runtime_dir
 from stoker.store.unforked import Descriptor
 
 log = logging.getLogger("stoker")
 
 _LOOK = 0.25  # seconds between two looks for new caches
-_MOST_CLIENTS = 32
+_MOST_CLIENTS = 32  # heard at the same time, of our own; further ones wait in the kernel's queue
+_MOST_LOOKERS = 16  # of others; further ones are turned away
+_MOST_OF_ONE = 4  # of those, by the same user
+_FRESH = 0.5  # seconds for which what others are told need not be looked up anew
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,26 @@ class ServiceSettings:
             raise ConfigError(f"group={self.group!r} does not exist: see `getent group`") from error
 
 
+class _Listener(NamedTuple):
+    """A socket where clients connect, and who hears them."""
+
+    listener: socket.socket
+    path: Path
+    inode: int
+    hear: Callable[[socket.socket], None]
+
+
 class Service:
     """Holds this user's caches, and answers who asks, until :meth:`stop`. Also a context manager.
 
     One per runtime directory. Nothing depends on it: jobs that run go on when it ends, and one that
     comes later finds their caches. Each request is one line of JSON of bounded size that has to
     come within :data:`~stoker.jobs.protocol.PATIENCE`; the kernel says who asks, and strangers get
-    no answer. Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be
-    had, :class:`OSError` for a runtime directory that is not safe.
+    no answer. Members of the group are few at a time, and keep none of our own jobs waiting.
+
+    Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be had, and
+    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that is not safe or a file in the
+    way of a socket.
     """
 
     def __init__(self, settings: ServiceSettings | None = None) -> None:
@@ -91,16 +109,21 @@ class Service:
         self._lock = _lock(folder / "service.lock")
         self._stopping = threading.Event()
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
-        self._listeners: list[tuple[socket.socket, Path]] = []
+        self._lookers: Counter[int] = Counter()  # by user
+        self._told: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._counting, self._telling = threading.Lock(), threading.Lock()
+        self._listeners: list[_Listener] = []
         self._threads: list[threading.Thread] = []
         self._metrics: MetricsServer | None = None
         try:
             self.holding = Holding(settings.memory, settings.disk, settings.keep)
-            self._listen(protocol.service_path(), None)
+            self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
-                self._listen(settings.socket, settings.group_id())
+                self._listen(settings.socket, settings.group_id(), self._hear_others)
             if settings.metrics_port is not None:
-                self._metrics = MetricsServer(settings.metrics_port, self.metrics)
+                self._metrics = MetricsServer(
+                    settings.metrics_port, lambda: str(self._told_to_others("metrics")["text"])
+                )
         except BaseException:
             self.close()
             raise
@@ -112,7 +135,7 @@ class Service:
 
     def run(self) -> None:
         """Serve until :meth:`stop`."""
-        serving: list[Callable[[], None]] = [self._accepting(*each) for each in self._listeners]
+        serving: list[Callable[[], None]] = [self._accepting(each) for each in self._listeners]
         if self._metrics is not None:
             serving.append(self._metrics.run)
         self._threads = [threading.Thread(target=each, daemon=True) for each in serving]
@@ -135,6 +158,8 @@ class Service:
     def answer(self, message: dict[str, Any], *, is_owner: bool) -> dict[str, Any]:
         """Return the answer to a request; those that change something are for our own user."""
         question = message.get("ask")
+        if question in ("list", "metrics") and not is_owner:
+            return self._told_to_others(question)
         if question == "list":
             caches = [asdict(cache) for cache in survey()]
             idle = self.holding.idle()
@@ -157,14 +182,25 @@ class Service:
             }
         return {"refused": f"nothing is known of {str(question)[:40]!r}"}
 
+    def _told_to_others(self, question: str) -> dict[str, Any]:
+        """Return the answer, looked up now and then: looking asks every job, and takes its time."""
+        with self._telling:
+            since, answer = self._told.get(question, (-_FRESH, {}))
+            if time.monotonic() - since >= _FRESH:
+                answer = self.answer({"ask": question}, is_owner=True)
+                self._told[question] = time.monotonic(), answer
+            return answer
+
     def close(self) -> None:
         """Let go of everything. May be called again."""
         self.stop()
-        for listener, path in self._listeners:
+        for each in self._listeners:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
-            unforked.drop(listener)
-            path.unlink(missing_ok=True)
+                each.listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            unforked.drop(each.listener)
+            with contextlib.suppress(OSError):
+                if each.path.lstat().st_ino == each.inode:  # not what has taken its place
+                    each.path.unlink()
         self._listeners = []
         if self._metrics is not None:
             self._metrics.close()
@@ -180,61 +216,94 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _listen(self, path: Path, group: int | None) -> None:
+    def _listen(self, path: Path, group: int | None, hear: Callable[[socket.socket], None]) -> None:
         try:
-            path.unlink(missing_ok=True)
             with unforked.no_fork:
                 listener = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            self._listeners.append((listener, path))
-            before = os.umask(0o177)  # nobody may connect before the mode is right
             try:
-                with SocketAddress(path) as address:
-                    listener.bind(address)
-            finally:
-                os.umask(before)
-            if group is not None:
-                os.chown(path, -1, group)
-                path.chmod(0o660)
-            listener.listen(_MOST_CLIENTS)
+                bind(listener, path)
+                inode = _open_to(path, group)
+            except BaseException:
+                unforked.drop(listener)
+                raise
+            self._listeners.append(_Listener(listener, path, inode, hear))
+        except UntrustedPlace:
+            raise
         except OSError as error:
             raise ConfigError(f"cannot listen at {path}: {error}") from error
 
-    def _accepting(self, listener: socket.socket, path: Path) -> Callable[[], None]:
+    def _accepting(self, at: _Listener) -> Callable[[], None]:
         def accept() -> None:
             while not self._stopping.is_set():
                 try:
-                    connection, _ = listener.accept()
+                    connection, _ = at.listener.accept()
                 except OSError:
                     if self._stopping.wait(0.05):
                         return
                     continue
-                self._admit(connection, path)
+                try:
+                    at.hear(connection)
+                except (OSError, RuntimeError) as error:  # it has gone; no thread to be had
+                    log.info("a client could not be heard: %s", error)
+                    connection.close()
 
         return accept
 
-    def _admit(self, connection: socket.socket, path: Path) -> None:
-        """Hear a client in a thread of its own, if it may be heard and there are not too many."""
-        is_owner = False
-        with contextlib.suppress(OSError):
-            _, uid, gid = protocol.peer(connection)
-            is_owner = uid == os.geteuid()
-            allowed = is_owner or (path == self.settings.socket and self._is_member(uid, gid))
-            if allowed and self._clients.acquire(blocking=False):
-                thread = threading.Thread(
-                    target=self._serve, args=(connection, is_owner), daemon=True
-                )
-                thread.start()
+    def _hear_our_own(self, connection: socket.socket) -> None:
+        """Hear a job of our user's; when there are many at once, as soon as one has been served."""
+        if peer(connection).user != os.geteuid():
+            connection.close()
+            return
+        while not self._clients.acquire(timeout=_LOOK):
+            if self._stopping.is_set():
+                connection.close()
                 return
-        connection.close()
+        self._serve_aside(connection, self._clients.release, is_owner=True)
 
-    def _is_member(self, uid: int, gid: int) -> bool:
+    def _hear_others(self, connection: socket.socket) -> None:
+        """Hear one who may look, unless that would be too many of them, or of the same user."""
+        _, user, group = peer(connection)
+        is_owner = user == os.geteuid()
+        if not (is_owner or self._is_member(user, group)) or not self._admit_looker(user):
+            connection.close()
+            return
+        self._serve_aside(connection, lambda: self._dismiss_looker(user), is_owner=is_owner)
+
+    def _admit_looker(self, user: int) -> bool:
+        with self._counting:
+            if self._lookers.total() >= _MOST_LOOKERS or self._lookers[user] >= _MOST_OF_ONE:
+                return False
+            self._lookers[user] += 1
+            return True
+
+    def _dismiss_looker(self, user: int) -> None:
+        with self._counting:
+            self._lookers[user] -= 1
+            self._lookers += Counter()  # forget those of whom there is none
+
+    def _is_member(self, user: int, group: int) -> bool:
         wanted = self.settings.group_id()
         try:
-            return wanted in os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+            return wanted in os.getgrouplist(pwd.getpwuid(user).pw_name, group)
         except KeyError:
-            return wanted == gid
+            return wanted == group
 
-    def _serve(self, connection: socket.socket, is_owner: bool) -> None:
+    def _serve_aside(
+        self, connection: socket.socket, leave: Callable[[], object], *, is_owner: bool
+    ) -> None:
+        """Serve a client in a thread of its own; ``leave`` is called when it has been served."""
+        serve = threading.Thread(
+            target=self._serve, args=(connection, leave, is_owner), daemon=True
+        )
+        try:
+            serve.start()
+        except BaseException:
+            leave()
+            raise
+
+    def _serve(
+        self, connection: socket.socket, leave: Callable[[], object], is_owner: bool
+    ) -> None:
         deadline = time.monotonic() + PATIENCE
         try:
             with connection:
@@ -245,7 +314,7 @@ class Service:
         except OSError:
             pass  # it has gone, or never said anything
         finally:
-            self._clients.release()
+            leave()
 
     def _hear(self, connection: socket.socket, deadline: float, is_owner: bool) -> dict[str, Any]:
         try:
@@ -274,11 +343,25 @@ def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
     return {name: message[name] for name in kinds}
 
 
+def _open_to(path: Path, group: int | None) -> int:
+    """Let the members of ``group`` connect to the socket at ``path``; return its inode."""
+    # By descriptor: in a folder of others the name may lead elsewhere by now.
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+            raise UntrustedPlace(f"{path} was exchanged: use a directory that is yours alone")
+        if group is not None:
+            os.chown(f"/proc/self/fd/{fd}", -1, group)
+            Path(f"/proc/self/fd/{fd}").chmod(0o660)
+        return status.st_ino
+    finally:
+        os.close(fd)
+
+
 def _lock(path: Path) -> Descriptor:
     with unforked.no_fork:
-        lock = unforked.keep(
-            Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        )
+        lock = unforked.keep(Descriptor(open_file(path, os.O_RDWR | os.O_CREAT)))
     if not try_lock(lock.fileno()):
         unforked.drop(lock)
         raise ConfigError(f"a service runs already in {path.parent}: stop it first")

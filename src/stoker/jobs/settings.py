@@ -24,7 +24,8 @@ class Sharing:
     """Whether samples are kept for all jobs together; False: each writes the keys of its own."""
     probe: int = 0
     """Batches without the cache, and as many with it, by which the gain is measured at the start of
-    each epoch; iCache uses 20. 0: it is estimated from what is measured anyway."""
+    each epoch, fewer where it is short; nothing is read ahead meanwhile. iCache uses 20. 0: it is
+    estimated from what is measured anyway."""
     eligible_from: float = 1.5
     """Gain from which the scores of a job count, 1 or more (iCache, HPCA 2023)."""
 

@@ -14,13 +14,13 @@ from stoker.errors import SegmentError
 from stoker.jobs.board import JOB, SLOTS, Kind
 from stoker.jobs.merging import counted, known_rates
 from stoker.jobs.table import PREFIX
+from stoker.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
 from stoker.store import handshake, unforked
 from stoker.store.handshake import Announcement
 from stoker.store.ofd import is_locked
 from stoker.store.place import Place
 from stoker.store.registry import ARENA
-from stoker.store.runtime_dir import existing_runtime_dir
 from stoker.store.unforked import Descriptor
 
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from stoker.errors import SegmentError, SourceUnavailable
 from stoker.packaging.catalogue import Catalogue
 from stoker.packaging.depot import Depot, new_name
-from stoker.packaging.package import Package, decode, encode, stamp_of
+from stoker.packaging.package import Package, decode, encode, stamp_of_files
 from stoker.packaging.packer import mixed_packages
 from stoker.packaging.totals import Totals
 from stoker.source.base import Source
+from stoker.source.packed_source import read_whole
 from stoker.store.arena import Arena
 from stoker.store.packed import Packed, gather
 from stoker.store.tier import Ids
@@ -44,7 +45,7 @@ class Builder:
     ) -> None:
         self._source, self._arena, self._depot = source, arena, depot
         self._catalogue, self._totals, self._group = catalogue, totals, group
-        self._stamp = stamp_of(source.fingerprint, len(source))
+        self._stamp = stamp_of_files(source)
         self._open: OrderedDict[int, Package] = OrderedDict()
         # A package may take from two groups that are mixed apart from each other.
         self._most_open = 2 * mixed_packages(min_bytes)
@@ -152,7 +153,7 @@ class Builder:
         if not lacking.size:
             return
         self._totals.add(rebuild_reads=len(lacking))
-        data, offsets, errors = self._source.read_packed(ids[lacking])
+        data, offsets, errors = read_whole(self._source, ids[lacking])
         for place, error in errors.items():
             if isinstance(error, SourceUnavailable):
                 raise error

@@ -55,7 +55,9 @@ def place_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any]) ->
     packages, and for an address that cannot be written to.
     """
     text = os.fspath(url)
-    scheme, found, _ = text.partition("://")
+    scheme, found, path = text.partition("://")
+    if scheme.lower() == "file" and found:
+        text, found = "/" + path.lstrip("/"), ""
     if not found:
         if storage_options:
             raise ConfigError(f"url={text!r} is a directory, which has no storage_options")
@@ -74,17 +76,18 @@ def private_place(key: str) -> Path:
     return Path(base) / f"stoker-packages-{os.geteuid()}-{key}"
 
 
-def open_depot(place: Path | Address, is_private: bool, group: str) -> Depot:
+def open_depot(place: Path | Address, is_private: bool, group: str, holder: str) -> Depot:
     """Open the depot at ``place`` for packages whose names begin with ``group``.
 
-    To be called in the packaging process only. Raises :class:`OSError` when the place fails or is
+    ``holder`` (hexadecimal digits) is the same for processes that take each other's place. To be
+    called in the packaging process only. Raises :class:`OSError` when the place fails or is
     in use, :class:`~stoker.errors.ConfigError` when it is not Stoker's.
     """
     if isinstance(place, Path):
         return DirectoryDepot(place, group, is_private)
     from stoker.packaging.object_depot import ObjectDepot
 
-    return ObjectDepot(place, group)
+    return ObjectDepot(place, group, holder)
 
 
 def new_name(group: str) -> str:

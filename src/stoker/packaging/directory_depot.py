@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.errors import ConfigError
+from stoker import owned
+from stoker.errors import ConfigError, UntrustedPlace
 from stoker.store import unforked
 from stoker.store.ofd import try_lock
 from stoker.types import format_bytes
@@ -18,8 +18,8 @@ from stoker.types import format_bytes
 MARKER = ".stoker-packages"
 """File that marks a directory as one for packages; nothing is removed from one without it."""
 
+_WHAT = "place for packages"
 _SUFFIX = ".pkg"
-_HARMLESS = {"lost+found"}
 _LEAVING = 3.0  # seconds that the process of a job that has ended may take to do so too
 _LEAST_FREE = 1 << 30
 _LEAST_FREE_SHARE = 0.05
@@ -28,17 +28,18 @@ _LEAST_FREE_SHARE = 0.05
 def check_directory(path: Path) -> Path:
     """Return ``path``, a directory for packages or one that can become that.
 
-    Raises :class:`~stoker.errors.ConfigError` if it is a file or holds something else.
+    Raises :class:`~stoker.errors.ConfigError` if it is a file or holds something else, and
+    :class:`~stoker.errors.UntrustedPlace` if other users may write there.
     """
     try:
-        names = {entry.name for entry in path.iterdir()} - _HARMLESS if path.exists() else set()
+        with owned.open_folder(path) as folder:
+            owned.check_marked(folder, MARKER, _WHAT)
+    except FileNotFoundError:
+        pass
+    except UntrustedPlace:
+        raise
     except OSError as error:
         raise ConfigError(f"{path} is no place for packages ({error.strerror})") from error
-    if names and MARKER not in names:
-        raise ConfigError(
-            f"{path} is not empty and not for Stoker's packages (it holds {min(names)!r}): "
-            "give an empty or a new directory"
-        )
     return path
 
 
@@ -49,7 +50,8 @@ class DirectoryDepot:
     directory that vanishes is made again. A ``private`` one goes with :meth:`close`, and so do
     private ones of dead processes when another is opened.
 
-    Raises :class:`BlockingIOError` if another process uses it, still after ``patience`` seconds.
+    Raises :class:`BlockingIOError` if another process uses it, still after ``patience`` seconds,
+    and what :func:`stoker.owned.adopt` does.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class DirectoryDepot:
         self._path, self._group, self._private, self._keep_free = path, group, private, keep_free
         if private:
             _remove_abandoned(path)
-        self._mark()
+        self._folder = _adopt(path)
         self._lock = _await_locked(self._lock_path, patience)
         if self._lock is None:
+            self._folder.close()
             raise BlockingIOError(
                 errno.EBUSY, "another job keeps its packages there, give each its own", str(path)
             )
@@ -73,7 +76,7 @@ class DirectoryDepot:
     def names(self) -> list[str]:
         """Return the packages of this group."""
         found = []
-        for entry in os.scandir(self._path):
+        for entry in os.scandir(self._inside):
             if entry.name.startswith(self._group + "-"):
                 if entry.name.endswith(_SUFFIX):
                     found.append(entry.name)
@@ -84,22 +87,18 @@ class DirectoryDepot:
     def publish(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Write a package beside its place, and move it there when it is whole."""
         self._check_room(sum(map(len, pieces)))
-        fresh = self._path / f"{name}.new"
         try:
-            try:
-                self._write(fresh, pieces)
-            except FileNotFoundError:
-                self._mark()
-                self._write(fresh, pieces)
-            fresh.replace(self._path / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-            raise
+            self._put(name, pieces)
+        except FileNotFoundError:  # the directory has vanished
+            self._folder.close()
+            self._folder = _adopt(self._path)
+            self._put(name, pieces)
 
     def read(self, name: str, num_bytes: int = -1) -> memoryview:
         """Return a package, or its first bytes."""
-        with (self._path / name).open("rb", buffering=0) as file:
+        called = self._path / name
+        fd = owned.open_file(self._inside / name, os.O_RDONLY, called=called)
+        with os.fdopen(fd, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             into = memoryview(bytearray(size if num_bytes < 0 else min(size, num_bytes)))
             done = 0
@@ -110,32 +109,38 @@ class DirectoryDepot:
     def remove(self, names: Sequence[str]) -> None:
         """Remove packages."""
         for name in names:
-            (self._path / name).unlink(missing_ok=True)
+            (self._inside / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let others use it; remove it if it is private."""
         if self._private:
-            _remove(self._path)
+            _remove(self._folder)
+        self._folder.close()
         if self._lock is not None:
             unforked.drop(self._lock)
 
     @property
     def _lock_path(self) -> Path:
-        return self._path / (MARKER if self._private else f".{self._group}.lock")
+        return self._inside / (MARKER if self._private else f".{self._group}.lock")
 
-    def _mark(self) -> None:
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_directory(self._path)
-        if self._path.stat().st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "it is another user's", str(self._path))
-        (self._path / MARKER).touch(mode=0o600)
+    @property
+    def _inside(self) -> Path:
+        return self._folder.inside
 
-    def _write(self, path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-        with path.open("xb") as file:
-            file.writelines(pieces)
+    def _put(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        fresh = self._inside / f"{name}.new"
+        try:
+            with fresh.open("xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.writelines(pieces)
+            fresh.replace(self._inside / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
 
     def _check_room(self, num_bytes: int) -> None:
-        disk = os.statvfs(self._path if self._path.exists() else self._path.parent)
+        disk = os.fstatvfs(self._folder.fileno())
         total = disk.f_blocks * disk.f_frsize
         floor = self._keep_free
         if floor is None:
@@ -143,6 +148,10 @@ class DirectoryDepot:
         if disk.f_bavail * disk.f_frsize - num_bytes < floor:
             why = f"less than the {format_bytes(floor)} that are to stay free would be left"
             raise OSError(errno.ENOSPC, why, str(self._path))
+
+
+def _adopt(path: Path) -> owned.Folder:
+    return owned.adopt(path, MARKER, _WHAT)
 
 
 def _await_locked(path: Path, patience: float) -> unforked.Descriptor | None:
@@ -155,7 +164,7 @@ def _await_locked(path: Path, patience: float) -> unforked.Descriptor | None:
 def _locked(path: Path) -> unforked.Descriptor | None:
     """Return the descriptor that holds the lock at ``path``, None if another process does."""
     with unforked.no_fork:
-        lock = unforked.keep(unforked.Descriptor(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)))
+        lock = unforked.keep(unforked.Descriptor(owned.open_file(path, os.O_RDWR | os.O_CREAT)))
     if try_lock(lock.fileno()):
         return lock
     unforked.drop(lock)
@@ -167,20 +176,21 @@ def _remove_abandoned(path: Path) -> None:
     prefix, _, _ = path.name.rpartition("-")
     for other in path.parent.glob(f"{prefix}-*"):
         with contextlib.suppress(OSError):
-            status = other.lstat()
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-            if other == path or not ours or not (other / MARKER).is_file():
+            if other == path or other.is_symlink():
                 continue
-            lock = _locked(other / MARKER)
-            if lock is not None:
-                _remove(other)
-                unforked.drop(lock)
+            with owned.open_folder(other) as folder:
+                if not (folder.inside / MARKER).is_file():
+                    continue
+                lock = _locked(folder.inside / MARKER)
+                if lock is not None:
+                    _remove(folder)
+                    unforked.drop(lock)
 
 
-def _remove(path: Path) -> None:
+def _remove(folder: owned.Folder) -> None:
     """Remove a private directory with its packages, by their names."""
     with contextlib.suppress(OSError):
-        for entry in path.iterdir():
+        for entry in folder.inside.iterdir():
             if entry.name == MARKER or entry.suffix in (_SUFFIX, ".new"):
                 entry.unlink(missing_ok=True)
-        path.rmdir()
+        folder.path.rmdir()

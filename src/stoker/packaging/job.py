@@ -32,6 +32,8 @@ class Job:
     """Tells packages of this job and node from those of others in the same place."""
     min_bytes: int
     seed: int
+    holder: str
+    """Tells this job on this node from any other, in hexadecimal digits; new in every run."""
 
     @property
     def group(self) -> str:

@@ -11,7 +11,7 @@ from stoker.packaging.builder import read_package
 from stoker.packaging.catalogue import Catalogue
 from stoker.packaging.depot import Depot
 from stoker.packaging.flags import Flags
-from stoker.packaging.package import Package, stamp_of
+from stoker.packaging.package import Package, stamp_of_files
 from stoker.packaging.totals import Totals
 from stoker.shared import SharedArray
 from stoker.source.base import Source
@@ -57,7 +57,7 @@ class Loader:
         totals: Totals,
     ) -> None:
         self._sizes, self._num_samples = source.sizes, len(source)
-        self._stamp = stamp_of(source.fingerprint, len(source))
+        self._stamp = stamp_of_files(source)
         self._arena, self._region = arena, region
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals

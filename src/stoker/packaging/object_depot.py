@@ -8,9 +8,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stoker.errors import ConfigError
+from stoker.packaging.lease import EXPIRY, RENEW, Keeper, Lease, Seen, Version
 from stoker.source.remote.backend import Fault, ObstorePlace, Why
 from stoker.source.remote.obstore_backend import ObstoreBackend
 from stoker.source.remote.place import Address
@@ -22,18 +23,30 @@ MARKER = ".stoker-packages"
 _T = TypeVar("_T")
 _RETRY = Retry(deadline=30.0)
 _CONCURRENCY = 4  # packing, loading, and each of them once more while it lingers
-_AGAIN = (Why.THROTTLED, Why.CUT, Why.TRANSIENT)
+_AGAIN = (Why.THROTTLED, Why.CUT, Why.UNREACHABLE, Why.TRANSIENT)
 
 
 class ObjectDepot:
     """See :class:`~stoker.packaging.depot.Depot`. Opened in the packaging process only.
 
-    One job at a time uses a ``group`` of names; nothing enforces it, but packages that another
-    job removes are only built again. Raises :class:`~stoker.errors.ConfigError` where something
-    else lies below the prefix, or the address or its options are refused.
+    One process at a time uses a ``group`` of names, by a :class:`~stoker.packaging.lease.Lease`,
+    for which the storage must know conditional writes; ``holder``, ``renew`` and ``expiry`` are
+    those of the lease. One that lost it, and does not know yet, can do no more than store or
+    remove packages that the next one finds missing or never looks at: none is named twice.
+
+    Raises :class:`~stoker.errors.ConfigError` where something else lies below the prefix, or the
+    address or its options are refused, and :class:`BlockingIOError` if another process uses it.
     """
 
-    def __init__(self, address: Address, group: str) -> None:
+    def __init__(
+        self,
+        address: Address,
+        group: str,
+        holder: str,
+        *,
+        renew: float = RENEW,
+        expiry: float = EXPIRY,
+    ) -> None:
         assert isinstance(address.place, ObstorePlace)
         self._prefix = address.prefix.rstrip("/") + "/"
         self._where, self._group = address.root + self._prefix, group
@@ -43,15 +56,21 @@ class ObjectDepot:
         except Fault as fault:
             raise ConfigError(f"{fault}: check url and storage_options") from fault
         self._mark()
+        key = f"{self._prefix}.{group}.lease"
+        self._lease = Lease(self, key, holder, renew=renew, expiry=expiry)
+        self._lease.acquire()
+        self._keeper = Keeper(self._lease, renew)
 
     def names(self) -> list[str]:
         """Return the packages of this group."""
+        self._lease.check()
         begin = self._prefix + self._group + "-"
         keys = self._until_had(lambda: [e.key for p in self._backend.pages(begin) for e in p])
         return sorted(key.decode()[len(self._prefix) :] for key in keys)
 
     def publish(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Put a package with one request."""
+        self._lease.check()
         whole = b"".join(pieces)
         self._until_had(lambda: self._backend.put(self._prefix + name, whole))
 
@@ -61,6 +80,7 @@ class ObjectDepot:
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove packages."""
+        self._lease.check()
         keys = [self._prefix + name for name in names]
         try:
             self._delete(keys)
@@ -70,7 +90,19 @@ class ObjectDepot:
                     self._delete([key])
 
     def close(self) -> None:
-        """Do nothing: the process that opened it ends."""
+        """Let others use it."""
+        self._keeper.close()
+
+    def look(self, key: str) -> Seen | None:
+        """See :class:`~stoker.packaging.lease.Objects`."""
+        try:
+            return self._until_had(lambda: self._backend.look(key))
+        except FileNotFoundError:
+            return None
+
+    def replace(self, key: str, content: bytes, version: Version | None) -> Version | None:
+        """See :class:`~stoker.packaging.lease.Objects`."""
+        return self._until_had(lambda: self._backend.replace(key, content, version))
 
     def _delete(self, keys: list[str]) -> None:
         if keys:
@@ -117,6 +149,35 @@ class _Writer(ObstoreBackend):
         """Put one object, whole, with one request; raises Fault."""
         self._ask(lambda: self._obstore.put(self._store, key, data, use_multipart=False))
 
+    def look(self, key: str) -> Seen:
+        """Return one small object; raises Fault."""
+
+        def request() -> Seen:
+            result = self._obstore.get(self._store, key)
+            return Seen(bytes(result.bytes()), _version(result.meta))
+
+        return self._ask(request)
+
+    def replace(self, key: str, data: bytes, version: Version | None) -> Version | None:
+        """Put one object if it is that version; None if it is another one. Raises Fault."""
+        from obstore import exceptions
+
+        def request() -> Version | None:
+            try:
+                put = self._obstore.put(
+                    self._store, key, data, mode=version or "create", use_multipart=False
+                )
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return None
+            return _version(put)
+
+        return self._ask(request)
+
     def delete(self, keys: list[str]) -> None:
         """Remove objects; raises Fault."""
         self._ask(lambda: self._obstore.delete(self._store, keys))
+
+
+def _version(told: Any) -> Version:
+    """Return what obstore says of the version of an object."""
+    return {name: told[name] for name in ("e_tag", "version") if told[name]}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker import _core
 from stoker.errors import SegmentError
+from stoker.source.base import Source, local_identity
 from stoker.store.packed import Packed
 from stoker.store.tier import Ids
 
@@ -42,6 +43,11 @@ def stamp_of(fingerprint: str, num_samples: int) -> bytes:
     """Return the 16 bytes by which packages name their data set."""
     text = f"{num_samples} {fingerprint}".encode()
     return hashlib.blake2b(text, digest_size=16, person=b"stoker.package").digest()
+
+
+def stamp_of_files(source: Source) -> bytes:
+    """Return the stamp of a source's samples as they are on this machine: packages outlive runs."""
+    return stamp_of(source.fingerprint + local_identity(source), len(source))
 
 
 def encode(package: Package, stamp: bytes) -> list[bytes | memoryview]:

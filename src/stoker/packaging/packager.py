@@ -70,8 +70,9 @@ class Packager:
         self._has_warned = False
         # By the memory itself: jobs that share a cache have marks of their own, ranks have not.
         key = " ".join(f"{os.fstat(fd).st_ino}" for fd in (arena.handle.fds[0], served.fileno()))
+        holder = hashlib.sha256(f"{_boot()} {key}".encode()).hexdigest()[:16]
         self._place = (
-            private_place(hashlib.sha256(f"{_boot()} {key}".encode()).hexdigest()[:16])
+            private_place(holder)
             if settings.url is None
             else place_of(settings.url, settings.storage_options)
         )
@@ -90,6 +91,7 @@ class Packager:
                 owner,
                 settings.min_bytes,
                 seed % 2**64,
+                holder,
             ),
             self._introduce,
             self._hear,

@@ -1,6 +1,6 @@
-"""The packaging process: ``python -m stoker.packaging.process JOB LISTENER LOCK PATH``.
+"""The packaging process, which is :func:`main`.
 
-The arguments are those of :func:`stoker.prefetch.attend.run`. One thread packs, one loads, and
+Its arguments are those of :func:`stoker.prefetch.attend.run`. One thread packs, one loads, and
 one listens to the ranks, so that a storage that hangs does not make the process look dead.
 """
 
@@ -136,7 +136,8 @@ class Packing:
 
     def _open(self) -> None:
         if self._depot is None:
-            self._depot = open_depot(self._job.place, self._job.is_private, self._job.group)
+            job = self._job
+            self._depot = open_depot(job.place, job.is_private, job.group, job.holder)
         workshop = self._make(self._depot)
         workshop.adopt()
         with self._lock:
@@ -212,5 +213,6 @@ def take_missed(ranks: list[Rank]) -> Mask:
     return cast(Mask, missed)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the process."""
     run(serve)

@@ -16,7 +16,7 @@ from stoker.packaging.depot import Depot
 from stoker.packaging.flags import Flags
 from stoker.packaging.job import Job
 from stoker.packaging.loader import Loaded, Loader
-from stoker.packaging.package import LEAST_HEAD, decode_ids, head_bytes, stamp_of
+from stoker.packaging.package import LEAST_HEAD, decode_ids, head_bytes, stamp_of_files
 from stoker.packaging.packer import pack
 from stoker.packaging.totals import Totals
 from stoker.store.arena import Arena
@@ -64,7 +64,7 @@ class Workshop:
 
     def adopt(self) -> None:
         """Take over the packages that an earlier run left; what is of no use is removed."""
-        stamp = stamp_of(self._job.source.fingerprint, self._num_samples)
+        stamp = stamp_of_files(self._job.source)
         for name in self._depot.names():
             try:
                 head = self._depot.read(name, _HEAD)

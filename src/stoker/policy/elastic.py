@@ -16,10 +16,10 @@ from stoker.scores import Scores
 class ElasticSplit:
     """Importance shrinks once scores draw together, the later the faster accuracy grows.
 
-    SpiderCache (ICPP 2025), Eq. 5 to 8, for epoch t of T: sigma_t is the deviation of the scores
-    (5); beta is 1 from the first epoch on where sigma falls, 0 before (6); Delta is the mean growth
-    over m epochs of the accuracy smoothed after Savitzky and Golay, u = Delta / (gamma + Delta)
-    (7); ratio = r_start - beta (r_start - r_end) (t / T)^(1 + u) (8).
+    SpiderCache (ICPP 2025), for epoch t of T: sigma_t is the deviation of the scores (Eq. 4); beta
+    is 1 from the first epoch on where sigma falls, 0 before (Eq. 5); Delta is the mean growth over
+    m epochs of the accuracy smoothed after Savitzky and Golay (Eq. 6), u = Delta / (gamma + Delta);
+    ratio = r_start - beta (r_start - r_end) (t / T)^(1 + u) (Eq. 8).
 
     Our reading where it leaves a choice: sigma falls when the least-squares line through its last m
     values does; accuracy that shrinks counts as no growth; without accuracies u is 0; without a
@@ -40,6 +40,16 @@ class ElasticSplit:
     """Accuracies that are smoothed together, odd, 3 or more."""
     order: int = 2
     """Degree of the smoothing polynomial, below ``window``."""
+
+    @property
+    def without_epochs(self) -> str:
+        """What becomes of the split where the length of training is not known."""
+        return f"the split between its regions stays at {self.start}"
+
+    @property
+    def without_accuracy(self) -> str:
+        """What becomes of it where no accuracy is told."""
+        return "the split between its regions moves at the same pace however accuracy grows"
 
     def __post_init__(self) -> None:
         if not 0 < self.end <= self.start < 1:
@@ -79,7 +89,7 @@ class ElasticSplit:
         return float(self.start - (self.start - self.end) * min(1.0, epoch / epochs) ** exponent)
 
     def falls(self, deviations: NDArray[np.float64]) -> bool:
-        """Whether the deviation of scores has begun to fall, in any m epochs so far (Eq. 6)."""
+        """Whether the deviation of scores has begun to fall, in any m epochs so far (Eq. 5)."""
         known = deviations[np.isfinite(deviations)]
         if len(known) < self.m:
             return False
@@ -89,7 +99,7 @@ class ElasticSplit:
         return bool((slopes < -1e-12 * np.abs(known).max()).any())
 
     def growth(self, accuracies: NDArray[np.float64]) -> float:
-        """Return Delta: the mean growth of the smoothed accuracy, 0 or more (Eq. 7)."""
+        """Return Delta: the mean growth of the smoothed accuracy, 0 or more (Eq. 6)."""
         known = accuracies[np.isfinite(accuracies)]
         if len(known) < self.window:
             return 0.0

@@ -14,9 +14,6 @@ from stoker.policy.base import Region
 from stoker.policy.score import score_keys
 from stoker.scores import Scores
 
-NO_SAMPLE = 2**32 - 1
-"""In a table of who serves for whom: nobody."""
-
 
 @dataclass(frozen=True)
 class Homophily:

@@ -31,3 +31,8 @@ class Substitution:
             raise ConfigError(f"kind={self.kind!r} is refused: use one of {get_args(Kind)}")
         if not self.region:
             raise ConfigError("region='' is refused: name a region of the policy")
+
+    @property
+    def is_once_each(self) -> bool:
+        """Whether each sample is to be served once an epoch, in whatever order."""
+        return self.kind != "neighbour"

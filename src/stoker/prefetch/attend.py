@@ -24,6 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import StokerError
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.source.remote.client import serve_clients_here
 
@@ -41,7 +42,8 @@ class Member(Protocol):
     def obey(self, message: dict[str, Any], fds: list[int]) -> None:
         """Do what it says; ``fds`` are closed afterwards.
 
-        Raises KeyError, ValueError, TypeError, IndexError or OSError for what makes no sense.
+        Raises LookupError, ValueError, TypeError, OverflowError, OSError or StokerError for what
+        makes no sense.
         """
         ...
 
@@ -132,7 +134,7 @@ def _hear(member: Member) -> bool:
     message, fds = received
     try:
         member.obey(message, fds)
-    except (KeyError, ValueError, TypeError, OSError, IndexError):
+    except (LookupError, ValueError, TypeError, OverflowError, OSError, StokerError):
         log.info("a rank sent what is no order: %s", message)
         return False
     finally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.store.handshake import SocketAddress
+from stoker.store.handshake import SocketAddress, bind, check_served_by_us, peer
 
 ALIVE_EVERY = 0.5
 """Seconds between two signs of life from the prefetch process to each rank."""
@@ -43,23 +42,18 @@ class Channel:
             connection.settimeout(timeout)
             with SocketAddress(path) as address:
                 connection.connect(address)
-            channel = cls(connection)
-            if channel.user() != os.geteuid():
-                raise PermissionError(f"{path} is served by another user")
+            check_served_by_us(connection, path)
         except BaseException:
             connection.close()
             raise
-        return channel
+        return cls(connection)
 
     @staticmethod
     def listen(path: Path) -> socket.socket:
-        """Return a socket bound to ``path`` in place of what was there."""
-        path.unlink(missing_ok=True)
+        """Return a socket bound to ``path``; raises as :func:`stoker.store.handshake.bind`."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with SocketAddress(path) as address:
-                listener.bind(address)
-            listener.listen(256)
+            bind(listener, path)
         except BaseException:
             listener.close()
             raise
@@ -67,10 +61,7 @@ class Channel:
 
     def user(self) -> int:
         """Return the user id at the other end, as the kernel knows it."""
-        size = struct.calcsize("iII")
-        raw = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        uid: int = struct.unpack("iII", raw)[1]
-        return uid
+        return peer(self._connection).user
 
     def fileno(self) -> int:
         """Return the descriptor, for ``poll``; -1 when closed."""
@@ -96,7 +87,7 @@ class Channel:
             message = json.loads(line)
             if not isinstance(message, dict):
                 raise ValueError("it is no object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             for fd in fds:
                 os.close(fd)
             raise ConnectionError(f"not a message of Stoker's prefetch: {error}") from error

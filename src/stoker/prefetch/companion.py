@@ -10,24 +10,25 @@ import pickle
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stoker import child
 from stoker.errors import StokerError
+from stoker.owned import open_file
 from stoker.prefetch.attend import lock_of
 from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
 from stoker.prefetch.job import dump
+from stoker.runtime_dir import prepare_runtime_dir
 from stoker.store import unforked
 from stoker.store.ofd import try_lock
-from stoker.store.runtime_dir import prepare_runtime_dir
 
 log = logging.getLogger("stoker")
 
 _SILENCE = 3.0  # seconds without a sign of life after which the process counts as hung
-_PATIENCE = 10.0  # seconds for a process that is starting
+_PATIENCE = 30.0  # seconds for a process that is starting, on a machine that is busy
 _MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
 
@@ -35,13 +36,13 @@ _SOON = 30.0
 class Companion:
     """A connection to a process that all ranks of a node share, started by whoever comes first.
 
-    ``module`` is run as that process, with descriptors of the pickled ``job()``, of the socket
-    and of the lock, and with the socket's path as arguments
-    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by
-    all who give the same ``key``, and called ``what`` in the log. ``introduce`` tells a process
-    that is new to this rank all it must know; it is called with :attr:`mutex` held. ``heard``
-    gets its signs of life and what else they say, in a thread of the companion's, and ``lost`` is
-    called there when there is no such process any more, with :attr:`mutex` held.
+    ``main()`` of ``module`` is that process, with descriptors of the pickled ``job()``, of the
+    socket and of the lock, and with the socket's path as arguments
+    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by all who give the same
+    ``key``, and called ``what`` in the log. ``introduce`` tells a process that is new to this rank
+    all it must know; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
+    what else they say, in a thread of the companion's, and ``lost`` is called there when there is
+    no such process any more, with :attr:`mutex` held.
 
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
     (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
@@ -173,12 +174,14 @@ class Companion:
         return False
 
     def _stopping(self, seconds: float) -> bool:
-        return bool(select.select([self._wake], [], [], seconds)[0])
+        poll = select.poll()  # not select(), which fails for descriptors above 1,023
+        poll.register(self._wake, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def _start(self) -> bool:
         """Start the process unless there is one; False if it cannot be."""
         with unforked.no_fork:
-            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_file(self._lock, os.O_RDWR | os.O_CREAT)
             try:
                 if not try_lock(lock) or not os.fstat(lock).st_nlink:
                     return True  # another rank has started it just now, or the last one has ended
@@ -220,10 +223,10 @@ class Companion:
             os.lseek(job_fd, 0, os.SEEK_SET)
             inherited = [job_fd, listener.fileno(), lock]
             return subprocess.Popen(
-                [sys.executable, "-m", self._module, *map(str, inherited), str(self._socket)],
+                child.command(self._module, *inherited, self._socket),
                 pass_fds=[*inherited, *fds],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=child.environment(),
                 start_new_session=True,
             )
         finally:

@@ -161,10 +161,18 @@ class Feed:
 
     def keep_room_for(self, missing: Ids) -> None:
         """Have the group that was taken last take up room for these samples only."""
-        last = self._groups.pop()
-        room = int(self._sizes[missing].sum())
-        self._groups.append(last._replace(room=room))
-        self._ready += room - last.room
+        self._give_room(len(self._groups) - 1, int(self._sizes[missing].sum()))
+
+    def make_room_for(self, more: Ids, position: int) -> None:
+        """Have the group of this position take up room for these samples too."""
+        for number, group in enumerate(self._groups):
+            if group.end == position + 1:
+                self._give_room(number, group.room + int(self._sizes[more].sum()))
+
+    def _give_room(self, number: int, room: int) -> None:
+        group = self._groups[number]
+        self._groups[number] = group._replace(room=room)
+        self._ready += room - group.room
 
     def _take_from(
         self, segment: Segment, ends: NDArray[np.int64], begin: int, most: int

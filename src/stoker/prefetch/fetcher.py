@@ -22,9 +22,10 @@ from stoker.source.base import Source
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
-from stoker.store.pool import PoolTier
 from stoker.store.stacked import StackedTier
-from stoker.store.upstream import Upstream
+from stoker.store.substitutes import ByNeighbour
+from stoker.store.tier import Pool
+from stoker.store.upstream import Meter, Upstream
 
 log = logging.getLogger("stoker.prefetch")
 
@@ -35,6 +36,7 @@ _GROUP_BYTES = 512 << 10
 _GROUP_SAMPLES = 32
 _FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up
+_LOOK_AGAIN = 0.01  # seconds between two looks at whether stand-ins are still there
 _LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
 
 
@@ -46,8 +48,14 @@ class Consumer(Protocol):
     """A membership of its own, so that its leases end with it."""
     fresh: NDArray[np.uint8]
     """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
+    meter: Meter
+    """What is read for the rank."""
     ready: deque[Group]
     """What was handed out and is not all served."""
+    spared: deque[Group]
+    """What of it is not read, since another sample stands in."""
+    stand_ins: ByNeighbour | None
+    """Says for whom another sample stands in, where the rank's recipe has that."""
 
 
 class Fetcher:
@@ -60,16 +68,14 @@ class Fetcher:
     the fetcher readable for ``poll``, as another can begin.
     """
 
-    def __init__(
-        self, source: Source, pace: Pace | None = None, pool: PoolTier | None = None
-    ) -> None:
+    def __init__(self, source: Source, pace: Pace | None = None, pool: Pool | None = None) -> None:
         self._source = source
         self._upstream = Upstream(source, pool)
         self._mutex = threading.Lock()
         self._under_way = 0
         self._is_held_back = False
         self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._pause_until = 0.0
+        self._pause_until = self._look_again_at = 0.0
         self._pool = ThreadPoolExecutor(64, thread_name_prefix="stoker-fetch")
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
         self._most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
@@ -83,8 +89,12 @@ class Fetcher:
         for consumer in consumers:
             self._let_go(consumer, consumer.feed.advance())
             consumer.feed.confirm()
-        started = False
-        progress = time.monotonic() >= self._pause_until
+        now = time.monotonic()
+        started, progress = False, now >= self._pause_until
+        if progress and now >= self._look_again_at:
+            self._look_again_at = now + _LOOK_AGAIN
+            for consumer in consumers:
+                self._look_again(consumer)
         while progress:
             progress = False
             for consumer in consumers:
@@ -110,6 +120,8 @@ class Fetcher:
         while consumer.ready and consumer.ready[0].position < position:
             # What waited in the window is not to stay: the policy did not want it.
             consumer.tier.drop_from(WINDOW, consumer.ready.popleft().ids)
+        while consumer.spared and consumer.spared[0].position < position:
+            consumer.spared.popleft()
 
     def _start(self, consumer: Consumer) -> bool:
         group = consumer.feed.take(self._most)
@@ -124,10 +136,35 @@ class Fetcher:
             # could be gone before it is used, and is left to the worker.
             if arena.lease(wanted.ids, group.position):
                 missing = wanted.part(~arena.contains(wanted.ids))
+                if consumer.stand_ins is not None:
+                    _, spared = consumer.stand_ins.key_samples(missing.ids)
+                    if spared.any():
+                        consumer.spared.append(missing.part(spared))
+                        missing = missing.part(~spared)
                 consumer.feed.keep_room_for(missing.ids)
                 self._start_reading(consumer, missing)
         consumer.feed.confirm()
         return True
+
+    def _look_again(self, consumer: Consumer) -> None:
+        """Read after all what was spared, where the stand-in has left since."""
+        groups = consumer.spared
+        if consumer.stand_ins is None or not groups:
+            return
+        ids = np.concatenate([group.ids for group in groups])
+        _, spared = consumer.stand_ins.key_samples(ids)
+        if spared.all():
+            return
+        ends = np.cumsum([len(group.ids) for group in groups])
+        for number, still in enumerate(np.split(spared, ends[:-1])):
+            if self._under_way >= self._pace.limit:
+                return
+            group = groups[number]
+            if not still.all():
+                groups[number] = group.part(still)
+                left = group.part(~still & ~consumer.tier.arena.contains(group.ids))
+                consumer.feed.make_room_for(left.ids, left.position)
+                self._start_reading(consumer, left)
 
     def _start_reading(self, consumer: Consumer, group: Group) -> None:
         """Claim what of the group is not cached, and have it brought."""
@@ -172,7 +209,8 @@ class Fetcher:
         """Read and publish a group that is claimed; return the bytes."""
         left = group.ids
         try:
-            (data, offsets), errors, pooled, _ = self._upstream.read(group.ids, group.keys)
+            brought = self._upstream.read(group.ids, group.keys, consumer.meter)
+            (data, offsets), errors, pooled, _ = brought
             good = np.ones(len(group.ids), bool)
             good[list(errors)] = False
             if good.any():

@@ -12,8 +12,8 @@ from typing import Any
 
 from stoker.source.base import Source
 from stoker.store.memory import MemoryTier
-from stoker.store.pool import PoolTier
 from stoker.store.stacked import StackedTier
+from stoker.store.tier import Pool
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
     source: Source
     tier: MemoryTier | StackedTier
     """The cache; the process takes part in its memory, and its disk if there is one."""
-    pool: PoolTier | None = None
+    pool: Pool | None = None
     """Where samples are looked for before the source."""
 
 

@@ -13,6 +13,7 @@ from stoker.prefetch.companion import Companion
 from stoker.prefetch.job import Job
 from stoker.prefetch.marks import Marks
 from stoker.shared import SharedArray
+from stoker.store.substitutes import StandIns
 
 
 class _Published(NamedTuple):
@@ -31,17 +32,27 @@ class Prefetcher:
     ``key`` names the arena: all ranks and jobs of this user that share it share the process too.
     ``job`` is what the process needs if it has to be started, ``window_bytes`` how much may lie
     ready for this rank, and ``fresh`` (``u8[N]``) gets 1 at samples that were read for an access
-    still to come. What becomes of a process that dies, hangs, or cannot be started says
+    still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.upstream.Meter`
+    does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
+    as it does. What becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.prefetch.companion.Companion`.
 
     Used by one thread; another one, its own, watches. In a forked child it does nothing.
     """
 
     def __init__(
-        self, key: str, job: Callable[[], Job], window_bytes: int, fresh: SharedArray
+        self,
+        key: str,
+        job: Callable[[], Job],
+        window_bytes: int,
+        fresh: SharedArray,
+        read: SharedArray,
+        stand_ins: StandIns | None = None,
+        region: str = "",
     ) -> None:
         self._window_bytes = window_bytes
-        self._fresh = fresh
+        self._shared = [fresh, read, *(stand_ins or ())]
+        self._region = region
         self._segments: list[_Published] = []
         self._companion = Companion(
             "prefetch", "stoker.prefetch.process", key, job, self._introduce, lost=self._lost
@@ -84,7 +95,8 @@ class Prefetcher:
         self._companion.close()
 
     def _introduce(self, channel: Channel) -> None:
-        channel.send({"order": "join", "window_bytes": self._window_bytes}, [self._fresh.fileno()])
+        order = {"order": "join", "window_bytes": self._window_bytes, "region": self._region}
+        channel.send(order, [array.fileno() for array in self._shared])
         for segment in self._segments:
             channel.send(*self._order(segment))
 

@@ -1,6 +1,6 @@
-"""The prefetch process: ``python -m stoker.prefetch.process JOB LISTENER LOCK PATH``.
+"""The prefetch process, which is :func:`main`.
 
-The arguments are those of :func:`stoker.prefetch.attend.run`.
+Its arguments are those of :func:`stoker.prefetch.attend.run`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import WINDOW, Fetcher
 from stoker.prefetch.job import Job
 from stoker.prefetch.marks import Marks
+from stoker.store.substitutes import ByNeighbour, StandIns
+from stoker.store.upstream import Meter
 
 log = logging.getLogger("stoker.prefetch")
 
@@ -36,7 +38,10 @@ class Rank:
             arena.reclaim()  # what a dead predecessor held would be in our way
         self.feed = Feed(job.source.sizes, 0)
         self.fresh = np.zeros(len(job.source), np.uint8)
+        self.meter = Meter(np.zeros(2))
         self.ready: deque[Group] = deque()
+        self.spared: deque[Group] = deque()
+        self.stand_ins: ByNeighbour | None = None
         self._sizes = job.source.sizes
         self._asked = 0
 
@@ -47,6 +52,10 @@ class Rank:
             self._asked = int(message["window_bytes"])
             self.feed = Feed(self._sizes, self._asked, self.tier.arena.capacity_bytes)
             self.fresh = mapped(fds[0], np.uint8)
+            self.meter = Meter(mapped(fds[1], np.float64))
+            if len(fds) > 2:
+                table = StandIns.attach(fds[2:], len(self._sizes))
+                self.stand_ins = ByNeighbour(self.tier, str(message["region"]), table)
         elif order == "segment":
             ids = mapped(fds[0], np.uint32)[: int(message["length"])]
             keys = mapped(fds[2], np.float64)[: len(ids)] if len(fds) > 2 else None
@@ -57,6 +66,7 @@ class Rank:
             self.feed.add(Segment(int(message["epoch"]), ids, keys, marks, generation))
         elif order == "reset":
             self.feed.reset()
+            self.spared.clear()
         else:
             raise ValueError("unknown order")
 
@@ -107,5 +117,6 @@ def _divide(room: int, ranks: list[Rank]) -> bool:
     return over == 0
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the process."""
     run(serve)

@@ -35,14 +35,22 @@ class Progress:
         self._source = source
         self._is_first = True
 
-    def begin(self, epoch: int) -> SharedArray:
-        """Return the memory of the :class:`Marks` of ``epoch``, all zero."""
-        self._marks(epoch).begin(_STARTING if self._is_first else 0.0)
+    def begin(self, epoch: int, *, is_held: bool = False) -> SharedArray:
+        """Return the memory of the :class:`Marks` of ``epoch``, all zero.
+
+        ``is_held``: nothing is read ahead for now, and no worker need wait for that.
+        """
+        is_coming = self._is_first and not is_held
+        self._marks(epoch).begin(_STARTING if is_coming else 0.0)
         self._is_first = False
+        return self.memory(epoch)
+
+    def memory(self, epoch: int) -> SharedArray:
+        """Return the memory of the :class:`Marks` of ``epoch``, which has begun."""
         return self._memory[epoch % 2]
 
     def leave_out(self, epoch: int, which: NDArray[np.bool_]) -> None:
-        """Say, right after :meth:`begin`, which accesses bool[A] are not to be read ahead."""
+        """Say, before they are published, which accesses bool[A] are not to be read ahead."""
         self._marks(epoch).served[: len(which)][which] = SERVED
 
     def start(self, epoch: int, first: int, count: int) -> None:
@@ -57,7 +65,7 @@ class Progress:
         self._marks(epoch).served[first : first + count] = SERVED
 
     def _marks(self, epoch: int) -> Marks:
-        return Marks(self._memory[epoch % 2].array)
+        return Marks(self.memory(epoch).array)
 
 
 def _await(marks: Marks, first: int, end: int) -> None:

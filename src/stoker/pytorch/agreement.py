@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import Collective, exchange
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch.observe import Observer
 from stoker.scores import MAX_EPOCHS, Scores
+from stoker.store.claims import NOBODY
 
 AgreedRescore = Callable[[NDArray[np.uint32]], None]
 """Has this rank's part of the ids ``u32[m]`` scored anew."""
@@ -33,12 +35,14 @@ class Agreement:
     """Brings the scores of all ranks together between two epochs.
 
     ``needed``: whether ranks have to agree, on scores or on when an epoch begins; otherwise
-    nobody talks to anybody. Used by the training process only, from one thread; with several
-    ranks :meth:`reach` is a collective.
+    nobody talks to anybody. ``without_accuracy``: what becomes of training if no accuracy is told,
+    of which is warned once an epoch is over; empty if that is no matter. Used by the training
+    process only, from one thread; with several ranks :meth:`reach` is a collective.
     """
 
-    def __init__(self, observer: Observer, *, needed: bool) -> None:
+    def __init__(self, observer: Observer, *, needed: bool, without_accuracy: str = "") -> None:
         self.needed = needed
+        self._without_accuracy = without_accuracy
         self.ended: Ended | None = None
         """The epoch that is to be recorded when the next one begins."""
         self.agreed: Scores | None = None
@@ -125,6 +129,45 @@ class Agreement:
             hit_ratio=float(said[0][5]),
         )
         self.ended = None
+        if self._without_accuracy and not np.isfinite(scores.accuracies).any():
+            warnings.warn(
+                "the recipe goes by validation accuracy, and none was told of the first epoch: "
+                f"{self._without_accuracy}. Call loader.end_epoch(accuracy=...) after each epoch, "
+                "with a share from 0 to 1",
+                RuntimeWarning,
+                stacklevel=9,
+            )
+        self._without_accuracy = ""
+
+
+def put_together(served: NDArray[np.uint32], ranks: Collective) -> NDArray[np.uint32]:
+    """Return what the accesses of an epoch were served, by the states of all ranks together.
+
+    ``served`` (``u32[n]``) is what this rank's state says. Every rank must call this. Raises
+    :class:`~stoker.errors.StateMismatch` where states contradict each other, or none of them
+    knows.
+    """
+    unknown = int(np.count_nonzero(served == NOBODY))
+    said = np.stack(ranks.gather(np.array([len(served), unknown])))
+    if (said[:, 0] != len(served)).any():
+        raise StateMismatch(
+            f"the states of the ranks are of different steps, after {said[:, 0].tolist()} samples: "
+            "load those of one step"
+        )
+    if not said[:, 1].any():
+        return served
+    every = np.stack(ranks.gather(served))
+    merged: NDArray[np.uint32] = every.min(axis=0)  # NOBODY is the largest
+    if ((every != merged) & (every != NOBODY)).any():
+        raise StateMismatch("the states of the ranks are of different runs: load those of one")
+    left = int(np.count_nonzero(merged == NOBODY))
+    if left:
+        raise StateMismatch(
+            f"of {len(merged)} samples handed out in the epoch the states do not say which {left} "
+            "were, as other samples may have been served: of each node the state of a rank has to "
+            "be loaded there. Give each rank the state that it saved, or begin the epoch anew"
+        )
+    return merged
 
 
 def scores_of(arrays: Mapping[str, Any] | None, num_samples: int) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from stoker.errors import ConfigError
@@ -13,6 +14,27 @@ def check_epochs(epochs: int | None) -> None:
     """Raise ConfigError unless it is None or a count of epochs."""
     if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
         raise ConfigError(f"epochs={epochs!r} is refused: give how many there will be, 1 or more")
+
+
+def check_accuracy(accuracy: Any) -> float:
+    """Return an accuracy as a float; ConfigError unless it is a share from 0 to 1."""
+    value = float(accuracy)
+    if 0 <= value <= 1:
+        return value
+    hint = f": if that is per cent, give {value / 100:g}" if 1 < value <= 100 else ""
+    raise ConfigError(f"accuracy={value:g} is refused, give a share from 0 to 1{hint}")
+
+
+def check_known_end(recipe: Recipe, epochs: int | None) -> None:
+    """Warn if ``recipe`` divides its cache by the progress of a training of unknown length."""
+    without = getattr(recipe.shares, "without_epochs", "")
+    if epochs is None and without:
+        warnings.warn(
+            f"recipe {recipe.name!r} goes by how far training is, and does not know how long it "
+            f"will be: {without}. Give the Loader epochs=",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def check_own_order(recipe: Recipe) -> None:
@@ -29,9 +51,35 @@ def check_own_order(recipe: Recipe) -> None:
         )
 
 
+def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
+    """Return what ``recipe`` is with ``rescore``, a function or None; warns if it lacks one."""
+    if rescore is not None or recipe.unscored is None:
+        return recipe
+    warnings.warn(
+        f"recipe {recipe.name!r} scores samples anew between epochs, and there is no function to "
+        "do it: samples keep the score of their last visit, and the cache has no region for those "
+        "to be scored. Give the Loader rescore=, a function from a batch to its losses, or choose "
+        f"that by stoker.recipes.get({recipe.name!r}, evaluation='history')",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return recipe.unscored
+
+
 def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
-    """Raise ConfigError unless ``rescore`` is a function that ``recipe`` has a use for, or None."""
+    """Raise ConfigError unless ``rescore`` is a function that ``recipe`` has a use for, or None.
+
+    Warns where it is None and ``recipe`` would have a use for it.
+    """
     if rescore is None:
+        if hasattr(scorer, "volatile"):
+            warnings.warn(
+                f"recipe {recipe.name!r} has samples to be scored anew between epochs, and there "
+                "is no function to do it: they keep the score of their last visit. Give the "
+                "Loader rescore=, a function from a batch to its losses",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return
     if not callable(rescore):
         raise ConfigError(f"rescore={rescore!r} is no function: give one from a batch to losses")

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from stoker.errors import SampleCorrupt, SourceError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
+from stoker.store.claims import Turns
 from stoker.store.null import NullTier
 from stoker.store.registry import SharedArena
+from stoker.store.served import Served
 from stoker.store.shared_arrays import SharedArrays
 from stoker.store.store import Store
 from stoker.store.tier import Keys
+from stoker.types import Outcome
 
 
 class Fetched(NamedTuple):
@@ -52,29 +55,56 @@ class CachedDataset(BatchDataset):
         self.stage = stage
         self._shared = shared
 
-    def fetch(self, ids: NDArray[np.uint32], keys: Keys = None) -> Fetched:
+    def fetch(
+        self, ids: NDArray[np.uint32], keys: Keys = None, turns: Turns | None = None
+    ) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
-        ``keys`` are those of the cache policy after these accesses. What cannot be read or
-        decoded is reported in ``errors``; what cannot be decoded does not stay in the cache, as
-        a later read may bring better bytes.
+        ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
+        the epoch they are; None: some of the epoch in progress. A cached copy that does not decode
+        is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
+        does not stay in the cache, as a later read may bring better bytes.
         """
-        served = self.store.serve(ids, keys)
-        errors = dict(served.errors)
+        served = self.store.serve(ids, keys, turns)
+        decoded, corrupt = self._decoded(served)
+        outcomes = served.outcomes
+        errors = {**served.errors, **corrupt}
+        copied = [place for place in corrupt if self._was_copy(outcomes[place])]
+        if copied:
+            again = self.store.reread(served, copied)
+            outcomes = outcomes.copy()
+            outcomes[copied] = again.outcomes
+            values, corrupt = self._decoded(again)
+            failed = {**again.errors, **corrupt}
+            for slot, place in enumerate(copied):
+                decoded[place] = values[slot]
+                del errors[place]
+                if slot in failed:
+                    errors[place] = failed[slot]
+        useless = errors.keys() - served.errors.keys()
+        if useless:
+            self.store.discard(served.ids[list(useless)])
+        return Fetched(served.ids, decoded, outcomes, errors)
+
+    def _decoded(self, served: Served) -> tuple[list[Any], dict[int, SourceError]]:
+        """Return each sample, None where there is an error, and what does not decode."""
         decoded: list[Any] = [None] * len(served)
+        corrupt: dict[int, SourceError] = {}
         decode = self.stage.decoded
         data = served.data.data
         bounds = served.offsets.tolist()
         for place, index in enumerate(served.ids.tolist()):
-            if place in errors:
+            if place in served.errors:
                 continue
             try:
                 decoded[place] = decode(index, data[bounds[place] : bounds[place + 1]])
             except SampleCorrupt as error:
-                errors[place] = error
-        if len(errors) > len(served.errors):
-            self.store.discard(served.ids[list(errors.keys() - served.errors.keys())])
-        return Fetched(served.ids, decoded, served.outcomes, errors)
+                corrupt[place] = error
+        return decoded, corrupt
+
+    def _was_copy(self, outcome: int) -> bool:
+        """Whether the bytes may be others than the source has."""
+        return outcome != Outcome.FETCHED or self.store.pool is not None
 
     def aside(self) -> CachedDataset:
         """Return the same samples through the same cache, for reads that are not training's.
@@ -85,9 +115,19 @@ class CachedDataset(BatchDataset):
         return CachedDataset(self.dataset, store, self.stage)
 
     def past_the_cache(self) -> CachedDataset:
-        """Return the same samples without the cache, counted with these. It need not be closed."""
-        store = Store(self.stage.source, NullTier())
-        store.counters = self.store.counters
+        """Return the same samples without the cache, claimed and counted with these.
+
+        None is served by another one but where that is its turn. It need not be closed.
+        """
+        own = self.store
+        store = Store(
+            self.stage.source,
+            NullTier(getattr(own.tier, "regions", ())),
+            places=own.places,
+            substitution=None if own.claims is None else own.substitution,
+            claims=own.claims,
+        )
+        store.counters = own.counters
         return CachedDataset(self.dataset, store, self.stage)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Samples of wrapped data sets as bytes, and the question whether two samples are the same."""
+"""Pickles for memory of this job's own processes, and whether two samples are the same."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 def dumps(sample: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Return ``sample`` as bytes: pickle protocol 5, tensors as plain arrays.
 
-    ``apart`` is given the memory of each array, which is not among the bytes then. These stay in
-    memory that only the user's own processes can reach. Raises what pickle raises for samples
-    that cannot be pickled.
+    ``apart`` is given the memory of each array, which is not among the bytes then. Only for
+    anonymous memory and pipes between this job's own processes; what others could write is encoded
+    by :mod:`stoker.pytorch.codec`. Raises what pickle raises for samples that cannot be pickled.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5, buffer_callback=apart).dump(sample)
@@ -50,8 +50,8 @@ def same(left: Any, right: Any) -> bool:
 
 
 def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    floating = left.dtype.kind in "fc"
-    return bool(np.array_equal(left, right, equal_nan=floating))
+    has_nan = left.dtype.kind in "fcmM"
+    return bool(np.array_equal(left, right, equal_nan=has_nan))
 
 
 class _Pickler(pickle.Pickler):

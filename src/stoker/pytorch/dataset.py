@@ -20,6 +20,8 @@ from stoker.source.base import Source
 from stoker.source.image_folder import ImageFolderSource
 from stoker.source.image_prefix import ImagePrefixSource
 from stoker.source.open import open_image_folder
+from stoker.source.pace import Pace
+from stoker.source.packed_source import read_whole
 
 Transform = Callable[[Any], Any]
 
@@ -91,7 +93,7 @@ class SourceDataset(BatchDataset):
         Raises a :class:`~stoker.errors.SourceError` for the first one that cannot be used.
         """
         ids = np.asarray(indices, np.uint32)
-        data, offsets, errors = self.source.read_packed(ids)
+        data, offsets, errors = read_whole(self.source, ids)
         if errors:
             raise errors[min(errors)]
         bounds = pairwise(offsets.tolist())
@@ -158,16 +160,18 @@ class ImageFolder(SourceDataset):
     """Images in class folders, ``root/class/.../image.jpg``: samples are ``(image, target)``.
 
     Takes the place of ``torchvision.datasets.ImageFolder``. ``root`` is a directory or an address
-    (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows), and ``storage_options``
-    are for addresses, as :class:`~stoker.source.ObjectSource` takes them. ``transform`` gets a
-    ``PIL.Image`` in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which
+    (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows); ``storage_options`` and
+    ``pace`` are for addresses, as :class:`~stoker.source.ObjectSource` takes them. ``transform``
+    gets a ``PIL.Image`` in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which
     spares making the PIL image (some 7 µs). ``decode`` replaces the built-in decoder: it gets the
     bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside it.
-    ``target_transform`` gets the class number.
+    ``target_transform`` gets the class number. Images of more than ``max_pixels`` are corrupt
+    samples; the default is Pillow's limit, see :func:`~stoker.pytorch.decode.decode_image`.
 
     Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images,
-    ``storage_options`` for a directory, and what :class:`~stoker.source.ImagePrefixSource`
-    refuses; :class:`~stoker.errors.SourceUnavailable` when the storage does not answer.
+    ``storage_options`` or ``pace`` for a directory, and what
+    :class:`~stoker.source.ImagePrefixSource` refuses; :class:`~stoker.errors.SourceUnavailable`
+    when the storage does not answer.
     """
 
     source: ImageFolderSource | ImagePrefixSource
@@ -180,23 +184,31 @@ class ImageFolder(SourceDataset):
         *,
         output: Literal["pil", "array"] = "pil",
         decode: Decode | None = None,
+        max_pixels: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         if output not in ("pil", "array"):
             raise ConfigError(f"output={output!r} is not known: use 'pil' or 'array'")
         if decode is not None and output != "pil":
             raise ConfigError(f"output={output!r} has no meaning with decode=: leave one out")
-        if storage_options is not None and "://" not in str(root):
+        if max_pixels is not None and (decode is not None or not max_pixels >= 1):
             raise ConfigError(
-                f"storage_options have no meaning for the directory root={str(root)!r}: leave them "
-                "out, or give an address like s3://bucket/train"
+                f"max_pixels={max_pixels!r} is refused: give 1 or more, and not beside decode="
             )
-        options = {} if storage_options is None else {"storage_options": storage_options}
+        given = {"storage_options": storage_options, "pace": pace}
+        options = {name: value for name, value in given.items() if value is not None}
+        if options and "://" not in str(root):
+            raise ConfigError(
+                f"{' and '.join(options)} have no meaning for the directory root={str(root)!r}: "
+                "leave them out, or give an address like s3://bucket/train"
+            )
         super().__init__(open_image_folder(root, **options))
         self.root = str(root)
         self.transform = transform
         self.target_transform = target_transform
         self._decode = decode
+        self._max_pixels = max_pixels
         self._as_pil = output == "pil" and decode is None
         self._targets = self.source.targets
 
@@ -235,9 +247,9 @@ class ImageFolder(SourceDataset):
 
     def decode(self, data: memoryview) -> Any:
         """Return the pixels, ``u8[height, width, 3]``, or what ``decode=`` makes of the bytes."""
-        return (
-            decode_image(data) if self._decode is None else call_decode(self._decode, bytes(data))
-        )
+        if self._decode is None:
+            return decode_image(data, self._max_pixels)
+        return call_decode(self._decode, bytes(data))
 
     def finish(self, index: int, decoded: Any) -> tuple[Any, Any]:
         """Return ``(image, target)`` with the transforms applied."""

@@ -9,6 +9,8 @@ Pillow refuses too is corrupt.
 from __future__ import annotations
 
 import io
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,21 +28,31 @@ Decode = Callable[[bytes], Any]
 """What turns the bytes of one sample into what transforms work on."""
 
 _JPEG_START = b"\xff\xd8\xff"
+_MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
+_WAY_OUT = "if the data set may be trusted, give max_pixels= to ImageFolder or decode_image"
+_limit_mutex = threading.Lock()
 
 
-def decode_image(data: bytes | memoryview) -> NDArray[np.uint8]:
+def decode_image(data: bytes | memoryview, max_pixels: int | None = None) -> NDArray[np.uint8]:
     """Return the pixels of one encoded image, RGB, ``u8[height, width, 3]``, writable.
 
-    Raises :class:`~stoker.errors.SampleCorrupt` for bytes that are no image, or a damaged or
-    truncated one. EXIF orientation is not applied, as in torchvision. Safe in any thread.
+    An image of more than ``max_pixels`` is refused before its pixels take memory, 3 bytes each and
+    up to 4 more while it is decoded. None is what Pillow refuses: twice
+    ``PIL.Image.MAX_IMAGE_PIXELS``, 179 million unless that was changed.
+
+    Raises :class:`~stoker.errors.SampleCorrupt` for such an image, for bytes that are none, and for
+    a damaged or truncated one. EXIF orientation is not applied, as in torchvision. Safe in any
+    thread.
     """
     if simplejpeg is not None and bytes(data[:3]) == _JPEG_START:
         try:
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            _check_pixels(width, height, _pillow_limit() if max_pixels is None else max_pixels)
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
             return pixels
         except ValueError:
             pass
-    return _decode_with_pillow(data)
+    return _decode_with_pillow(data, max_pixels)
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Any:
@@ -48,16 +60,48 @@ def to_pil(pixels: NDArray[np.uint8]) -> Any:
     return _pillow().fromarray(pixels)
 
 
-def _decode_with_pillow(data: bytes | memoryview) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes | memoryview, max_pixels: int | None) -> NDArray[np.uint8]:
     image_module = _pillow()
     raw = bytes(data)
     try:
-        with image_module.open(io.BytesIO(raw)) as image:
+        with _opened(image_module, raw, max_pixels) as image:
             return np.array(image.convert("RGB"))
+    except SampleCorrupt:
+        raise
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
+        raise SampleCorrupt(f"{error} {_WAY_OUT}") from error
     # Pillow lets decoders raise what they like: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise SampleCorrupt(f"{len(raw)} bytes do not decode to an image: {reason}") from error
+
+
+def _opened(image_module: Any, raw: bytes, max_pixels: int | None) -> Any:
+    """Return the image, of which only the header was read."""
+    if max_pixels is None:
+        return image_module.open(io.BytesIO(raw))
+    with _limit_mutex:  # Pillow's own limit is one for the whole process
+        own, image_module.MAX_IMAGE_PIXELS = image_module.MAX_IMAGE_PIXELS, None
+        try:
+            image = image_module.open(io.BytesIO(raw))
+        finally:
+            image_module.MAX_IMAGE_PIXELS = own
+    width, height = image.size
+    _check_pixels(width, height, max_pixels)
+    return image
+
+
+def _check_pixels(width: int, height: int, most: int | None) -> None:
+    if most is not None and width * height > most:
+        raise SampleCorrupt(
+            f"an image of {width} x {height} has more than {most:,} pixels: {_WAY_OUT}"
+        )
+
+
+def _pillow_limit() -> int | None:
+    image_module = sys.modules.get("PIL.Image")  # if it is not loaded, nobody changed its limit
+    limit = _MAX_IMAGE_PIXELS if image_module is None else image_module.MAX_IMAGE_PIXELS
+    return None if limit is None else 2 * limit
 
 
 def _pillow() -> Any:

@@ -16,13 +16,19 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from stoker.cluster import Alone, joined
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.jobs.settings import Sharing
 from stoker.jobs.table import JobTable
 from stoker.plan import Plan
-from stoker.pytorch.agreement import AgreedRescore, Agreement, Ended, scores_of
+from stoker.pytorch.agreement import (
+    AgreedRescore,
+    Agreement,
+    Ended,
+    put_together,
+    scores_of,
+)
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.cursor import Cursor, Walk
@@ -51,6 +57,7 @@ log = logging.getLogger("stoker")
 
 _NONE = np.empty(0, np.uint32)
 _NO_PLACES = np.empty(0, np.int64)
+_PATIENCE = 10.0  # seconds that another rank may be behind when a state is saved
 
 
 class Engine:
@@ -108,7 +115,7 @@ class Engine:
         """Who writes down what happens, where that was asked for."""
         self.inner: InnerLoader | None = None
         """The torch loader that runs the workers."""
-        self._iterations = 0
+        self._iterations = self._workers = 0
         self._placing: Placing | None = None
         self._aside: CachedDataset | None = None
         self._followed: Plan | None = None  # where this job is, for those who share its cache
@@ -131,9 +138,10 @@ class Engine:
             window = window_bytes(
                 self._prefetch_bytes, setup.capacity, batch_bytes, outer.num_workers, ranks_here
             )
-        join = partial(self._join, ranks, max(1, outer.num_workers))
+        join = partial(self._join, ranks)
         has_homes = self._planner.locality is not None
-        cached = setup.open(ranks, window, join, has_homes=has_homes)
+        places = 0 if self._own_order else self._planner.most_places
+        cached = setup.open(ranks, window, join, has_homes=has_homes, accesses=places)
         try:
             self._placing = Placing(setup, cached, ranks, self._seed, nodes)
         except BaseException:
@@ -144,13 +152,12 @@ class Engine:
         if window and can_prefetch(cached.store):
             share = window // ranks_here
             skip = self._placing.may_be_served_by_others
-            first = self._sharing.probe * (outer.batch_size or 1)
-            self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip, first)
+            self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip)
         if getattr(setup.policy, "follows_scores", False):
             self._observer.on_scored = self._placing.follow
-        scorer: Any = self._observer.scorer
-        if getattr(scorer, "cache_samples", 0) is None:
-            scorer.cache_samples = setup.cache_samples
+        if (cache_holds := getattr(self._observer.scorer, "cache_holds", None)) is not None:
+            homes = self._planner.locality
+            cache_holds(setup.cache_samples(1 if homes is None else homes.nodes.count))
         if self._rescore is not None:
             self._aside = cached.aside()
         log.info(setup.describe(cached))
@@ -160,6 +167,7 @@ class Engine:
         assert self.cached is not None, "open() comes first"
         if self.inner is None or not outer.persistent_workers:
             self.inner = self._make_inner(outer, self.cached)
+        self._workers = outer.num_workers
         at = self._planner.begin()
         self._observer.begin_epoch()
         if self.tracer is not None:
@@ -171,13 +179,16 @@ class Engine:
             self.walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
             draws: Callable[[], Iterator[Draw]] = partial(self._own_draws, outer, at)
             if self._setup.member is not None:
-                self._setup.member.begin_epoch(None, 0)
+                self._setup.member.begin_epoch(None, 0, 2 * self._sharing.probe)
         else:
             draws = partial(self._planner.draws, self._plan(outer, at), at)
             self.walk, earlier = self._planner.walk(at), self._planner.earlier(at)
         self._records.begin_epoch(at.epoch, earlier, now)
-        bare = 0 if self._setup.member is None or at.consumed else self._sharing.probe
-        self.inner.requests.begin(self._next_token(), at.epoch, draws, earlier, bare=bare)
+        bare = 0 if self._setup.member is None else self._setup.member.probe.count
+        stamp = self.cached.store.stamp
+        self.inner.requests.begin(
+            self._next_token(), at.epoch, draws, earlier, stamp=stamp, bare=bare
+        )
         return iter(self.inner), self.walk
 
     def receive(self, envelope: Envelope) -> Meta:
@@ -208,6 +219,11 @@ class Engine:
         """Return the state of this rank; see ``Loader.state_dict``."""
         walk = self.walk
         coming = self._planner.coming
+        if walk is not None and outer.num_workers > 1 and not getattr(outer, "in_order", True):
+            raise ConfigError(
+                "batches that come out of order are no beginning of the epoch, so there is no "
+                "state in the middle of it: take it between epochs, or leave out in_order=False"
+            )
         generator = self.generator_began
         if walk is None and outer.generator is not None:
             generator = outer.generator.get_state()
@@ -218,6 +234,7 @@ class Engine:
         return LoaderState(
             owner=owner,
             cursor=coming if walk is None else walk.cursor,
+            served=self._served(coming if walk is None else walk.start, walk),
             has_begun=has_begun,
             scores=self._observer.scores.arrays(),
             observed=self._observer.step,
@@ -232,6 +249,25 @@ class Engine:
             failures=tuple(self._records.failures.values()),
             generator=generator,
         )
+
+    def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
+        """Return what all ranks' accesses of the epoch were really served, as far as it is over.
+
+        ``u32[n]``; None if that is what the plan has there.
+        """
+        planner = self._planner
+        claims = None if self.cached is None else self.cached.store.claims
+        if walk is None:
+            return planner.served(start) if planner.deviates(start) else None
+        if claims is not None:
+            # Other nodes say in their own states what they served.
+            patience = _PATIENCE if claims.is_shared and planner.nodes is None else 0.0
+            since = claims.logged(start.consumed, walk.cursor.consumed, patience)
+        elif planner.deviates(start):
+            since = planner.plan(start).ids[: walk.cursor.consumed - start.consumed]
+        else:
+            return None
+        return np.concatenate([planner.served(start), since])
 
     def plan_of(self, state: LoaderState) -> str:
         """Return the identity that the plan of a state's epoch has here."""
@@ -262,6 +298,7 @@ class Engine:
         self._accesses = state.accesses
         if self._placing is not None:
             self._placing.accesses = state.accesses
+        self._planner.resume(state.cursor, state.served)
         self._resumed = state.cursor.epoch if state.has_begun else None
         self._records.restore(state.stats, state.failures, self.stats())
         if outer.generator is not None and state.generator is not None:
@@ -276,8 +313,13 @@ class Engine:
             share,
             non_finite=self._observer.non_finite,
             scoring_seconds=self._observer.seconds,
+            data_bytes=self._setup.data_bytes,
+            workers=self._workers,
             **({} if self._placing is None else self._placing.stats()),
         )
+
+    def __str__(self) -> str:
+        return str(self._setup)
 
     def close(self) -> None:
         """Let go of workers, prefetch and cache."""
@@ -299,19 +341,22 @@ class Engine:
     # --- inside ---
 
     def _find_nodes(self, ranks: Ranks, batch: int) -> Nodes | None:
-        """Return the nodes, if samples may have homes; have ranks prefer what is at home here."""
-        if not self._wants_locality or not self._setup.capacity:
+        """Return the nodes, if that matters; have ranks prefer what is at home here."""
+        substitution = self._setup.recipe.substitution
+        is_shared_out = substitution is not None and substitution.is_once_each
+        has_homes = self._wants_locality and self._setup.capacity > 0
+        if not (has_homes or is_shared_out):
             return None
         nodes = find_nodes(ranks)
         if nodes is not None and nodes.count > 1:
-            homes = self._setup.homes(nodes.count)
-            self._planner.locality = Locality(nodes, homes, batch)
-            log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
+            self._planner.nodes = nodes
+            if has_homes:
+                homes = self._setup.homes(nodes.count)
+                self._planner.locality = Locality(nodes, homes, batch)
+                log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
         return nodes
 
-    def _join(
-        self, ranks: Ranks, readers: int, arena: SharedArena, policy: Merged
-    ) -> Member | None:
+    def _join(self, ranks: Ranks, arena: SharedArena, policy: Merged) -> Member | None:
         """Join the jobs that share the cache; None, and training goes on, if that fails."""
         setup, recipe = self._setup, self._setup.recipe.name
         inode = os.fstat(arena.arena.handle.fds[0]).st_ino
@@ -326,7 +371,6 @@ class Engine:
             self._sharing,
             token=token_of(ranks.world_size, setup.key, recipe, self._seed),
             name=f"{recipe} {os.getpid()}",
-            readers=readers,
         )
 
     def _tell(self, member: Member, meta: Meta) -> None:
@@ -336,6 +380,8 @@ class Engine:
         places = meta.positions - start if plan is not None else _NO_PLACES
         if member.received(places, self._records.last_stall):
             self._placing.write_keys(self._planner.latest)
+        if self.ahead is not None and member.probe.is_over:
+            self.ahead.go_on()
         if self.ahead is not None and plan is not None and member.was_shared:
             world_size = self._ranks.now().world_size
             self.ahead.follow(plan, (int(places[-1]) + 1) // world_size)
@@ -391,21 +437,26 @@ class Engine:
         planner, scores = self._planner, self._agree(outer, at)
         plan = planner.plan(at)
         whole = planner.whole(at.epoch) if self._placing.needs_whole else plan
-        if self._setup.member is not None:
-            self._setup.member.begin_epoch(plan, at.consumed + len(plan))
-            self._followed = plan
+        is_probing = False
+        if (member := self._setup.member) is not None:
+            may_probe = 0 if at.consumed else planner.batches(at)
+            member.begin_epoch(plan, at.consumed + len(plan), may_probe)
+            self._followed, is_probing = plan, not member.probe.is_over
         are_here = None
         if planner.locality is not None:
             are_here = planner.locality.are_here(planner.super_epoch(at.epoch))
-        self._placing.begin_epoch(
-            scores, plan, whole, at.consumed, self._epochs, planner.elsewhere(plan), are_here
-        )
+        earlier = _NONE
+        if self.cached is not None and self.cached.store.claims is not None:
+            earlier = np.concatenate([planner.served(at), planner.elsewhere(plan)])
+        self._placing.begin_epoch(scores, plan, whole, self._epochs, earlier, are_here)
         if self.tracer is not None:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
             self.tracer.prepared(plan, scores.ready, volatile)
         if self.ahead is not None:
             is_last = self._epochs is not None and at.epoch + 1 >= self._epochs
-            self.ahead.begin(at, not is_last and not planner.uses_scores)
+            # A probe would find what was read ahead of its epoch.
+            more = not (is_last or planner.uses_scores or self._sharing.probe)
+            self.ahead.begin(at, more, hold=is_probing)
         return plan
 
     def _agree(self, outer: DataLoader[Any], at: Cursor) -> Scores:
@@ -414,6 +465,8 @@ class Engine:
         ranks = joined(*self._ranks.now()) if agreement.needed else Alone()
         if at.epoch == self._resumed:
             scores = agreement.agreed or self._observer.scores
+            if planner.deviates(at):
+                planner.note_served(at, put_together(planner.served(at), ranks))
         else:
             rescorer = self._rescorer(outer, at.epoch)
             scores = agreement.reach(at.epoch, ranks, rescorer, planner.begin_epoch)

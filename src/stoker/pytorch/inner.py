@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -13,6 +18,9 @@ from stoker.pytorch.hand_over import HandOver
 from stoker.pytorch.requests import RequestSampler
 
 log = logging.getLogger("stoker")
+
+_LOOK = 5.0  # seconds between two looks at who the parent is
+_GRACE = 10.0  # seconds
 
 
 class InnerLoader(DataLoader[Any]):
@@ -26,11 +34,40 @@ class InnerLoader(DataLoader[Any]):
             batch_sampler=sampler,  # type: ignore[arg-type]
             collate_fn=_hand_over(outer),
             **_same_as(outer),
+            worker_init_fn=BeginWorker(outer.worker_init_fn, _start_method(outer)),
         )
         self.requests = sampler
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the outer loader has warned already."""
+
+
+class BeginWorker:
+    """Does what the user's ``worker_init_fn`` does, if there is one, and ties a worker to training.
+
+    A worker of torch's looks for the end of the process that it finds as its parent: it waits for
+    ever where training was killed as the worker began, or where another worker was killed while
+    it sent a batch. Here it ends some seconds after training in any case.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None, method: str) -> None:
+        self._then = then
+        self._has_server = method == "forkserver"
+
+    def __call__(self, worker: int) -> None:
+        """Begin the worker of that number."""
+        if self._then is not None:
+            self._then(worker)
+        training = multiprocessing.parent_process()
+        parent = os.getppid() if training is None or self._has_server else training.pid
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: int | None) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    time.sleep(_GRACE)  # in which torch ends it as usual
+    os._exit(1)
 
 
 def _hand_over(outer: DataLoader[Any]) -> Any:
@@ -44,12 +81,16 @@ def _hand_over(outer: DataLoader[Any]) -> Any:
         return as_it_is
 
 
+def _start_method(outer: DataLoader[Any]) -> str:
+    context = outer.multiprocessing_context or multiprocessing
+    return str(context.get_start_method())
+
+
 def _same_as(outer: DataLoader[Any]) -> dict[str, Any]:
     names = [
         "num_workers",
         "pin_memory",
         "timeout",
-        "worker_init_fn",
         "multiprocessing_context",
         "generator",
         "prefetch_factor",

@@ -33,9 +33,10 @@ class TorchIndex:
 
     The counterpart of :class:`~stoker.importance.knn_flat.FlatIndex` for
     ``Graph.use_index(partial(TorchIndex, device=...))``. On CUDA it works in a stream of its own,
-    so that searching overlaps with the training step. Memory on the device: 4 d bytes a sample and
-    up to 256 KiB a query; if the copy does not fit, a warning says so (RuntimeWarning) and it
-    stays on the CPU.
+    so that searching overlaps with the training step. Where training has products of matrices in
+    less than float32 (TF32), distances are computed without products, which takes longer. Memory
+    on the device: 4 d bytes a sample and up to 256 KiB a query; if the copy does not fit, a
+    warning says so (RuntimeWarning) and it stays on the CPU.
     """
 
     def __init__(self, table: VectorTable, device: torch.device | str) -> None:
@@ -73,7 +74,7 @@ class TorchIndex:
             ]
             squares, best = torch.cat([part[0] for part in parts], 1).topk(k, largest=False)
             rows = torch.cat([part[1] for part in parts], 1).gather(1, best)
-            distances = (squares + asked.square().sum(dim=1, keepdim=True)).clamp_(min=0).sqrt_()
+            distances = squares.clamp_(min=0).sqrt_()
             return Nearest(rows.cpu().numpy(), distances.cpu().numpy())
 
     def recall(self, k: int, m: int) -> float:
@@ -87,11 +88,16 @@ class TorchIndex:
     def _nearest(
         self, asked: torch.Tensor, start: int, end: int, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return squared distances, less those of the queries, and rows of one chunk."""
+        """Return squared distances, and rows of one chunk."""
         assert self._rows is not None and self._squares is not None
-        squares = torch.addmm(self._squares[start:end], asked, self._rows[start:end].T, alpha=-2)
-        nearest, rows = squares.topk(min(k, end - start), largest=False)
-        return nearest, rows + start
+        k, chunk = min(k, end - start), self._rows[start:end]
+        if not _multiplies_exactly():
+            apart = torch.cdist(asked, chunk, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest, rows = apart.topk(k, largest=False)
+            return nearest.square_(), rows + start
+        squares = torch.addmm(self._squares[start:end], asked, chunk.T, alpha=-2)
+        nearest, rows = squares.topk(k, largest=False)
+        return nearest + asked.square().sum(dim=1, keepdim=True), rows + start
 
     def _allocate(self, capacity: int, dimension: int) -> None:
         try:
@@ -112,3 +118,14 @@ class TorchIndex:
             return nullcontext()
         stream: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return stream
+
+
+def _multiplies_exactly() -> bool:
+    """Whether products of float32 matrices are float32, and not TF32, as training may have asked.
+
+    That holds for all threads, so it cannot be set otherwise for a search beside the training.
+    """
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # set by another API, which does not say what this one would
+        return False

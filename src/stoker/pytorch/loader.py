@@ -18,7 +18,10 @@ from stoker.errors import ConfigError, SegmentError
 from stoker.jobs.settings import Sharing
 from stoker.pytorch.agreement import Agreement
 from stoker.pytorch.arguments import (
+    as_scored,
+    check_accuracy,
     check_epochs,
+    check_known_end,
     check_own_order,
     check_rescore,
     follows_scores,
@@ -40,7 +43,7 @@ from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name
 from stoker.pytorch.stats import Stats
 from stoker.pytorch.tracing import trace_path
 from stoker.recipes.base import Recipe, uniform
-from stoker.recipes.minio import minio
+from stoker.recipes.baselines import minio
 from stoker.scores import Scores
 from stoker.types import parse_bytes
 
@@ -94,7 +97,8 @@ class Loader(DataLoader[Any]):
       looked for before the source is read (``docs/pool.md``). ``pool_cache``: payload bytes that
       this data set may take there, as ``cache``; by default what the servers have.
     - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
-      batch as the training loop does, and returns its losses ``[n]``, without gradients.
+      batch as the training loop does, and returns its losses ``[n]``, without gradients. Without
+      it these go by the scores of last visits, with a warning.
     - ``locality``: with ranks on several nodes, each sample has one node that keeps it, and ranks
       prefer samples of their node, as far as each step of all ranks has the samples that the plan
       has there. False: ranks divide each step as on one node, and nodes keep what they read.
@@ -155,6 +159,7 @@ class Loader(DataLoader[Any]):
             check_own_order(self._recipe)
         if shuffle is False and not own_order and not self._recipe.preload:
             self._recipe = minio()
+        self._recipe = as_scored(self._recipe, rescore)
         setup = CacheSetup(
             self._population,
             cache,
@@ -211,7 +216,13 @@ class Loader(DataLoader[Any]):
         )
         # Ranks that substitute for each other also begin their epochs together.
         shared = not own_order and self._recipe.substitution is not None
-        self._agreement = Agreement(self._observer, needed=follows or shared)
+        without = self._planner.without_accuracy
+        if not own_order:
+            check_known_end(self._recipe, epochs)
+            without = without or getattr(self._recipe.shares, "without_accuracy", "")
+        self._agreement = Agreement(
+            self._observer, needed=follows or shared, without_accuracy=without
+        )
         self._records = Records(len(self._population.base))
         self._engine = Engine(
             setup,
@@ -265,11 +276,7 @@ class Loader(DataLoader[Any]):
         another one leaves its rest out, with a warning. ConfigError for a negative epoch.
         """
         self._planner.set_epoch(epoch)
-        if self._own_order:
-            for own in (self.sampler, self.batch_sampler):
-                told = getattr(own, "set_epoch", None)
-                if told is not None:
-                    told(epoch)
+        self._tell_epoch(epoch)
 
     def total_steps(self) -> int:
         """Return the batches of this rank in all ``epochs``; ConfigError if they were not given.
@@ -285,16 +292,20 @@ class Loader(DataLoader[Any]):
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.
 
-        Where only some ranks tell it, all take the mean of theirs when the next epoch begins.
-        Waits for losses that are still being copied.
+        ``accuracy`` is a share, from 0 to 1. Where only some ranks tell it, all take the mean of
+        theirs when the next epoch begins. A recipe that adapts to it and is told none warns once.
+        Waits for losses that are still being copied. Raises
+        :class:`~stoker.errors.ConfigError` for an accuracy out of range.
         """
         self._check_open()
+        accuracy = None if accuracy is None else check_accuracy(accuracy)
         self.finish_epoch()
         if accuracy is not None and self._agreement.ended is not None:
-            self._agreement.ended = self._agreement.ended._replace(accuracy=float(accuracy))
-        told = "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
+            self._agreement.ended = self._agreement.ended._replace(accuracy=accuracy)
+        told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
         if self._records.epochs:
-            log.info("epoch %d%s: %s", self._records.epoch, told, self._records.epochs[-1])
+            last = self._records.epochs[-1]
+            log.info("epoch %d%s: %s; %s", self._records.epoch, told, last.summary, last.verdict)
         if self._engine.tracer is not None:
             self._engine.tracer.end(accuracy)
 
@@ -401,7 +412,10 @@ class Loader(DataLoader[Any]):
         To be taken at the same step on every rank. It counts the batches that the iterator has
         handed out, not those that workers have ready, and holds copies of the scores, 24 bytes a
         sample. An epoch that was left early is gone on with until the next iteration begins or
-        :meth:`end_epoch` is called. SegmentError once the loader is closed.
+        :meth:`end_epoch` is called. With a recipe that serves other samples than the plan has, it
+        holds those really served to all ranks of this node, which are waited for, 10 seconds at
+        most. SegmentError once the loader is closed; ConfigError in the middle of an epoch whose
+        batches come out of order (``in_order=False``).
         """
         self._check_open()
         walk = self._engine.walk
@@ -421,16 +435,15 @@ class Loader(DataLoader[Any]):
         scores and counts are then those of that rank.
 
         Raises :class:`~stoker.errors.StateMismatch`, and changes nothing, for the state of
-        another data set, seed or plan, or of another version of the format.
+        another data set, seed or plan, or of another version of the format. The first iteration
+        raises it where the states that ranks loaded do not say together what was really served.
         """
         self._check_open()
         state = LoaderState.from_dict(state_dict)
         plan = OWN_ORDER if self._own_order else self._engine.plan_of(state)
         state.refuse_other(self._owner(plan), len(self._population.base))
         self._engine.restore(self, state)
-        self._planner.coming = Cursor(state.cursor.epoch)  # nothing is left out with a warning
-        self.set_epoch(state.cursor.epoch)
-        self._planner.coming = state.cursor
+        self._tell_epoch(state.cursor.epoch)
 
     # --- the end ---
 
@@ -447,6 +460,12 @@ class Loader(DataLoader[Any]):
         if iterator is not None:
             iterator.stop()
         self._engine.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Loader of {self._engine}, in batches of {self.batch_size} "
+            f"by {self.num_workers} workers>"
+        )
 
     def __enter__(self) -> Loader:
         return self
@@ -491,6 +510,14 @@ class Loader(DataLoader[Any]):
         return super().__len__() - skipped
 
     # --- inside ---
+
+    def _tell_epoch(self, epoch: int) -> None:
+        """Tell a sampler of the user's which epoch comes next."""
+        if self._own_order:
+            for own in (self.sampler, self.batch_sampler):
+                told = getattr(own, "set_epoch", None)
+                if told is not None:
+                    told(epoch)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -32,6 +32,8 @@ class Request:
     """``u32[k]``, what this rank served before: replacements for samples that fail."""
     first: int = 0
     """Place of the first sample among this rank's accesses of the epoch."""
+    stamp: int = 0
+    """:attr:`Claims.stamp <stoker.store.claims.Claims.stamp>` of the epoch; 0 without claims."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
     is_aside: bool = False

@@ -15,9 +15,9 @@ from torch import distributed
 
 from stoker.cluster import joined
 from stoker.pytorch.ranks import Ranks
+from stoker.runtime_dir import chosen_node
 from stoker.sampler.homes import Homes
 from stoker.sampler.local_order import local_order
-from stoker.store.runtime_dir import chosen_node
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Nodes:
     def ranks_here(self) -> int:
         """How many ranks this node has."""
         return self.of_rank.count(self.own)
+
+    def elsewhere(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the accesses ``i64[A]``, as ranks divide them, that other nodes take."""
+        takers = np.array(self.of_rank)[np.arange(len(order)) % len(self.of_rank)]
+        return np.asarray(order[takers != self.own])
 
 
 def find_nodes(ranks: Ranks) -> Nodes | None:
@@ -113,8 +118,3 @@ class Locality:
     def order(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.int64]:
         """Return i64[A], the accesses ``ids`` u32[A] in the order that ranks divide."""
         return local_order(self._at(epoch)[ids], self._ranks, self._batch)
-
-    def elsewhere(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the accesses :meth:`order` that ranks of other nodes take."""
-        takers = self._ranks[np.arange(len(order)) % len(self._ranks)]
-        return np.asarray(order[takers != self.nodes.own])

@@ -11,6 +11,7 @@ import numpy as np
 from stoker.errors import ConfigError, SourceError
 from stoker.pytorch.cached import CachedDataset, Fetched
 from stoker.pytorch.meta import Failure, Request
+from stoker.store.claims import ASIDE, Turns
 from stoker.types import Outcome
 
 OnError = Literal["raise", "skip"] | Callable[[Failure], Any]
@@ -43,7 +44,8 @@ class Replacer:
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
         """
-        fetched = self._cached.fetch(request.ids, request.keys)
+        turns = Turns(request.stamp, request.positions)
+        fetched = self._cached.fetch(request.ids, request.keys, turns)
         if not fetched.errors:
             return fetched, ()
         ids = fetched.ids.copy()
@@ -73,7 +75,7 @@ class Replacer:
 
     def _next_good(self, spares: Iterator[int], error: SourceError) -> tuple[int, Any]:
         for spare in spares:
-            fetched = self._cached.fetch(np.array([spare], np.uint32))
+            fetched = self._cached.fetch(np.array([spare], np.uint32), turns=ASIDE)
             if not fetched.errors:
                 return int(fetched.ids[0]), fetched.decoded[0]
         raise error

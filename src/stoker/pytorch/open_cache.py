@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from stoker import recipes
-from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.policy.base import Policy, Region, looks_ahead
+from stoker.pool.tier import plan_pool
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
@@ -26,16 +27,18 @@ from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
 from stoker.pytorch.read_ahead import with_window
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
-from stoker.recipes.cache import fit_shares, make_store
+from stoker.recipes.cache import fit_packages, fit_shares, make_store
 from stoker.sampler.homes import Homes
+from stoker.source.base import local_identity
+from stoker.store.claims import Claims
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
-from stoker.store.pool_plan import plan_pool
 from stoker.store.preload import preload
 from stoker.store.registry import SharedArena, open_arena
-from stoker.store.shared_arrays import Layout, SharedArrays, open_arrays
+from stoker.store.shared_arrays import SharedArrays, open_arrays
 from stoker.store.stacked import StackedTier
+from stoker.store.substitutes import StandIns
 from stoker.store.tier import Tier
 from stoker.types import format_bytes, parse_bytes
 
@@ -103,7 +106,6 @@ class CacheSetup:
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
-        self.recipe = recipe
         fit = getattr(recipe.policy, "for_sizes", None)
         fitted: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
         self.policy = Merged(fitted, self.stage.source.sizes)
@@ -124,11 +126,13 @@ class CacheSetup:
         everything = math.ceil(self.data_bytes * self.stage.headroom)
         self.capacity = everything if recipe.preload else min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
+        self.recipe = recipe = fit_packages(recipe, self.capacity)
         self.shares, self.least_low = fit_shares(recipe, self.capacity, self.stage.source.sizes)
         """What divides the cache, told its size, and the payload bytes that the region of packages
         has at least, where there is one."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
+        self._local_identity = local_identity(population.base.source)
         wanted = Wanted(
             self.stage.key,
             len(population.base),
@@ -136,6 +140,7 @@ class CacheSetup:
             everything,
             largest,
             self.mean_size,
+            self._local_identity,
         )
         is_private = self.stage.is_private
         # Servers keep samples by id, so that one visited part of a data set may help another.
@@ -143,10 +148,11 @@ class CacheSetup:
         on_disk = replace(wanted, key=self.name_of(self.stage.key))
         self._disk = plan_disk(cache_dir, disk_cache, on_disk, is_private=is_private)
 
-    @property
-    def cache_samples(self) -> int:
-        """How many samples of mean size the cache holds."""
-        return round(self.capacity / self.mean_size) if self.mean_size else 0
+    def cache_samples(self, num_nodes: int) -> int:
+        """Return how many samples of mean size so many nodes hold, if each sample has one home."""
+        if not self.mean_size:
+            return 0
+        return min(round(num_nodes * self.capacity / self.mean_size), len(self.population))
 
     def homes(self, num_nodes: int) -> Homes:
         """Return which of so many nodes keeps which sample; each has a cache like this one.
@@ -169,11 +175,13 @@ class CacheSetup:
         join: Join | None = None,
         *,
         has_homes: bool = False,
+        accesses: int = 0,
     ) -> CachedDataset:
         """Return the data set served through the cache, which other jobs may have open already.
 
         ``window``: bytes on top of the cache for samples that were read ahead. ``join`` is called
         if other jobs can find it. ``has_homes``: not all samples are to be kept on this node.
+        ``accesses``: those of all ranks in the longest epoch.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
@@ -185,46 +193,52 @@ class CacheSetup:
             disk = self._open_disk()
             if disk is not None:
                 opened.append(disk)
-            claims = self._open_claims(ranks)
+            together = self._open_together(ranks, accesses)
         except BaseException:
             for arena in opened:
                 arena.close()
             raise
         if join is not None and self.capacity and opened[0].shared and not self.stage.is_private:
             self.member = join(opened[0], self.policy)
+        claims = stand_ins = None
+        if together is not None and "served" in together.arrays:
+            claims = Claims(together)
+        elif together is not None:
+            stand_ins = StandIns(**together.arrays)
         store = make_store(
             self.recipe,
             self.policy,
             self.stage.source,
             self._tier(opened),
             has_places=has_homes,
-            served=None if claims is None else claims["served"],
-            displaced=None if claims is None else claims["displaced"],
+            claims=claims,
+            stand_ins=stand_ins,
         )
         if self._pool is not None:
             are_times = looks_ahead(self.policy)
             store.pool = self._pool.open(renews=ranks.rank == 0, takes_keys=not are_times)
         if self.member is not None:
-            self.member.counted = store.counters.totals
+            self.member.counted = store.totals
         shared: list[SharedArena | SharedArrays] = [*opened]
-        if claims is not None:
-            shared.append(claims)
+        if together is not None:
+            shared.append(together)
         cached = CachedDataset(self.population.base, store, self.stage, shared)
         if self.recipe.preload:
             self._fill(cached)
         return cached
 
-    def _open_claims(self, ranks: Ranks) -> SharedArrays | None:
-        """Return what ranks of this machine write together: who was served in this epoch."""
+    def _open_together(self, ranks: Ranks, accesses: int) -> SharedArrays | None:
+        """Return what ranks of this machine write together: who was served, or stands for whom."""
         substitution = self.recipe.substitution
-        if ranks.world_size == 1 or substitution is None or substitution.kind == "neighbour":
+        if substitution is None:
             return None
+        # Ranks that cannot agree are refused when the epoch begins.
         job = from_rank_zero(uuid.uuid4().hex, ranks)
-        if job is None:
-            return None  # ranks that cannot agree are refused when the epoch begins
         num_samples = len(self.population.base)
-        layout: Layout = {"served": (num_samples, "u4"), "displaced": (num_samples, "u8")}
-        return open_arrays(f"claims {job}", layout)
+        layout = StandIns.layout(num_samples)
+        if substitution.is_once_each:
+            layout = Claims.layout(num_samples, accesses)
+        return open_arrays(f"claims {job}", layout, share=ranks.world_size > 1 and job is not None)
 
     def _fill(self, cached: CachedDataset) -> None:
         """Bring all visited samples in, uncounted; the ranks of a node share the work."""
@@ -275,13 +289,15 @@ class CacheSetup:
         base = self.population.base
         self.key = key
         regions = with_window(self.policy.regions(), self.capacity, window)
+        # Of a job that began before the files were rebuilt the samples are not to be had.
+        shared_as = f"{key}-{self._local_identity}" if self._local_identity else key
         opened = open_arena(
-            key,
+            shared_as,
             len(base),
-            self._allowed(key, self.capacity + window, regions),
+            self._allowed(shared_as, self.capacity + window, regions),
             self.mean_size,
             regions,
-            description=f"{type(base).__name__} {getattr(base, 'root', '')}".strip(),
+            description=self._name,
         )
         tell_opened()
         return opened
@@ -319,6 +335,30 @@ class CacheSetup:
                 stacklevel=5,
             )
         return agreed or self.stage.key
+
+    def __str__(self) -> str:
+        """Return what is cached, and how, in one line."""
+        share = min(1.0, self.capacity / self.data_bytes) if self.data_bytes else 0.0
+        visited, every = len(self.population), len(self.population.base)
+        part = "" if visited == every else f" of {every:,}"
+        kept = f"cache {format_bytes(self.capacity)} ({share:.0%})" if self.capacity else "no cache"
+        return (
+            f"{self._name}: {visited:,}{part} samples, {format_bytes(self.data_bytes)}; "
+            f"recipe {self.recipe.name}; {', '.join([kept, *self._below])}"
+        )
+
+    @property
+    def _below(self) -> list[str]:
+        """What else says how samples are cached, a few words each."""
+        below = [] if self.stage.is_bytes_of_source else ["decoded"]
+        below += [] if self._disk is None else ["on disk below"]
+        return below + ([] if self._pool is None else ["with a pool"])
+
+    @property
+    def _name(self) -> str:
+        """Kind and place of the data set, without what is secret."""
+        base = self.population.base
+        return redacted(f"{type(base).__name__} {getattr(base, 'root', '')}".strip())
 
     def describe(self, cached: CachedDataset) -> str:
         """Return a line on the cache that was opened and what to expect of it."""

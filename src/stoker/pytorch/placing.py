@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from stoker.importance.neighbours import Neighbours
 from stoker.packaging import Packager
 from stoker.plan import Plan
-from stoker.policy.homophily import NO_SAMPLE
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.nodes import Nodes
 from stoker.pytorch.open_cache import CacheSetup
@@ -60,7 +58,7 @@ class Placing:
         self._ids = np.arange(len(cached), dtype=np.uint32)
         self._plan: Plan | None = None
         self._missed: list[NDArray[np.uint32]] = []
-        self._packager = self._make_packager(seed)
+        self._packager = self._make_packager(seed, 0 if nodes is None else nodes.own)
 
     @property
     def needs_whole(self) -> bool:
@@ -74,17 +72,16 @@ class Placing:
         scores: Scores,
         plan: Plan,
         whole: Plan,
-        consumed: int,
         epochs: int | None,
-        elsewhere: NDArray[np.uint32] = _NONE,
+        earlier: NDArray[np.uint32],
         are_here: NDArray[np.bool_] | None = None,
     ) -> None:
         """Arrange the cache for an epoch, ``epochs`` there are in all if that is known.
 
-        ``plan`` is what is left of it, and ``whole`` all of it, of which ``consumed`` accesses are
-        over, both of all ranks; ``scores`` are those that they were made from. With several nodes
-        ``elsewhere`` (``u32[n]``) are the samples of ``plan`` that ranks of others take, which are
-        no substitutes here, and ``are_here`` (``bool[N]``) those that this node is to keep.
+        ``plan`` is what is left of it, and ``whole`` all of it, both of all ranks; ``scores`` are
+        those that they were made from. ``earlier`` (``u32[n]``) are no substitutes any more: what
+        was served before, and what ranks of other nodes take. With several nodes ``are_here``
+        (``bool[N]``) are the samples that this node is to keep.
         """
         self._plan = plan
         self.accesses_before = self.accesses
@@ -103,8 +100,7 @@ class Placing:
             arranges = self._member is None or self._member.arranges
             moves = arranges and hasattr(self._policy, "places")
             self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=moves)
-        earlier = whole.ids[:consumed] if consumed else _NONE
-        self._store.begin_epoch(plan.epoch, self._ranks.rank, np.concatenate([earlier, elsewhere]))
+        self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
             self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
@@ -112,10 +108,9 @@ class Placing:
     def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
         store = self._store
-        if store.substitution is None:
+        if store.substitution is None or store.stand_ins is not None:
+            # Stand-ins come and go: the prefetch process sees shortly before who has one.
             return np.zeros(len(ids), np.bool_)
-        if store.substitution.kind == "neighbour" and store.serves is not None:
-            return np.asarray(store.serves.array[ids] != NO_SAMPLE)
         if store.places is None:
             return np.ones(len(ids), np.bool_)
         return np.asarray(store.places.array[ids] == self._names.index(store.substitution.region))
@@ -154,11 +149,11 @@ class Placing:
 
     # --- inside ---
 
-    def _make_packager(self, seed: int) -> Packager | None:
+    def _make_packager(self, seed: int, node: int) -> Packager | None:
         setup, store = self._setup, self._store
         packaging, substitution = setup.recipe.packaging, setup.recipe.substitution
         arenas = getattr(store.tier, "arenas", ())
-        if packaging is None or substitution is None or store.served is None or not arenas:
+        if packaging is None or substitution is None or store.claims is None or not arenas:
             return None
         if not setup.stage.is_bytes_of_source:
             warnings.warn(
@@ -171,13 +166,13 @@ class Placing:
         return Packager(
             store.source,
             arenas[0],
-            store.served,
+            store.claims.served,
             packaging,
             low=self._names.index(substitution.region),
             region=substitution.region,
             region_bytes=setup.least_low,
             packaged=store.packaged,
-            owner=os.environ.get("GROUP_RANK", "0"),  # the machine, as torchrun numbers them
+            owner=str(node),
             seed=seed,
         )
 

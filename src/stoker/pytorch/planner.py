@@ -15,12 +15,13 @@ from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, looks_ahead
 from stoker.pytorch.cursor import Cursor, Walk
-from stoker.pytorch.nodes import Locality
+from stoker.pytorch.nodes import Locality, Nodes
 from stoker.pytorch.population import Population
 from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory, uniform
 from stoker.sampler.base import Sampler, begin_epoch, foresees
 from stoker.scores import Scores
+from stoker.store.claims import still_due
 from stoker.store.tier import Keys
 
 log = logging.getLogger("stoker")
@@ -69,6 +70,8 @@ class Planner:
         """Where the next iteration begins."""
         self.locality: Locality | None = None
         """Where samples are at home, if ranks are to prefer those of their node."""
+        self.nodes: Nodes | None = None
+        """Where ranks run, if that is on several nodes."""
         self._population = population
         self._make_sampler = self._make_now = make_sampler
         self._ranks = ranks
@@ -83,10 +86,15 @@ class Planner:
         self._lengths: dict[tuple[int, int, bool], int] = {}
         self._orders: dict[tuple[int, int, int], NDArray[np.int64]] = {}
         self._identity: tuple[int, str] | None = None
+        self._resumed: tuple[Cursor, NDArray[np.uint32]] | None = None
         self._told = False
         # Refuses what it must while the user's call is on the stack.
-        self.uses_scores = self._divided().uses_scores
+        divided = self._divided()
+        self._check_step(divided)
+        self.uses_scores = divided.uses_scores
         """Whether plans depend on scores, so that none can be made before its epoch begins."""
+        self.without_accuracy: str = getattr(divided, "without_accuracy", "")
+        """What becomes of plans where no accuracy is told; empty if that is no matter."""
 
     @property
     def latest(self) -> Scores:
@@ -122,6 +130,24 @@ class Planner:
         self._told = False
         return begun
 
+    def resume(self, at: Cursor, served: NDArray[np.uint32] | None) -> None:
+        """Make the next iteration go on from ``at``.
+
+        ``served`` (``u32[at.consumed]``) is what the accesses before it were really served, in ids
+        of the base data set; None: what the plan has there.
+        """
+        self.coming = Cursor(at.epoch)  # nothing is left out with a warning
+        self.set_epoch(at.epoch)
+        self.coming = at
+        self._resumed = None
+        if served is not None:
+            self.note_served(at, served)
+
+    def note_served(self, at: Cursor, served: NDArray[np.uint32]) -> None:
+        """Note what was really served before ``at``; see :meth:`resume`."""
+        self._resumed = at, served
+        self._orders.clear()
+
     def is_redirected(self, begun: Cursor) -> bool:
         """Whether :meth:`set_epoch` was called since ``begun`` began, and not for its epoch."""
         return self._told and (self.coming.epoch != begun.epoch or self.coming.consumed > 0)
@@ -148,12 +174,18 @@ class Planner:
     # --- the whole job ---
 
     def order(self, at: Cursor) -> Plan:
-        """Return the plan of the whole job from ``at`` on, in indices of the population's view."""
+        """Return the plan of the whole job from ``at`` on, in indices of the population's view.
+
+        What was served before ``at`` in the place of other samples is left out, and those come.
+        """
         sampler = self._divided()
         if not at.consumed:
             return sampler.plan(self._basis, at.epoch)
         whole = self._undivided(at.epoch)
-        places = np.arange(at.consumed, at.consumed + self._left(at)) % len(whole)
+        due = self._due(whole, at)
+        left = self._left(at)
+        # Filled up from the start of the epoch's order, or cut.
+        places = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
         weights = None if whole.weights is None else whole.weights[places]
         return Plan(at.epoch, at.epoch * sampler.longest + at.consumed, whole.ids[places], weights)
 
@@ -170,6 +202,20 @@ class Planner:
     def whole(self, epoch: int) -> Plan:
         """Return the plan of the whole of ``epoch`` in ids of the base, divided by no ranks."""
         return self._with_ids(self._undivided(epoch), None)
+
+    def served(self, at: Cursor) -> NDArray[np.uint32]:
+        """Return u32[at.consumed], what all accesses before ``at`` were really served."""
+        if not at.consumed:
+            return np.empty(0, np.uint32)
+        if self.deviates(at):
+            assert self._resumed is not None
+            return self._resumed[1]
+        whole = self._undivided(at.epoch)
+        return self._population.ids(whole.ids[np.arange(at.consumed) % len(whole)])
+
+    def deviates(self, at: Cursor) -> bool:
+        """Whether other samples than the plan has may have been served before ``at``."""
+        return self._resumed is not None and self._resumed[0] == at
 
     def identity(self, epoch: int) -> str:
         """Return the identity of the plan of ``epoch`` before it is divided among ranks."""
@@ -206,6 +252,11 @@ class Planner:
         return sum(self._in_batches(len(range(rank, length, world_size))) for length in lengths)
 
     @property
+    def most_places(self) -> int:
+        """Places that an epoch's plan of the whole job has at most, however it was divided."""
+        return self._divided().longest + self._ranks.now().world_size
+
+    @property
     def most_accesses(self) -> int:
         """Accesses that this rank has at most in an epoch."""
         rank, world_size = self._ranks.now()
@@ -229,18 +280,14 @@ class Planner:
 
     def earlier(self, at: Cursor) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
-        if not at.consumed:
-            return np.empty(0, np.uint32)
-        whole = self._undivided(at.epoch)
-        over = whole.ids[np.arange(at.consumed) % len(whole)]
-        plan = Plan(at.epoch, 0, self._population.ids(over))
+        plan = Plan(at.epoch, 0, self.served(at))
         return plan.ids[self._own(plan)]
 
     def elsewhere(self, plan: Plan) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of the accesses of ``plan`` that other nodes' ranks take."""
-        if self.locality is None:
+        if self.nodes is None:
             return np.empty(0, np.uint32)
-        return plan.ids[self.locality.elsewhere(self._order(self.locality, plan))]
+        return plan.ids[self.nodes.elsewhere(self._order(plan))]
 
     def by_node(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.uint32]:
         """Return ``ids`` ``u32[m]`` so that ranks which divide them get those of their node."""
@@ -288,12 +335,13 @@ class Planner:
     def _own(self, plan: Plan) -> NDArray[np.int64]:
         """Return i64[n], the accesses of ``plan``, in ids of the base, that this rank takes."""
         rank, world_size = self._ranks.now()
-        if self.locality is None:
-            return np.arange(rank, len(plan), world_size)
-        return self._order(self.locality, plan)[rank::world_size]
+        return self._order(plan)[rank::world_size]
 
-    def _order(self, locality: Locality, plan: Plan) -> NDArray[np.int64]:
+    def _order(self, plan: Plan) -> NDArray[np.int64]:
         """Return i64[A], the accesses of ``plan`` in the order that ranks divide."""
+        locality = self.locality
+        if locality is None:
+            return np.arange(len(plan))
         key = plan.epoch, plan.start, len(plan)
         if key not in self._orders:
             if len(self._orders) > 3:
@@ -306,6 +354,17 @@ class Planner:
         if self.uses_scores and self._make_now is not self._make_sampler:
             return False
         return foresees(self._divided(), self._basis, epoch)
+
+    def _check_step(self, sampler: Sampler) -> None:
+        """Raise ConfigError where a step of all ranks has more samples than a group of them."""
+        step = (self._batch_size or 1) * self._ranks.now().world_size
+        mixed = getattr(sampler, "mixed", step)
+        if mixed < min(step, len(self._population)):  # all samples are no group
+            raise ConfigError(
+                f"a step of all ranks has {step} samples and a group {mixed}, so that each step "
+                f"would have samples several times: give group={step / len(self._population):.3g} "
+                "or more, or smaller batches"
+            )
 
     def _divided(self) -> Sampler:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
@@ -333,6 +392,12 @@ class Planner:
         if self._drop_last:
             return left - left % world_size
         return left + (-left % world_size if self._shuffle else 0)
+
+    def _due(self, whole: Plan, at: Cursor) -> NDArray[np.int64]:
+        """Return i64[n], the places of the undivided plan that are left from ``at`` on."""
+        if not self.deviates(at):
+            return np.arange(at.consumed, len(whole))
+        return still_due(self._population.ids(whole.ids), at.consumed, self.served(at))
 
     def _forget(self) -> None:
         self._lengths.clear()

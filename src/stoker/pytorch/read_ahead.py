@@ -65,8 +65,7 @@ class ReadAhead:
     """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
 
     ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
-    ``u32[n]`` are not to be read ahead; nor are the ``first`` accesses of an epoch. Used by
-    the training thread only.
+    ``u32[n]`` are not to be read ahead. Used by the training thread only.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class ReadAhead:
         planner: Planner,
         window: int,
         leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
-        first: int = 0,
     ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
@@ -85,8 +83,9 @@ class ReadAhead:
         self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
         self._planner = planner
-        self._leaves_out, self._first = leaves_out, first
+        self._leaves_out = leaves_out
         self._published: list[int] = []
+        self._held: Cursor | None = None
         self._ahead = max(1, 2 * int(window / max(1.0, float(source.sizes.mean()))))
         self._known = 0  # accesses of the epoch whose keys are written anew
         self._prefetcher = Prefetcher(
@@ -94,21 +93,37 @@ class ReadAhead:
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
             lambda: Job(source, tier, store.pool),
             window,
-            store.expect_prefetch(),
+            *store.expect_prefetch(),
+            store.stand_ins,
+            "" if store.substitution is None else store.substitution.region,
         )
 
-    def begin(self, at: Cursor, more: bool) -> None:
-        """Begin the rest of an epoch from ``at`` on; ``more``: another epoch follows."""
-        self._known = 0
+    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
+        """Begin the rest of an epoch from ``at`` on; ``more``: go on into the next one.
+
+        ``hold``: read nothing ahead until :meth:`go_on`. The epoch must not have been gone into
+        before.
+        """
+        self._known, self._held = 0, None
         for over in self._published:
             if over < at.epoch:
                 self.progress.finish(over, 0, self._length)
         if at.epoch not in self._published or at.consumed:
             self._prefetcher.reset()
             self._published = []
-            self._publish(at)
+            if hold:
+                self._held = at
+                self.progress.begin(at.epoch, is_held=True)
+            else:
+                self._publish(at, self.progress.begin(at.epoch))
         if more and at.epoch + 1 not in self._published:
-            self._publish(Cursor(at.epoch + 1))
+            self._publish(Cursor(at.epoch + 1), self.progress.begin(at.epoch + 1))
+
+    def go_on(self) -> None:
+        """Read ahead from now on, if :meth:`begin` was not to."""
+        if self._held is not None:
+            at, self._held = self._held, None
+            self._publish(at, self.progress.memory(at.epoch))
 
     def follow(self, plan: Plan, done: int) -> None:
         """Write the keys of coming accesses anew, since those of other jobs have moved on.
@@ -127,12 +142,8 @@ class ReadAhead:
         """Prefetch no more. May be called again."""
         self._prefetcher.close()
 
-    def _publish(self, at: Cursor) -> None:
+    def _publish(self, at: Cursor, marks: SharedArray) -> None:
         ids, keys = self._planner.upcoming(at)
-        marks: SharedArray = self.progress.begin(at.epoch)
-        left = self._leaves_out(ids)
-        if not at.consumed:
-            left[: self._first] = True
-        self.progress.leave_out(at.epoch, left)
+        self.progress.leave_out(at.epoch, self._leaves_out(ids))
         self._prefetcher.publish(at.epoch, ids, marks, keys)
         self._published = [*self._published[-1:], at.epoch]

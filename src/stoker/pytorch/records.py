@@ -33,7 +33,7 @@ class Records:
         self.last_stall = 0.0
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
-        self._stall_seconds = 0.0
+        self._stall_seconds = self._epoch_seconds = 0.0  # the latter of epochs that are over
         self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
         self._before = Stats()
         self._began: Stats | None = None
@@ -58,6 +58,7 @@ class Records:
             rescored=int(apart.get("accesses", 0)),
             rescoring_seconds=self.rescoring_seconds,
             stall_seconds=self._stall_seconds,
+            epoch_seconds=self._epoch_seconds + self._seconds,
             coverage=self._visits.coverage(share),
             ess=self._visits.ess(share),
             **counts,
@@ -81,7 +82,13 @@ class Records:
         """Close the books of the epoch in progress."""
         assert self._began is not None
         self.epochs.append(now.since(self._began))
+        self._epoch_seconds += self._seconds
         self._began = None
+
+    @property
+    def _seconds(self) -> float:
+        """How long the epoch in progress took up to its latest batch."""
+        return 0.0 if self._began is None else self._last_at - self._began_at
 
     def supply(self) -> float:
         """Return what storage gave in the epoch that ended last, as a share of what training took.

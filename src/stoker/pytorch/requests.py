@@ -29,17 +29,19 @@ class RequestSampler:
         draws: Callable[[], Iterator[Draw]],
         given: NDArray[np.uint32],
         *,
+        stamp: int = 0,
         is_aside: bool = False,
         bare: int = 0,
     ) -> None:
         """Set the epoch that the next iterators walk, whose first batch is called ``token``.
 
-        ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch; ``is_aside``: the
+        ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch; ``stamp`` is what
+        claims know it by; ``is_aside``: the
         batches are none of training's; the first ``bare`` are read past the cache. torch asks for
         an iterator twice in a row at times and uses the second, so ``draws`` is called for the
         first batch and not before.
         """
-        self._epoch = _Epoch(token, epoch, draws, given[-SPARES:], is_aside, bare)
+        self._epoch = _Epoch(token, epoch, draws, given[-SPARES:], stamp, is_aside, bare)
 
     def __iter__(self) -> Iterator[Request]:
         assert self._epoch is not None, "begin() comes first"
@@ -51,6 +53,7 @@ class _Epoch(NamedTuple):
     number: int
     draws: Callable[[], Iterator[Draw]]
     given: NDArray[np.uint32]
+    stamp: int
     is_aside: bool
     bare: int
 
@@ -70,6 +73,7 @@ def _requests(epoch: _Epoch) -> Iterator[Request]:
             keys=draw.keys,
             spares=spares,
             first=draw.first,
+            stamp=epoch.stamp,
             single=draw.single,
             is_aside=epoch.is_aside,
             is_bare=number < epoch.bare,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import uuid
 from typing import Any, Protocol
 
@@ -10,16 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
-from stoker.pytorch.compact import dumps, loads
+from stoker.pytorch.codec import decode, encode
 from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.wrapped import WrappedDataset
 from stoker.source.base import BaseSource, Source
+from stoker.source.packed_source import read_whole
 from stoker.store.counters import Counters
 
 _PROBES = 32  # samples decoded to learn how large decoded ones are
 _ESTIMATED = 1.5
-_HEAD = struct.Struct("<BBB")  # kind, number of dimensions, length of the dtype's name
-_PICKLED, _ARRAY = 0, 1
 
 
 class Stage(Protocol):
@@ -93,8 +91,8 @@ class DecodedStage:
     """Decoded samples: more bytes, no decoding any more; augmentation still comes after it."""
 
     def __init__(self, dataset: SourceDataset) -> None:
-        self.source = DecodedSource(dataset)
         self.is_private = dataset.decode_name is None
+        self.source = DecodedSource(dataset, private=self.is_private)
         self.is_bytes_of_source = False
         self.headroom = _ESTIMATED
         how = dataset.decode_name or uuid.uuid4().hex
@@ -102,7 +100,7 @@ class DecodedStage:
 
     def decoded(self, index: int, data: memoryview) -> Any:
         """Return the decoded sample; arrays of bytes are views of ``data``."""
-        return unpack_decoded(data)
+        return decode(data, private=self.is_private)
 
     def bytes_from_source(self, stored: int) -> int:
         """Return the encoded bytes read, whatever they became."""
@@ -116,12 +114,14 @@ class DecodedStage:
 class DecodedSource(BaseSource):
     """A Source of decoded samples, over the encoded one of ``dataset``.
 
-    ``sizes`` is an estimate: the mean of 32 samples that are decoded at construction. As safe in
-    threads and processes as the data set's source and ``decode``.
+    ``sizes`` is an estimate: the mean of 32 samples that are decoded at construction. With
+    ``private`` no other job finds them. As safe in threads and processes as the data set's source
+    and ``decode``.
     """
 
-    def __init__(self, dataset: SourceDataset) -> None:
+    def __init__(self, dataset: SourceDataset, *, private: bool) -> None:
         self._dataset = dataset
+        self._private = private
         self.counters = Counters(("bytes",))
         self.fingerprint = dataset.source.fingerprint
         probes = np.unique(np.linspace(0, len(dataset) - 1, _PROBES).astype(np.uint32))
@@ -132,6 +132,11 @@ class DecodedSource(BaseSource):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """False: they are not known before the samples are made."""
+        return False
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -152,7 +157,7 @@ class DecodedSource(BaseSource):
     def read_each(self, ids: ArrayLike) -> tuple[list[bytes | None], dict[int, SourceError]]:
         """Return decoded samples, None for those that failed, and why by place in ``ids``."""
         wanted = np.asarray(ids)
-        data, offsets, errors = self._dataset.source.read_packed(wanted)
+        data, offsets, errors = read_whole(self._dataset.source, wanted)
         self.counters.add(bytes=int(offsets[-1]))
         samples: list[bytes | None] = [None] * len(wanted)
         for place, index in enumerate(wanted.tolist()):
@@ -160,34 +165,9 @@ class DecodedSource(BaseSource):
                 continue
             encoded = data.data[offsets[place] : offsets[place + 1]]
             try:
-                samples[place] = pack_decoded(self._dataset.decode_named(index, encoded))
+                sample = self._dataset.decode_named(index, encoded)
             except SampleCorrupt as error:
                 errors[place] = error
+            else:
+                samples[place] = encode(sample, private=self._private)
         return samples, errors
-
-
-def pack_decoded(value: Any) -> bytes:
-    """Return a decoded sample as bytes: an array with dtype and shape before it, else pickled."""
-    if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.dtype.names:
-        return bytes([_PICKLED]) + dumps(value)
-    dtype = value.dtype.str.encode()
-    head: bytes = _HEAD.pack(_ARRAY, value.ndim, len(dtype)) + dtype
-    return head + struct.pack(f"<{value.ndim}q", *value.shape) + value.tobytes()
-
-
-def unpack_decoded(data: memoryview) -> Any:
-    """Return what :func:`pack_decoded` was given.
-
-    An array of single bytes is a view of ``data`` where that is writable; others are copied,
-    since they may lie unaligned in it. Either way the array may be written to.
-    """
-    if data[0] == _PICKLED:
-        return loads(data[1:])
-    _, ndim, dtype_length = _HEAD.unpack_from(data)
-    shape_begins = _HEAD.size + dtype_length
-    dtype = np.dtype(str(data[_HEAD.size : shape_begins], "ascii"))
-    shape = struct.unpack_from(f"<{ndim}q", data, shape_begins)
-    pixels = np.frombuffer(data, np.uint8, offset=shape_begins + 8 * ndim)
-    if dtype.itemsize > 1 or data.readonly:
-        pixels = pixels.copy()
-    return pixels.view(dtype).reshape(shape)

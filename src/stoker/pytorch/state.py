@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -13,8 +14,9 @@ from stoker.pytorch.cursor import Cursor
 from stoker.pytorch.meta import Failure
 from stoker.pytorch.population import Population
 from stoker.pytorch.stats import Stats
+from stoker.store.claims import NOBODY
 
-VERSION = 2
+VERSION = 3
 """Of the format; a state of another one is refused."""
 
 Arrays = dict[str, NDArray[Any]]
@@ -43,6 +45,9 @@ class LoaderState(NamedTuple):
 
     owner: Owner
     cursor: Cursor
+    served: NDArray[np.uint32] | None
+    """``u32[cursor.consumed]``, what all ranks were really served in the epoch, NOBODY where that
+    is not known here; None: what the plan has there."""
     has_begun: bool
     """Whether the plan of the cursor's epoch was made already."""
     scores: Arrays
@@ -75,6 +80,8 @@ class LoaderState(NamedTuple):
         fields["stats"] = self.stats.counts()
         fields["ended"] = None if self.ended is None else list(self.ended)
         fields["losses"] = list(self.losses)
+        if self.served is not None:  # 4 bytes each, of a type that every version of torch can load
+            fields["served"] = torch.from_numpy(self.served.astype("u4").view("i4"))
         fields["quarantine"] = [list(failure) for failure in fields.pop("failures")]
         for name in _ARRAYS:
             fields[name] = _tensors(fields[name])
@@ -100,6 +107,7 @@ class LoaderState(NamedTuple):
                 stats=Stats(**{name: n for name, n in state["stats"].items() if name in known}),
                 failures=tuple(Failure(*failure) for failure in state["quarantine"]),
                 losses=(float(state["losses"][0]), int(state["losses"][1])),
+                served=_served(state["served"], int(state["consumed"])),
                 scores=_arrays(state["scores"]) or {},
                 agreed=_arrays(state["agreed"]),
                 scorer=_arrays(state["scorer"]),
@@ -116,6 +124,9 @@ class LoaderState(NamedTuple):
         _refuse("number of samples", saved.num_samples, owner.num_samples)
         for name in ("values", "last", "seen"):
             _refuse(f"shape of scores.{name}", self.scores[name].shape, (num_scores,))
+        ids = np.empty(0, np.uint32) if self.served is None else self.served
+        if ((ids >= num_scores) & (ids != NOBODY)).any():
+            raise StateMismatch(f"the state is damaged: there are {num_scores} samples")
         _refuse("seed", saved.seed, owner.seed)
         if saved.plan != owner.plan:
             _refuse("order", _plan_name(saved), _plan_name(owner))
@@ -169,6 +180,15 @@ def _arrays(tensors: Mapping[str, torch.Tensor] | None) -> Arrays | None:
     if tensors is None:
         return None
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _served(tensor: torch.Tensor | None, consumed: int) -> NDArray[np.uint32] | None:
+    if tensor is None:
+        return None
+    ids = np.ascontiguousarray(tensor.cpu().numpy(), np.int32).view(np.uint32)
+    if ids.shape != (consumed,):
+        raise ValueError(f"{ids.shape} samples served, and {consumed} handed out")
+    return ids
 
 
 def _named(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.pytorch.verdict import verdict_of
 from stoker.shared import SharedArray
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of one rank's loader, over its workers. A snapshot; ``str()`` gives one line.
+    """Counts of one rank's loader, over its workers. A snapshot; ``str()`` gives two lines.
 
     Workers count what they served, which includes batches drawn ahead of the training loop.
     ``accesses = hits + substituted + fetched + packaged``.
@@ -74,6 +75,8 @@ class Stats:
     """Packages read to build new ones."""
     rebuild_reads: int = 0
     """Samples read from the source to build packages."""
+    epoch_seconds: float = 0.0
+    """Seconds from the beginning of each epoch to its latest batch."""
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for batches."""
     source_seconds: float = 0.0
@@ -86,6 +89,10 @@ class Stats:
     """Seconds between epochs in which samples were scored anew."""
     cache_bytes: int = 0
     """Payload bytes in the cache now."""
+    data_bytes: int = 0
+    """Payload bytes of the samples that are visited; an estimate where sizes are."""
+    workers: int = 0
+    """Worker processes of this rank."""
     pool_open: int = 0
     """Servers of the pool that are passed by now, as they failed or were slow."""
     coverage: float = 0.0
@@ -103,6 +110,20 @@ class Stats:
         """Bytes from the cache / all bytes, from 0 to 1."""
         total = self.bytes_from_cache + self.bytes_from_source
         return self.bytes_from_cache / total if total else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """Whether training waits, for what, and what to change, in a line; empty at first."""
+        return verdict_of(self)
+
+    @property
+    def summary(self) -> str:
+        """The most important counts, in a line."""
+        return (
+            f"{self.accesses} samples, hits {self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of "
+            f"bytes), fetched {self.fetched}, substituted {self.substituted}, "
+            f"stalled {self.stall_seconds:.2f} s"
+        )
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``; ratios and ``cache_bytes`` are of now."""
@@ -123,14 +144,10 @@ class Stats:
         return replace(self, **added)
 
     def __str__(self) -> str:
-        return (
-            f"{self.accesses} samples, hits {self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of "
-            f"bytes), fetched {self.fetched}, substituted {self.substituted}, "
-            f"stalled {self.stall_seconds:.2f} s"
-        )
+        return f"{self.summary}\n{self.verdict}".rstrip()
 
 
-_OF_NOW = {"cache_bytes", "pool_open", "coverage", "ess"}
+_OF_NOW = {"cache_bytes", "data_bytes", "workers", "pool_open", "coverage", "ess"}
 _ZERO = Stats()
 _AT_ONCE = 32  # batches
 

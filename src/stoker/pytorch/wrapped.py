@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
-from stoker.pytorch.compact import dumps, loads, same
+from stoker.pytorch.codec import decode, encode
+from stoker.pytorch.compact import same
 from stoker.pytorch.dataset import SourceDataset, Transform
 from stoker.pytorch.rng import preserved_generators, seed_generators
 from stoker.source.base import BaseSource, check_ids
@@ -36,10 +37,13 @@ def wrap(
 
     The cache is private to this job, also between the ranks of torch.distributed, unless
     ``name`` says which data set this is: jobs that give the same name and length share it, and
-    must mean the same samples.
+    must mean the same samples. Since it may then lie in a ``cache_dir`` or a pool, where nothing is
+    pickled, samples with a name consist of arrays, tensors, images, numbers, text and bytes, in
+    tuples, lists and dicts (see :func:`stoker.pytorch.codec.encode`).
 
     Raises :class:`~stoker.errors.ConfigError` for an IterableDataset, one without length or
-    samples, one that is not deterministic, and one whose transforms cannot be moved.
+    samples, one that is not deterministic, one whose transforms cannot be moved, and with a name
+    for samples of other types.
     """
     if isinstance(torch_dataset, IterableDataset):
         raise ConfigError(
@@ -56,7 +60,9 @@ def wrap(
         raise ConfigError(f"{type(torch_dataset).__name__} has 0 samples: there is nothing to load")
     bare, transforms = _take_out_transforms(torch_dataset)
     with preserved_generators():
-        sizes = _probe(torch_dataset, bare, transforms, check=not deterministic)
+        sizes = _probe(
+            torch_dataset, bare, transforms, private=name is None, check=not deterministic
+        )
     return WrappedDataset(WrappedSource(bare, float(np.mean(sizes)), name), *transforms)
 
 
@@ -72,6 +78,11 @@ class WrappedSource(BaseSource):
         self.is_private = name is None
         self.fingerprint = _fingerprint(name, len(dataset))
         self._mean_size = max(1, round(mean_size))
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """False: they are not known before the samples are made."""
+        return False
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -103,11 +114,13 @@ class WrappedSource(BaseSource):
 
     def _read_one(self, index: int) -> bytes:
         try:
-            return dumps(self.dataset[index])
+            return encode(self.dataset[index], private=self.is_private)
         except FileNotFoundError as error:
             raise SampleNotFound(f"{self.name(index)}: {error}", [index]) from error
         except SourceError:
             raise
+        except ConfigError as error:  # of a type that the probes at construction did not meet
+            raise SampleCorrupt(f"{self.name(index)}: {error}", [index]) from error
         except Exception as error:
             what = f"{self.name(index)} raised {type(error).__name__}: {error}"
             raise SampleCorrupt(what, [index]) from error
@@ -141,7 +154,7 @@ class WrappedDataset(SourceDataset):
 
     def decode(self, data: memoryview) -> Any:
         """Return the data set's sample before its transforms."""
-        return loads(data)
+        return decode(data, private=self.source.is_private)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the sample with the transforms applied."""
@@ -200,14 +213,19 @@ def _transformed(
 
 
 def _probe(
-    dataset: Dataset[Any], bare: Dataset[Any], transforms: _Transforms, *, check: bool
+    dataset: Dataset[Any],
+    bare: Dataset[Any],
+    transforms: _Transforms,
+    *,
+    private: bool,
+    check: bool,
 ) -> list[int]:
     """Return the serialised sizes of a few samples; refuse those that a cache would spoil."""
     sizes = []
     for index in np.unique(np.linspace(0, len(bare) - 1, _PROBES).astype(int)).tolist():  # type: ignore[arg-type]
         try:
             first = bare[index]
-            sizes.append(len(dumps(first)))
+            sizes.append(len(encode(first, private=private)))
             if check:
                 _check_same_again(bare, index, first)
                 _check_moved(dataset, bare, transforms, index)
@@ -216,7 +234,7 @@ def _probe(
         except Exception as error:
             raise ConfigError(
                 f"{type(dataset).__name__}[{index}] could not be read, taken apart from its "
-                f"transforms and pickled ({type(error).__name__}: {error}): wrap it without its "
+                f"transforms and serialised ({type(error).__name__}: {error}): wrap it without its "
                 "transforms, and set .transform of what wrap() returns"
             ) from error
     return sizes

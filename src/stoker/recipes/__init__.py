@@ -16,24 +16,23 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.recipes.base import Recipe
-from stoker.recipes.belady import belady
-from stoker.recipes.cis import base
-from stoker.recipes.coordl import coordl
-from stoker.recipes.fifo import fifo
+from stoker.recipes.baselines import (
+    belady,
+    coordl,
+    fifo,
+    lfu,
+    lru,
+    minio,
+    oracle,
+    random,
+    s3fifo,
+    sieve,
+)
+from stoker.recipes.contrib import base, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
-from stoker.recipes.ilfu import ilfu
 from stoker.recipes.impact import impact
-from stoker.recipes.infobatch import infobatch
-from stoker.recipes.lfu import lfu
-from stoker.recipes.lru import lru
-from stoker.recipes.minio import minio
-from stoker.recipes.oracle import oracle
-from stoker.recipes.quiver import quiver
-from stoker.recipes.random import random
-from stoker.recipes.s3fifo import s3fifo
 from stoker.recipes.shade import shade
-from stoker.recipes.sieve import sieve
 from stoker.recipes.spidercache import spidercache
 
 __all__ = [

@@ -82,6 +82,8 @@ class Recipe:
     """The packages that fill the region of the substitution, ``low_by_low``; None: none."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
+    unscored: Recipe | None = None
+    """What it is where nobody scores samples anew between epochs; None: no other."""
     preload: bool = False
     """Whether the cache has room for all samples, whatever was asked for, and begins full."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.policy.homophily import NO_SAMPLE
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import Source
+from stoker.store.claims import Claims
 from stoker.store.store import Store
+from stoker.store.substitutes import StandIns
 from stoker.store.tier import Ids, Tier
 
 
@@ -31,8 +33,8 @@ def make_store(
     tier: Tier,
     *,
     has_places: bool = False,
-    served: SharedArray | None = None,
-    displaced: SharedArray | None = None,
+    claims: Claims | None = None,
+    stand_ins: StandIns | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """Return the store over ``tier``, with what the recipe's places and substitution need.
@@ -41,12 +43,9 @@ def make_store(
     if the policy gives none. The other arguments are those of :class:`~stoker.store.Store`.
     """
     num_samples = len(source)
-    places = serves = packaged = None
+    places = packaged = None
     if has_places or hasattr(policy, "places"):
         places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
-    if recipe.substitution is not None and recipe.substitution.kind == "neighbour":
-        serves = SharedArray.create(num_samples, np.uint32, name="stoker-serves")
-        serves.array.fill(NO_SAMPLE)
     if recipe.packaging is not None:
         packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
     return Store(
@@ -54,13 +53,19 @@ def make_store(
         tier,
         places=places,
         substitution=recipe.substitution,
-        serves=serves,
+        stand_ins=stand_ins,
         packaged=packaged,
-        served=served,
-        displaced=displaced,
+        claims=claims,
         follows_scores=getattr(policy, "follows_scores", False),
         clock=clock,
     )
+
+
+def fit_packages(recipe: Recipe, capacity: int) -> Recipe:
+    """Return the recipe with packages for a cache of ``capacity`` bytes, if it has any."""
+    if recipe.packaging is None or not capacity:
+        return recipe
+    return replace(recipe, packaging=recipe.packaging.fitted(capacity))
 
 
 def fit_shares(
@@ -95,6 +100,6 @@ def follow(
     keys = policy.keys(ids, scores, plan, None)
     if keys is not None:
         tier.set_keys(ids, keys)
-    if neighbours is not None and store.serves is not None:
+    if neighbours is not None:
         found = neighbours
         store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)

@@ -22,8 +22,8 @@ def foresight(
     adaptive: bool = False,
     annealed: float = 0.125,
     request_bytes: float | None = None,
-    uniform_part: float = 0.2,
-    min_ess: float = 0.7,
+    uniform_part: float | None = None,
+    min_ess: float | None = None,
     group: float = 1.0,
 ) -> Recipe:
     """Return the recipe that knows the plan of coming accesses, and may make a better one.
@@ -37,11 +37,13 @@ def foresight(
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
       of all accesses hit at a cache of 20 % with R = 2, 51 % with R = 4. With ``group`` below 1
       only the visits of this share of the samples are mixed with one another: 74 % hit with R = 4
-      and a group of 25 %, and an epoch sees a quarter of the samples.
+      and a group of 25 %, and an epoch sees a quarter of the samples. By chance a batch has a
+      sample twice; the Loader refuses groups smaller than a step of all ranks, where each would.
     - ``importance``: N visits an epoch in proportion to clipped losses, mixed with the share
-      ``uniform_part`` of uniform ones, or more where the effective sample size of the weights fell
-      below ``min_ess``; ``loader.weights`` undo the bias. With ``repeat`` the visits of R epochs
-      are drawn at once. Where the next visit is not drawn yet, the one to be expected counts.
+      ``uniform_part`` of uniform ones (.2 by default), or more where the effective sample size of
+      the weights fell below ``min_ess`` (.7); ``loader.weights`` undo the bias. With ``repeat``
+      the visits of R epochs are drawn at once. Where the next visit is not drawn yet, the one to
+      be expected counts.
     - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
       ``loader.weights`` make up for them (InfoBatch).
     - ``adaptive``: each sample once an epoch while storage keeps up; where it does not, as many
@@ -66,7 +68,14 @@ def foresight(
             f"group={group} is refused with repeat={repeat}, importance={importance}: it is for "
             "samples that repeat, and not by importance"
         )
-    bounds = {"uniform_part": uniform_part, "min_ess": min_ess, "annealed": annealed}
+    given = {"uniform_part": uniform_part, "min_ess": min_ess}
+    bounds = {name: value for name, value in given.items() if value is not None}
+    if bounds and not (importance or adaptive):
+        told = ", ".join(f"{name}={value}" for name, value in bounds.items())
+        raise ConfigError(
+            f"{told} is refused without importance=True: nothing is drawn by importance"
+        )
+    bounds["annealed"] = annealed
     sampler: SamplerFactory = part(SuperEpochSampler, repeat=repeat, group=group, annealed=annealed)
     if importance:
         sampler = part(ImportanceSampler, repeat=repeat, **bounds)

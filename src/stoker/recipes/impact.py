@@ -31,7 +31,7 @@ def impact(
     full_every: int = 3,
     h_share: float = 0.7,
     start: float = 0.9,
-    package_bytes: int = 1 << 20,
+    package_bytes: int | None = None,
     package_url: str | None = None,
     parts: str = "iis+hc+lc",
 ) -> Recipe:
@@ -42,14 +42,16 @@ def impact(
       than ``overlap`` of them stay the same, at the latest after ``max_warm_up`` epochs. From then
       on they stay cached and are scored anew before each epoch, by ``Loader(rescore=...)``; all
       others keep the score of their last visit. ``history`` rescores none and ``realtime`` all;
-      both begin with ``warm_up`` full epochs.
+      both begin with ``warm_up`` full epochs. Without ``rescore=`` it is ``history``, with a
+      warning.
     - ``of`` scores single samples, by default with the last loss. The paper cites RHO-LOSS and
       leaves this open: give :class:`~stoker.importance.reducible.ReducibleLoss` for it.
     - All else is as in :func:`icache`, and so are the parameters: percentile^``beta`` is our
       reading of how samples are selected. ``parts`` is ``iis+hc`` or ``iis+hc+lc``.
 
-    Source: Chen et al., "ImPACT: Importance-Informed Prefetching and Caching for I/O-Bound DNN
-    Training", IEEE Transactions on Computers 2025.
+    Not here: the paper's +IIP over LRU, and ImPACT-iLFU. Source: Chen et al., "ImPACT:
+    Importance-Informed Prefetching and Caching for I/O-Bound DNN Training", IEEE Transactions on
+    Computers 2025.
     """
     if evaluation == "realtime" and of is not None:
         raise ConfigError("evaluation='realtime' scores by the last loss: leave out of=")
@@ -72,7 +74,7 @@ def impact(
         policy=StaticSet(share, HighLow(h_share, start)) if static else HighLow(h_share, start),
         shares=FrequencySplit(start=start, static=static, static_share=share),
         substitution=Substitution("low_by_low", "L"),
-        packaging=Packaging(package_bytes, package_url),
+        packaging=Packaging.of(package_bytes, package_url),
     )
     # With all selected samples on the H-list nothing belongs into L.
     only_h = HighLow(1.0, start)
@@ -82,4 +84,19 @@ def impact(
         substitution=None,
         packaging=None,
     )
-    return choose("parts", parts, {"iis+hc": without_l, "iis+hc+lc": with_l})
+    chosen = choose("parts", parts, {"iis+hc": without_l, "iis+hc+lc": with_l})
+    if evaluation == "history":
+        return chosen
+    unscored = impact(
+        "history",
+        of,
+        warm_up=warm_up,
+        beta=beta,
+        full_every=full_every,
+        h_share=h_share,
+        start=start,
+        package_bytes=package_bytes,
+        package_url=package_url,
+        parts=parts,
+    )
+    return replace(chosen, unscored=unscored)

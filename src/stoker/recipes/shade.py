@@ -30,8 +30,10 @@ def shade(
     - The cache (APP) admits what has been seen before and scores no less than its lowest sample.
 
     The authors' public code repeats by a fixed factor what lies in its cache, and its published
-    hits come from that: ``repetition=3`` with ``important`` set to the cache's share. Draws are not
-    reweighted, as in the paper. Source: Khan et al., "SHADE: Enable Fundamental Cacheability for
+    hits come from that: ``repetition=3`` with ``important`` set to the cache's share, and without
+    what moves the factor. Draws are not reweighted, as in the paper; the default of ``b0`` is the
+    code's. Not here: the frequency in the paper's queue entries, which breaks ties, and the code's
+    ``ls_param``. Source: Khan et al., "SHADE: Enable Fundamental Cacheability for
     Distributed Deep Learning Training", FAST 2023.
     """
     return Recipe(

@@ -44,7 +44,8 @@ def spidercache(
       from ``end_epoch``.
 
     Needs ``observe(losses, embeddings=..., labels=...)`` and the extra ``importance``. Scoring runs
-    beside the backward pass. Source: SpiderCache, ICPP 2025.
+    beside the backward pass. Not here: the paper's product quantization of the index. Source:
+    SpiderCache, ICPP 2025.
     """
     importance = Recipe(
         "spidercache",

@@ -16,8 +16,8 @@ from stoker.scores import Scores
 class PadsSampler(EpochSampler):
     """N draws with replacement by log-rank score; the important ones' share times a factor.
 
-    Priority-based adaptive data sampling (SHADE, FAST 2023, section 4.3). The important samples
-    are the top ``important`` share by score; with natural mass M they get min(1, r M) of the
+    Priority-based adaptive data sampling (PADS) of SHADE, FAST 2023. The important samples are
+    the top ``important`` share by score; with natural mass M they get min(1, r M) of the
     draws. The repetition factor r goes up by ``step`` after an epoch whose last three changes of
     accuracy have a mean above 0, and down by ``step``, towards the plain multinomial of r =
     ``low``, when they do not or when the loss fell steeply. It is a fold over the history of
@@ -25,11 +25,11 @@ class PadsSampler(EpochSampler):
     the epoch.
 
     The authors' public code repeats whatever lies in its cache by a fixed factor instead, 3 by
-    default: that is ``repetition=3`` with ``important`` set to the cache's share. The top fifth by
-    log-rank holds .233 of the mass, and 3 x .233 = .70.
+    default: that is ``repetition=3`` with ``important`` set to the cache's share. By arithmetic, of
+    batches of 128 the top fifth by log-rank holds .233 of the mass, and 3 x .233 = .70.
 
-    Raises :class:`~stoker.errors.ConfigError` as its base does, and for factors or shares out of
-    range.
+    Raises :class:`~stoker.errors.ConfigError` as its base does, for factors or shares out of
+    range, and for what moves the factor beside a fixed ``repetition``.
     """
 
     repetition: float | None = None
@@ -53,6 +53,14 @@ class PadsSampler(EpochSampler):
             raise ConfigError(f"important={self.important} is refused: give a share, above 0 to 1")
         if self.repetition is not None and not 1 <= self.repetition < np.inf:
             raise ConfigError(f"repetition={self.repetition} is refused: give at least 1, or None")
+        moves = ("low", "high", "step", "window", "steep")
+        idle = [name for name in moves if getattr(self, name) != getattr(PadsSampler, name)]
+        if self.repetition is not None and idle:
+            given = ", ".join(f"{name}={getattr(self, name)}" for name in idle)
+            raise ConfigError(
+                f"{given} with repetition={self.repetition} is refused: a fixed factor does not "
+                "move, leave out one or the other"
+            )
         if not 1 <= self.low <= self.high < np.inf or not 0 < self.step < np.inf:
             raise ConfigError(
                 f"low={self.low}, high={self.high}, step={self.step} are refused: "
@@ -63,6 +71,13 @@ class PadsSampler(EpochSampler):
                 f"window={self.window}, steep={self.steep} are refused: "
                 "give window >= 1 and 0 < steep <= 1"
             )
+
+    @property
+    def without_accuracy(self) -> str:
+        """What becomes of the repetition where no accuracy is told; empty if that is no matter."""
+        if self.repetition is not None or self.low == self.high:
+            return ""
+        return f"important samples are repeated by the factor {self.low:g}, and never by more"
 
     def factor(self, scores: Scores, epoch: int) -> float:
         """Return the repetition factor of ``epoch``, from the history of the epochs before it.

@@ -17,7 +17,8 @@ from stoker.scores import Scores, percentiles
 class SelectiveSampler(EpochSampler):
     """Each sample at most once an epoch, kept with probability percentile(score)^beta.
 
-    I/O-oriented importance sampling (iCache, HPCA 2023, section 3.2, after Selective-Backprop).
+    I/O-oriented importance sampling (IIS) of iCache, HPCA 2023, after Selective-Backprop; the
+    defaults are those of the authors' public code.
     The percentile of a sample is the share of all seen samples whose latest score is not above
     its own: 1 for the hardest, which is therefore always kept; unseen samples are kept too. What
     is left out costs no I/O. The first epochs are full passes, and every ``full_every``-th after.

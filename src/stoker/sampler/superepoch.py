@@ -27,7 +27,9 @@ class SuperEpochSampler(UniformSampler):
     is smaller, a cache serves more of them, and an epoch sees fewer samples. Epochs are as long as
     the uniform sampler's. The last super-epoch is as short as what is left of the training, and
     ends with each sample visited exactly once an epoch of it. With one epoch left, or ``repeat=1``,
-    this is the uniform sampler. Frozen and pure: safe in any thread or process.
+    this is the uniform sampler. Where the number of samples is no multiple of ``pad_to``, each
+    epoch is padded to one, or cut with ``drop_last``, so that a few samples come more often, or
+    less. Frozen and pure: safe in any thread or process.
 
     Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
     ``repeat`` or ``epochs`` below 1, a negative ``warm_up``, and shares out of range.
@@ -44,7 +46,8 @@ class SuperEpochSampler(UniformSampler):
     """Epochs at the start with each sample once, before the first super-epoch."""
     group: float = 1.0
     """Share of the samples whose visits are mixed with one another, above 0 to 1. All visits of a
-    super-epoch to the samples of a group come before those to the next group."""
+    super-epoch to the samples of a group come before those to the next group. Their order is
+    random: of b accesses in a row to a group of n samples some b^2 (1 - 1/R) / 2n are repeats."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +61,11 @@ class SuperEpochSampler(UniformSampler):
             raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
         if not 0 < self.group <= 1:
             raise ConfigError(f"group={self.group} is refused: give a share above 0, up to 1")
+
+    @property
+    def mixed(self) -> int:
+        """Samples whose visits are mixed with one another, 1 or more."""
+        return max(1, round(self.group * self.num_samples))
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
@@ -82,7 +90,7 @@ class SuperEpochSampler(UniformSampler):
         order = np.arange(self.num_samples, dtype=np.uint32)
         rng.shuffle(order)
         order = np.repeat(order, epochs)
-        length = max(1, round(self.group * self.num_samples)) * epochs
+        length = self.mixed * epochs
         for start in range(0, len(order), length):
             rng.shuffle(order[start : start + length])
         return order

@@ -32,6 +32,11 @@ class BlankSource(BaseSource):
         return self._sizes
 
     @property
+    def sizes_are_exact(self) -> bool:
+        """Whether samples are as long as they are said to be: none of these is."""
+        return False
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the lengths."""
         return hashlib.blake2b(np.ascontiguousarray(self._sizes).data, digest_size=16).hexdigest()

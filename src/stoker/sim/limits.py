@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
-from stoker.recipes.lru import hit_ratio as _lru_hit_ratio
-from stoker.recipes.random import hit_ratio as _random_hit_ratio
+from stoker.recipes.baselines import lru_hit_ratio, random_hit_ratio
 from stoker.sampler.report import ess
 
 __all__ = [
@@ -65,15 +64,15 @@ def lru_epochs(c: ArrayLike) -> NDArray[np.float64]:
 
     2, 9, 23 and 48 % at c = .2, .4, .6, .8, as iCache (HPCA 2023) and ImPACT (TC 2025) measured.
     """
-    return _each(_lru_hit_ratio, c)
+    return _each(lru_hit_ratio, c)
 
 
 def random_epochs(c: ArrayLike) -> NDArray[np.float64]:
     """Return f64 of the shape of ``c``: the hit ratio of eviction at random.
 
-    -c ln(1 - c + c e^(-1/c)); :mod:`stoker.recipes.random` derives it.
+    -c ln(1 - c + c e^(-1/c)); :mod:`stoker.recipes.baselines` derives it.
     """
-    return _each(_random_hit_ratio, c)
+    return _each(random_hit_ratio, c)
 
 
 # --- independent draws with probabilities p ---

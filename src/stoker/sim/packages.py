@@ -85,6 +85,7 @@ class Packages:
             "0",
             settings.min_bytes,
             seed,
+            "0",
         )
         self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
         self._missed = np.zeros(len(source), np.bool_)

@@ -174,9 +174,8 @@ class Job:
                 f"recipe {recipe.name!r} cannot be simulated: its scorer needs "
                 f"{', '.join(sorted(unknown))}, and a replay has losses only"
             )
-        if getattr(self._scorer, "cache_samples", 0) is None:
-            held = round(share * int(sizes.sum()) / float(sizes.mean()))
-            self._scorer.cache_samples = held  # type: ignore[attr-defined]
+        if (cache_holds := getattr(self._scorer, "cache_holds", None)) is not None:
+            cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
         self._scores = Scores(len(sizes) if self._is_scored else 1)  # else nobody asks for them
         self._step, self._seed = 0, seed
         self._foreseen: Plan | None = None

@@ -14,7 +14,7 @@ from stoker.packaging import Packaging
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
-from stoker.recipes.cache import fit_shares, follow, make_store
+from stoker.recipes.cache import fit_packages, fit_shares, follow, make_store
 from stoker.scores import Scores
 from stoker.sim.accounting import AccountingArena
 from stoker.sim.blank_source import BlankSource
@@ -62,9 +62,9 @@ class ReplayedCache:
         self._arranges = beside is None
         self._regions = self.policy.regions()
         self._names = [region.name for region in self._regions]
-        self._recipe, self._seed = recipe, seed
         self._data_bytes = int(sizes.sum())
         self.capacity = round((1.0 if recipe.preload else share) * self._data_bytes)
+        self._recipe, self._seed = fit_packages(recipe, self.capacity), seed
         self._num_samples = len(sizes)
         self._time = 0.0
         self._reads_told = 0
@@ -220,7 +220,7 @@ class ReplayedCache:
         store, arena = self._store, self._arena
         if packaging is None or substitution is None or arena is None:
             return None
-        assert store.served is not None
+        assert store.claims is not None
         assert store.packaged is not None
         coarse = replace(packaging, min_bytes=_package_bytes(packaging, self._data_bytes))
         fitted = replace(self._recipe, packaging=coarse)
@@ -228,7 +228,7 @@ class ReplayedCache:
         return Packages(
             source,
             arena,
-            store.served,
+            store.claims.served,
             store.packaged,
             coarse,
             low=self._names.index(substitution.region),

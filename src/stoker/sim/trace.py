@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.importance.neighbours import Neighbours
-from stoker.sim.trace_file import Block, Kind, TraceReader
+from stoker.sim.trace_file import Block, Kind, TraceReader, damage_named
 
 Ids = NDArray[np.uint32]
 _NO_IDS = np.empty(0, np.uint32)
@@ -194,7 +194,8 @@ class _RankTrace:
         try:
             if not self._file.blocks:
                 raise ConfigError(f"{path} has nothing in it: the run ended as it began")
-            self._index()
+            with damage_named(f"{path} is damaged where an epoch begins"):
+                self._index()
         except BaseException:
             self._file.close()
             raise
@@ -204,14 +205,16 @@ class _RankTrace:
 
     def sizes(self) -> NDArray[np.int64]:
         blocks = [block for block in self._file.blocks if block.kind == Kind.SIZES]
-        parts = [self._file.read(block)["sizes"].astype(np.int64) for block in blocks]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        with damage_named(f"{self.path} has damaged sizes"):
+            parts = [self._file.read(block)["sizes"].astype(np.int64) for block in blocks]
+            return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def epoch(self, epoch: int) -> _Part:
         part = _Assembly(epoch)
-        for block in self.epochs[epoch]:
-            part.add(self._file.read(block))
-        return part.result()
+        with damage_named(f"{self.path} is damaged in epoch {epoch}"):
+            for block in self.epochs[epoch]:
+                part.add(self._file.read(block))
+            return part.result()
 
     def _index(self) -> None:
         for block in self._file.blocks:
@@ -268,6 +271,8 @@ class _Assembly:
 
     def _add_batches(self, columns: dict[str, NDArray[Any]]) -> None:
         sizes = columns["batch_size"].astype(np.int64)
+        if sizes.min() < 0 or sizes.sum() != len(columns["ids"]):
+            raise ValueError("batches of another number of samples than there are")
         ends = np.cumsum(sizes)
         within = np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
         self._positions.append(np.repeat(columns["position"], sizes) + within * self._world_size)

@@ -10,6 +10,7 @@ midst of a block, or damaged there, is good up to that block.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -17,7 +18,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.owned import open_file
 
 VERSION = 1
 """Of the format."""
@@ -75,11 +77,11 @@ class TraceWriter:
 
     A file that is there already is gone on with, after its last whole block, if its ABOUT says
     the same; else ConfigError. Raises OSError when the file cannot be written, or another process
-    is writing it.
+    is writing it, UntrustedPlace for one that other users could have written.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], sizes: NDArray[np.int64]) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = open_file(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             end = check_continues(path, about)
             _lock(self._fd)
@@ -146,18 +148,19 @@ class TraceReader:
         self._close = weakref.finalize(self, os.close, self._fd)
         self._check_magic()
         self.blocks = self._scan()
-        about = self.read(self.blocks[0])["json"] if self.blocks else None
-        self.about: dict[str, Any] = {} if about is None else json.loads(about.tobytes())
+        self.about: dict[str, Any] = {}
         """What the run was."""
+        if self.blocks:
+            with damage_named(f"{path} does not say of which run it is"):
+                self.about = dict(json.loads(self.read(self.blocks[0])["json"].tobytes()))
 
     def read(self, block: Block) -> dict[str, NDArray[Any]]:
         """Return the columns of a block; ConfigError if it is damaged."""
         found = self._payload(block)
-        if found is None:
-            raise ConfigError(
-                f"{self._path} is damaged at byte {block.start}: record it again, or cut it there"
-            )
-        return _unpacked(found)
+        with damage_named(f"{self._path} is damaged at byte {block.start}"):
+            if found is None:
+                raise ValueError("its sum is wrong")
+            return _unpacked(found)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -203,9 +206,22 @@ class TraceReader:
         if len(stored) != length or raw > _LIMIT or check != _check(kind, epoch, raw, stored):
             return None
         try:
-            return zlib.decompress(stored, bufsize=raw)
+            # Not at once as much as it claims to be.
+            found = zlib.decompressobj().decompress(stored, raw + 1)
         except zlib.error:
             return None
+        return found if len(found) == raw else None
+
+
+@contextlib.contextmanager
+def damage_named(what: str) -> Iterator[None]:
+    """Make a ConfigError of what reading a file raises whose sums are right and which is wrong."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{what} ({error!r}): record it again, or cut it there") from error
 
 
 def _check(kind: int, epoch: int, raw: int, stored: bytes) -> int:

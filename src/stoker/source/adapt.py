@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError
-from stoker.source.base import BaseSource, Source, check_ids
+from stoker.source.base import BaseSource, Source, check_ids, local_identity
 from stoker.source.packed import Offsets
 
 _REQUIRED = ("__len__", "sizes", "fingerprint", "read")
@@ -53,8 +53,16 @@ class _Completed(BaseSource):
         return sizes
 
     @property
+    def sizes_are_exact(self) -> bool:
+        return bool(getattr(self._source, "sizes_are_exact", True))
+
+    @property
     def fingerprint(self) -> str:
         return cast(str, self._source.fingerprint)
+
+    @property
+    def local_identity(self) -> str:
+        return local_identity(self._source)
 
     def name(self, sample_id: int) -> str:
         name = getattr(self._source, "name", super().name)

@@ -96,6 +96,11 @@ class BaseSource:
         """Whether this process can read at once, without starting anything for that first."""
         return True
 
+    @property
+    def sizes_are_exact(self) -> bool:
+        """Whether a sample of another size than :attr:`Source.sizes` says is a corrupt one."""
+        return True
+
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
         """Return the samples, None for each that failed, and the errors by position."""
         wanted = check_ids(ids, len(self))
@@ -148,6 +153,16 @@ class BaseSource:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def local_identity(source: Source) -> str:
+    """Return what tells the files of ``source`` from others with its fingerprint, on this machine.
+
+    Files rebuilt with their old names, sizes and normalised times have the old fingerprint, which
+    is to be the same on all nodes and for copies. What is kept on one machine from run to run, or
+    shared by its processes, is kept under both. Empty where the storage's own versions tell.
+    """
+    return str(getattr(source, "local_identity", ""))
 
 
 def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:

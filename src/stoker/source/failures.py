@@ -26,15 +26,17 @@ def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceErro
     kind: type[SourceError] = SourceUnavailable
     if failure.why is Why.NOT_FOUND:
         kind = SampleNotFound
-        text = f"{name} is not there: put it back, or make the data set anew to list it again"
+        text = f"{name} is not there: put it back, or make the data set again, which lists it again"
     elif failure.why is None:
         kind = SampleCorrupt
-        text = f"{name}: {failure.message}: make the data set anew to list it again"
+        text = f"{name}: {failure.message}: make the data set again, which lists it again"
     elif failure.why is Why.CUT:
         kind = SampleCorrupt
         text = f"{name} did not arrive whole ({tried}); the last time: {failure.message}"
     else:
         text = f"{name} could not be read ({tried}); the last time: {failure.message}"
+        if failure.why is Why.UNREACHABLE:
+            text += "; check the address, the endpoint in storage_options and the network"
     return kind(text, ids)
 
 

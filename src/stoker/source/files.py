@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker import _core
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, Packed, check_ids
 from stoker.source.listing import AnyPath, Listing, failure, list_paths
+from stoker.source.listing_cache import ListingCache
 from stoker.source.packed import Offsets, offsets_of
 from stoker.source.packed_source import PackedSource, without
 
@@ -53,8 +54,10 @@ class FileSource(PackedSource):
         self._offsets = SharedArray.copy_of(listing.offsets, "offsets")
         self._sizes = SharedArray.copy_of(listing.sizes, "sizes")
         self._fingerprint = listing.fingerprint
+        self._local_identity = listing.local_identity
         self._threads, self._drop_page_cache = threads, drop_page_cache
         self._reader: _core.Reader | None = _core.Reader(threads)
+        self._stored: ListingCache | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reader": None, "_closed": self._reader is None}
@@ -76,6 +79,11 @@ class FileSource(PackedSource):
     def fingerprint(self) -> str:
         """Hash of names, sizes and modification times; ``Listing`` says which."""
         return self._fingerprint
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the files' change times; see :func:`stoker.source.base.local_identity`."""
+        return self._local_identity
 
     def name(self, sample_id: int) -> str:
         """Return the file's path."""
@@ -111,7 +119,15 @@ class FileSource(PackedSource):
             error = failure(self.name(sample), int(status[index]), int(self._sizes.array[sample]))
             error.ids = [sample]
             errors[index] = error
+            if isinstance(error, SampleNotFound | SampleCorrupt):
+                self._discard_listing()
         return errors
+
+    def _discard_listing(self) -> None:
+        """Forget what is stored, once: it would be believed when the data set is made again."""
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            stored.discard()
 
     def close(self) -> None:
         """Stop the threads of this process and refuse further reads."""

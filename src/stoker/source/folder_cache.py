@@ -3,45 +3,54 @@
 from __future__ import annotations
 
 import os
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from stoker.source.folder_listing import FolderListing
+from stoker.source.folder_listing import FolderListing, pack_identities
 from stoker.source.listing import Listing
 from stoker.source.listing_cache import Arrays, ListingCache
+from stoker.types import FileIdentity
 
 # Old file systems keep times in steps of up to 2 seconds: a directory that changed so shortly
 # before it was listed may have changed again afterwards, with the same time.
 _SETTLED_NS = 2_000_000_000
+_LOOKED_AT = 64  # files
+_FORM = "folder 2"  # of what is stored: other forms lie in other files
 
 
 class FolderCache:
     """The stored listing of one folder; see :class:`ListingCache` for where and how.
 
-    The listing is used again while every directory in it still has the modification time it
-    had, so files and folders that are added, removed or renamed are noticed. A file that is
-    rewritten in place changes no directory: if its size changed, reading it says so; if not, it
-    goes unnoticed. So does any change on a file system that does not keep the modification times
-    of directories (some mounts of object stores): do not cache listings there.
+    The listing is used again while every directory in it still is the one it was, unchanged, so
+    files and folders that are added, removed or renamed are noticed, and so is another tree at the
+    same path, whatever its times. A file that is rewritten in place changes no directory: 64 files
+    drawn at random are looked at, so a tree that was rebuilt in place is noticed; a single file is
+    when its size changed, by reading it, and else may not be. A file system that does not keep the
+    times of directories (some mounts of object stores) hides what is added and removed: do not
+    cache listings there. A source that reads a missing file, or one of another size, discards it.
     """
 
     def __init__(self, root: bytes, extensions: tuple[str, ...], allow_empty: bool) -> None:
         """Belong to the folder ``root``, listed with these extensions; nothing is read yet."""
         self._root = root
-        self._cache = ListingCache(repr((os.path.realpath(root), extensions, allow_empty)))
+        question = (_FORM, os.path.realpath(root), extensions, allow_empty)
+        self.stored = ListingCache(repr(question))
+        """Where the listing lies."""
 
     def load(self, threads: int) -> FolderListing | None:
         """Return the stored listing if there is one and it still holds; ask ``threads`` at once."""
-        stored = self._cache.load()
-        if stored is None:
-            return None
-        listing = _decode(stored, self._root)
-        return listing if _still_holds(listing, threads) else None
+
+        def if_it_holds(stored: Arrays) -> FolderListing | None:
+            listing = _decode(stored, self._root)
+            return listing if _still_holds(listing, threads) else None
+
+        return self.stored.load(if_it_holds)
 
     def store(self, listing: FolderListing) -> None:
         """Replace what is stored; a failure is logged."""
-        self._cache.store(_encode(listing))
+        self.stored.store(_encode(listing))
 
 
 def _encode(listing: FolderListing) -> Arrays:
@@ -50,10 +59,11 @@ def _encode(listing: FolderListing) -> Arrays:
         "offsets": listing.files.offsets,
         "sizes": listing.files.sizes,
         "fingerprint": _join([listing.files.fingerprint.encode()]),
+        "ctimes_ns": listing.files.ctimes_ns,
         "classes": _join([os.fsencode(name) for name in listing.classes]),
         "class_sizes": listing.class_sizes,
         "directories": _join(list(listing.directories)),
-        "mtimes_ns": listing.mtimes_ns,
+        "identities": listing.identities,
         "listed_ns": np.array(listing.listed_ns, np.int64),
     }
 
@@ -65,12 +75,13 @@ def _decode(parts: Arrays, root: bytes) -> FolderListing:
             names=parts["names"],
             offsets=parts["offsets"],
             sizes=parts["sizes"],
+            ctimes_ns=parts["ctimes_ns"],
             fingerprint=_split(parts["fingerprint"])[0].decode(),
         ),
         classes=tuple(map(os.fsdecode, _split(parts["classes"]))),
         class_sizes=parts["class_sizes"],
         directories=tuple(_split(parts["directories"])),
-        mtimes_ns=parts["mtimes_ns"],
+        identities=parts["identities"],
         listed_ns=int(parts["listed_ns"]),
     )
 
@@ -85,17 +96,23 @@ def _split(joined: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> list[bytes]:
 
 
 def _still_holds(listing: FolderListing, threads: int) -> bool:
-    """Return whether no directory has changed since, as far as its modification time tells."""
-    if int(listing.mtimes_ns.max()) > listing.listed_ns - _SETTLED_NS:
+    """Return whether no directory has changed since, as far as the kernel tells."""
+    changed_ns = listing.identities[:, FileIdentity._fields.index("ctime_ns")]
+    if int(changed_ns.max()) > listing.listed_ns - _SETTLED_NS:
         return False
-    paths = (listing.files.root + name for name in listing.directories)
-    with ThreadPoolExecutor(threads, "stoker-list") as pool:
-        now = list(pool.map(_mtime_ns, paths))
-    return np.array_equal(now, listing.mtimes_ns)
-
-
-def _mtime_ns(path: bytes) -> int:
+    files = listing.files
+    drawn = random.sample(range(len(files.sizes)), min(_LOOKED_AT, len(files.sizes)))
+    paths = [files.root + name for name in listing.directories]
+    paths += [files.root + files.name(place) for place in drawn]
     try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116
+        with ThreadPoolExecutor(threads, "stoker-list") as pool:
+            now = list(pool.map(_identity, paths))
     except OSError:
-        return -1
+        return False
+    directories, looked_at = now[: len(listing.directories)], now[len(listing.directories) :]
+    unchanged = np.array_equal([file.ctime_ns for file in looked_at], files.ctimes_ns[drawn])
+    return unchanged and np.array_equal(pack_identities(directories), listing.identities)
+
+
+def _identity(path: bytes) -> FileIdentity:
+    return FileIdentity.of(os.stat(path))  # noqa: PTH116

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source.listing import Listing, list_names
 from stoker.source.packed import Offsets
+from stoker.types import FileIdentity
 
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"
@@ -31,8 +33,8 @@ class FolderListing:
     """Samples of each class, i64[C]; samples of one class are consecutive."""
     directories: tuple[bytes, ...]
     """Every directory that was read, below the root; the root itself is the empty name."""
-    mtimes_ns: Offsets
-    """Modification time of each directory before it was read, i64[D]."""
+    identities: npt.NDArray[np.uint64]
+    """The :class:`~stoker.types.FileIdentity` of each directory before it was read, u64[D, 5]."""
     listed_ns: int
     """When the listing was begun, in nanoseconds since 1970."""
 
@@ -42,7 +44,7 @@ class _ClassFolder:
     """The part of a listing that is in one class folder."""
 
     names: list[bytes]
-    directories: list[tuple[bytes, int]]
+    directories: list[tuple[bytes, FileIdentity]]
 
 
 def list_folder(
@@ -60,7 +62,7 @@ def list_folder(
     """
     listed_ns = time.time_ns()
     endings = tuple(os.fsencode(extension.lower()) for extension in extensions)
-    root_mtime, class_names = _class_folders(root)
+    root_identity, class_names = _class_folders(root)
     with ThreadPoolExecutor(threads, "stoker-list") as pool:
         folders = list(pool.map(lambda name: _read_class(root, name, endings), class_names))
     classes = tuple(map(os.fsdecode, class_names))
@@ -68,7 +70,7 @@ def list_folder(
     _refuse_empty(root, classes, class_sizes, extensions, allow_empty)
     names = [name for folder in folders for name in folder.names]
     directories = [
-        (b"", root_mtime),
+        (b"", root_identity),
         *(found for folder in folders for found in folder.directories),
     ]
     return FolderListing(
@@ -76,15 +78,21 @@ def list_folder(
         classes=classes,
         class_sizes=class_sizes,
         directories=tuple(name for name, _ in directories),
-        mtimes_ns=np.array([mtime for _, mtime in directories], np.int64),
+        identities=pack_identities([identity for _, identity in directories]),
         listed_ns=listed_ns,
     )
 
 
-def _class_folders(root: bytes) -> tuple[int, list[bytes]]:
-    """Return the root's modification time and the sorted names of the directories in it."""
+def pack_identities(identities: Sequence[FileIdentity]) -> npt.NDArray[np.uint64]:
+    """Return them as rows of an array, u64[D, 5]; times before 1970 modulo 2^64."""
+    rows = [[number % 2**64 for number in identity] for identity in identities]
+    return np.array(rows, np.uint64).reshape(len(rows), len(FileIdentity._fields))
+
+
+def _class_folders(root: bytes) -> tuple[FileIdentity, list[bytes]]:
+    """Return the root's identity and the sorted names of the directories in it."""
     try:
-        mtime = os.stat(root).st_mtime_ns  # noqa: PTH116
+        identity = FileIdentity.of(os.stat(root))  # noqa: PTH116
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -98,7 +106,7 @@ def _class_folders(root: bytes) -> tuple[int, list[bytes]]:
             f"root={os.fsdecode(root)!r} has no class folders: "
             "samples are expected in root/class/file"
         )
-    return mtime, names
+    return identity, names
 
 
 def _read_class(root: bytes, name: bytes, endings: tuple[bytes, ...]) -> _ClassFolder:
@@ -106,20 +114,20 @@ def _read_class(root: bytes, name: bytes, endings: tuple[bytes, ...]) -> _ClassF
     found = sorted(_walk(root, name, endings, frozenset()))
     return _ClassFolder(
         names=[directory + b"/" + file for directory, _, files in found for file in sorted(files)],
-        directories=[(directory, mtime) for directory, mtime, _ in found],
+        directories=[(directory, identity) for directory, identity, _ in found],
     )
 
 
 def _walk(
     root: bytes, directory: bytes, endings: tuple[bytes, ...], above: frozenset[tuple[int, int]]
-) -> Iterator[tuple[bytes, int, list[bytes]]]:
-    """Yield every directory from here down: its name, modification time and sample files."""
+) -> Iterator[tuple[bytes, FileIdentity, list[bytes]]]:
+    """Yield every directory from here down: its name, identity and sample files."""
     files, below = [], []
     try:
         # Asked before reading: what changes meanwhile makes the listing stale, not wrong.
-        status = os.stat(root + directory)  # noqa: PTH116
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
+        identity = FileIdentity.of(os.stat(root + directory))  # noqa: PTH116
+        place = (identity.device, identity.inode)
+        if place in above:
             return
         with os.scandir(root + directory) as entries:
             for entry in entries:
@@ -129,9 +137,9 @@ def _walk(
                     files.append(entry.name)
     except OSError as error:
         raise _unreadable(root + directory, error) from error
-    yield directory, status.st_mtime_ns, files
+    yield directory, identity, files
     for name in below:
-        yield from _walk(root, name, endings, above | {identity})
+        yield from _walk(root, name, endings, above | {place})
 
 
 def _unreadable(path: bytes, error: OSError) -> SourceUnavailable:

@@ -50,6 +50,7 @@ class ImageFolderSource(ClassFolders, FileSource):
             if cache:
                 cache.store(listing)
         self._hold_folder(listing, threads, drop_page_cache)
+        self._stored = None if cache is None else cache.stored
 
     def _hold_folder(self, listing: FolderListing, threads: int, drop_page_cache: bool) -> None:
         """Keep the listing in shared memory."""

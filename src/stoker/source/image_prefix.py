@@ -58,7 +58,7 @@ class ImagePrefixSource(ClassFolders, KeySource):
                 f"there are no samples in class folders below {url}: objects like "
                 f"class/file are expected, ending in {', '.join(extensions)}"
             )
-        self._hold(client, address.root, prefix, keys)
+        self._hold(client, address.root, prefix, keys, listing.stored)
         self._hold_classes(classes, class_sizes)
 
 

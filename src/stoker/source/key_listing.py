@@ -33,7 +33,8 @@ class KeyListing:
     random, and the last 500 keys with what comes after them (three requests); of a list of keys,
     16 of them drawn at random. So what is added or removed at the ends is noticed at once,
     elsewhere by chance or after ``max_age``. An object that was replaced or removed unnoticed is
-    reported when it is read; one that was added unnoticed is missing until then.
+    reported when it is read, and its source discards the listing; one that was added unnoticed is
+    missing until then.
 
     Listings are stored only where a page costs one request wherever it begins (S3 and Google
     Cloud Storage), and for lists of keys.
@@ -44,6 +45,8 @@ class KeyListing:
         if not max_age >= 0:
             raise ConfigError(f"listing_max_age={max_age} is not possible: give seconds, 0 or more")
         self._client, self._address, self._max_age = client, address, max_age
+        self.stored: ListingCache | None = None
+        """Where the latest listing lies, to be discarded if it turns out wrong; None: nowhere."""
 
     def below(self, prefix: str, *, by_folder: bool = False) -> Keys:
         """Return the objects whose keys begin with ``prefix``, sorted; names are full keys.
@@ -53,6 +56,7 @@ class KeyListing:
         :class:`SourceUnavailable` when the storage does not answer.
         """
         cache = self._cache("below", prefix, by_folder) if self._address.lists_in_order else None
+        self.stored = cache
         stored = self._load(cache)
         if stored is not None and self._prefix_holds(stored, prefix, by_folder):
             return stored
@@ -70,7 +74,7 @@ class KeyListing:
         One request each, many at once. Raises :class:`SampleNotFound` for one that is not there,
         else as :meth:`below`.
         """
-        cache = self._cache("of", *keys)
+        cache = self.stored = self._cache("of", *keys)
         stored = self._load(cache)
         if stored is not None and self._heads_hold(stored, keys):
             return stored
@@ -92,13 +96,13 @@ class KeyListing:
         return ListingCache(repr(("keys", self._address.question, *question)))
 
     def _load(self, cache: ListingCache | None) -> Keys | None:
-        stored = cache.load() if cache is not None else None
-        if stored is None:
-            return None
-        age = time.time() - float(stored["listed_at"])
-        if not 0 <= age <= self._max_age:
-            return None
-        return Keys(stored["names"], stored["offsets"], stored["sizes"], stored["tags"])
+        def if_it_is_young(stored: Arrays) -> Keys | None:
+            age = time.time() - float(stored["listed_at"])
+            if not 0 <= age <= self._max_age:
+                return None
+            return Keys(stored["names"], stored["offsets"], stored["sizes"], stored["tags"])
+
+        return None if cache is None else cache.load(if_it_is_young)
 
     def _store(self, cache: ListingCache | None, keys: Keys) -> None:
         if cache is None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import Packed, check_ids
 from stoker.source.failures import error_of
 from stoker.source.keys import Keys
+from stoker.source.listing_cache import ListingCache
 from stoker.source.packed import Offsets, offsets_of
 from stoker.source.packed_source import PackedSource, without
+from stoker.source.remote.backend import Why
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Tally, Wanted
+
+_STALE = (Why.NOT_FOUND, None)  # the object is gone, or another one
 
 
 class KeySource(PackedSource):
@@ -30,8 +34,11 @@ class KeySource(PackedSource):
     tells versions apart, or else when its size changed.
     """
 
-    def _hold(self, client: Client, root: str, prefix: str, keys: Keys) -> None:
-        """Keep ``keys``, the names below ``prefix``, in shared memory."""
+    def _hold(
+        self, client: Client, root: str, prefix: str, keys: Keys, stored: ListingCache | None
+    ) -> None:
+        """Keep ``keys``, the names below ``prefix``, in shared memory; they are ``stored`` too."""
+        self._stored = stored
         self._client, self._root, self._prefix = client, root, prefix
         self._names = SharedArray.copy_of(keys.names, "names")
         self._offsets = SharedArray.copy_of(keys.offsets, "offsets")
@@ -65,7 +72,7 @@ class KeySource(PackedSource):
 
     def name(self, sample_id: int) -> str:
         """Return the object's address."""
-        return self._root + self._key(sample_id)
+        return redacted(self._root + self._key(sample_id))
 
     def _key(self, sample_id: int) -> str:
         begin, end = self._offsets.array[sample_id : sample_id + 2]
@@ -95,7 +102,15 @@ class KeySource(PackedSource):
             for index, sample in enumerate(wanted.tolist())
             if index in failures
         }
+        if any(failure.why in _STALE for failure in failures.values()):
+            self._discard_listing()
         return without(errors, data, offsets_of(sizes))
+
+    def _discard_listing(self) -> None:
+        """Forget what is stored, once: it would be believed when the data set is made again."""
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            stored.discard()
 
     def close(self) -> None:
         """End this process's helper and refuse further reads."""

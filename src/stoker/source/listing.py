@@ -15,6 +15,7 @@ from stoker import _core
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.source.packed import Bytes, Offsets, offsets_of
 
+_LIST_AGAIN = "make the data set again, which lists it again"
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
@@ -24,7 +25,8 @@ class Listing:
 
     ``fingerprint`` hashes the names below ``root``, in order, with every file's size and
     modification time in nanoseconds. Nodes that mount the same storage agree on it wherever they
-    mount it; so does a copy that keeps the times (``cp -p``, ``rsync -a``).
+    mount it; so does a copy that keeps the times (``cp -p``, ``rsync -a``), and so do files rebuilt
+    with the same sizes and times. ``local_identity`` tells these from each other, on one machine.
     """
 
     root: bytes
@@ -35,7 +37,23 @@ class Listing:
     """Where each name begins in ``names``, and where the last ends, i64[N + 1]."""
     sizes: Offsets
     """Bytes of each file, i64[N]."""
+    ctimes_ns: Offsets
+    """Change time of each file, which nothing but the kernel sets, i64[N]."""
     fingerprint: str
+
+    def name(self, place: int) -> bytes:
+        """Return one name."""
+        begin, end = self.offsets[place : place + 2]
+        return self.names[begin:end].tobytes()
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the change times.
+
+        Without device and inode numbers, as those of network and FUSE mounts do not last from mount
+        to mount.
+        """
+        return _digest(self.ctimes_ns)
 
 
 def list_paths(paths: Iterable[AnyPath], threads: int) -> Listing:
@@ -76,16 +94,21 @@ def list_names(root: bytes, names: list[bytes], threads: int) -> Listing:
     packed = np.frombuffer(b"".join(names), np.uint8)
     if (packed == 0).any() or b"\0" in root:
         raise ConfigError("a path contains a NUL byte, which no file system allows")
-    sizes, mtimes_ns = np.empty_like(offsets[1:]), np.empty_like(offsets[1:])
+    sizes, mtimes_ns, ctimes_ns = (np.empty_like(offsets[1:]) for _ in range(3))
     status = np.empty(len(names), np.int32)
-    _core.Reader(threads).stat(root, packed, offsets, sizes, mtimes_ns, status)
+    _core.Reader(threads).stat(root, packed, offsets, sizes, mtimes_ns, ctimes_ns, status)
     if status.any():
         first = int(np.flatnonzero(status)[0])
         raise failure(os.fsdecode(root + names[first]), int(status[first]))
+    fingerprint = _digest(offsets, packed, sizes, mtimes_ns)
+    return Listing(root, packed, offsets, sizes, ctimes_ns, fingerprint)
+
+
+def _digest(*parts: Bytes | Offsets) -> str:
     digest = hashlib.blake2b(digest_size=16, person=b"stoker.files")
-    for part in (offsets, packed, sizes, mtimes_ns):
+    for part in parts:
         digest.update(part.data)
-    return Listing(root, packed, offsets, sizes, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def failure(path: str, status: int, listed: int | None = None) -> SourceError:
@@ -96,16 +119,13 @@ def failure(path: str, status: int, listed: int | None = None) -> SourceError:
     if status in (_core.Reader.SHRANK, _core.Reader.GREW):
         verb = "shrank" if status == _core.Reader.SHRANK else "grew"
         return SampleCorrupt(
-            f"{path} {verb} since it was listed with {listed} bytes: "
-            "make the data set anew to list it again"
+            f"{path} {verb} since it was listed with {listed} bytes: {_LIST_AGAIN}"
         )
     if status == _core.Reader.NOT_A_FILE:
         return SampleCorrupt(f"{path} is not a regular file: leave it out of the data set")
     reason = os.strerror(status)
     if status in (errno.ENOENT, errno.ENOTDIR):
-        return SampleNotFound(
-            f"{path}: {reason}: put it back, or make the data set anew to list it again"
-        )
+        return SampleNotFound(f"{path}: {reason}: put it back, or {_LIST_AGAIN}")
     if status in (errno.EACCES, errno.EPERM):
         return SourceUnavailable(f"{path}: {reason}: let this user (id {os.geteuid()}) read it")
     return SourceUnavailable(f"{path}: {reason}: the storage failed; see the system's log")

@@ -9,16 +9,21 @@ import logging
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from stoker.errors import UntrustedPlace
+from stoker.owned import open_folder, read_file
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"stoker listing 1\n"
 _DIGEST_BYTES = 32
 
+_T = TypeVar("_T")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -27,7 +32,8 @@ class ListingCache:
 
     It lies in ``$XDG_CACHE_HOME/stoker/listings`` (``~/.cache/...``). Several processes may use
     one at once; the last to store wins. A file that is damaged or of another version is as good
-    as none, and a directory that cannot be written is reported to the log and otherwise ignored.
+    as none, and a directory that cannot be written, or that others may write to, is reported to the
+    log and otherwise ignored.
     Whether the answer still holds is for those to judge who asked.
     """
 
@@ -36,35 +42,56 @@ class ListingCache:
         name = hashlib.blake2b(question.encode(errors="surrogateescape"), digest_size=16)
         self.path = _cache_home() / "stoker" / "listings" / f"{name.hexdigest()}.listing"
 
-    def load(self) -> Arrays | None:
-        """Return what is stored, or None."""
+    def load(self, use: Callable[[Arrays], _T]) -> _T | None:
+        """Return what ``use`` makes of what is stored; None if nothing is, or it is damaged.
+
+        What ``use`` raises means that it is.
+        """
         try:
-            stored = self.path.read_bytes()
+            with open_folder(self.path.parent) as folder:
+                stored = read_file(folder.inside / self.path.name, called=self.path)
+        except UntrustedPlace as error:
+            _log.warning("a listing is not used: %s", error)
+            return None
         except OSError:
             return None
         try:
-            return _decode(stored)
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-            _log.warning("%s is damaged (%s): listing again", self.path, error)
+            return use(_decode(stored))
+        except Exception as error:  # zipfile, NumPy and users of the arrays raise what they like
+            _log.warning("%s is damaged (%r): listing again", self.path, error)
             return None
 
     def store(self, listing: Arrays) -> None:
         """Replace what is stored; a failure is logged."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                temporary = Path(file.name)
-                try:
-                    file.write(_encode(listing))
-                    file.flush()
-                    os.fsync(file.fileno())
-                    temporary.replace(self.path)
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        temporary.unlink()
-                    raise
+            with open_folder(self.path.parent, make=True) as folder:
+                _replace(folder.inside / self.path.name, _encode(listing))
         except OSError as error:
             _log.warning("cannot keep the listing in %s: %s", self.path, error)
+
+    def discard(self) -> None:
+        """Forget what is stored, which has turned out wrong; a failure is logged."""
+        try:
+            with open_folder(self.path.parent) as folder:
+                (folder.inside / self.path.name).unlink(missing_ok=True)
+        except FileNotFoundError:  # nothing was ever stored
+            pass
+        except OSError as error:
+            _log.warning("cannot forget the listing in %s: %s", self.path, error)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def _cache_home() -> Path:
@@ -88,12 +115,39 @@ def _encode(listing: Arrays) -> bytes:
 
 
 def _decode(stored: bytes) -> Arrays:
-    """Return the listing; raises ValueError, KeyError or BadZipFile when it is not one."""
+    """Return the listing; raises an exception of any kind when it is not one."""
     start = len(_MAGIC) + _DIGEST_BYTES
     payload = memoryview(stored)[start:]
     if not stored.startswith(_MAGIC):
         raise ValueError("another version")
     if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() != stored[len(_MAGIC) : start]:
         raise ValueError("its hash is wrong")
-    with np.load(io.BytesIO(payload), allow_pickle=False) as parts:
-        return {name: parts[name] for name in parts.files}
+    return arrays_of(bytes(payload))
+
+
+def arrays_of(npz: bytes) -> Arrays:
+    """Return the arrays that ``numpy.savez`` wrote, by name.
+
+    Unlike ``numpy.load`` it believes no header: an array is as large as its bytes. Raises an
+    exception of any kind for what is no such file.
+    """
+    with zipfile.ZipFile(io.BytesIO(npz)) as archive:
+        return {
+            member.filename.removesuffix(".npy"): _array_of(archive.read(member))
+            for member in archive.infolist()
+        }
+
+
+def _array_of(npy: bytes) -> npt.NDArray[Any]:
+    file = io.BytesIO(npy)
+    version = np.lib.format.read_magic(file)
+    read_header: Any = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    values = bytearray(npy[file.tell() :])
+    return np.ndarray(shape, dtype, values, order="F" if is_fortran else "C")

@@ -69,7 +69,7 @@ class ObjectSource(KeySource):
         else:
             found = listing.of([prefix + key for key in check_keys(keys)])
         names = found.without_prefix(len(prefix.encode()))
-        self._hold(client, address.root, prefix, names)
+        self._hold(client, address.root, prefix, names, listing.stored)
 
 
 def check_keys(keys: Sequence[str]) -> Sequence[str]:

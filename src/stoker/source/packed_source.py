@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stoker.source.base import BaseSource, Errors, Packed, check_ids
+from stoker.errors import SampleCorrupt
+from stoker.source.base import BaseSource, Errors, Packed, Source, check_ids
 from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
 
 
@@ -33,6 +34,29 @@ class PackedSource(BaseSource):
     def read_packed(self, ids: npt.ArrayLike) -> Packed:
         """Return the samples in one array; see :meth:`Source.read_packed`."""
         raise NotImplementedError(f"{type(self).__name__} has to define read_packed")
+
+
+def read_whole(source: Source, ids: npt.NDArray[np.uint32]) -> Packed:
+    """Return what ``source.read_packed`` gives; what lacks bytes, or has more, is corrupt.
+
+    Storage that ends an answer too early, and files that change, are so noticed whatever the
+    samples are. Raises what the source raises.
+    """
+    data, offsets, errors = source.read_packed(ids)
+    if not getattr(source, "sizes_are_exact", True):
+        return data, offsets, errors
+    lengths, expected = np.diff(offsets), source.sizes[ids]
+    wrong = [place for place in np.flatnonzero(lengths != expected).tolist() if place not in errors]
+    if not wrong:
+        return data, offsets, errors
+    cut = {
+        place: SampleCorrupt(
+            f"{source.name(int(ids[place]))}: {lengths[place]} bytes came, not {expected[place]}",
+            [int(ids[place])],
+        )
+        for place in wrong
+    }
+    return without({**errors, **cut}, data, offsets)
 
 
 def without(errors: Errors, data: Bytes, offsets: Offsets) -> Packed:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import stat
 import struct
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, UntrustedPlace
+from stoker.owned import open_file
+from stoker.runtime_dir import prepare_runtime_dir, runtime_dir
 
 _FORM = "=dd"
 _BURST = 0.05  # seconds: what may come at once after a pause
@@ -26,8 +26,8 @@ class RateLimit:
     """At most so many requests and bytes per second, for everything that reads ``name``.
 
     Every process of this user on this node that limits the same ``name`` waits in the same
-    queue, whatever started it. What they share is a file of 16 bytes in the directory for
-    temporary files: until when each limit is used up, on the monotonic clock. Processes that
+    queue, whatever started it. What they share is a file of 16 bytes in the user's runtime
+    directory: until when each limit is used up, on the monotonic clock. Processes that
     were given different limits share the queue too, each advancing it at its own.
 
     Picklable, thread-safe and fork-safe: nothing is held open. A process that is killed leaves
@@ -50,8 +50,7 @@ class RateLimit:
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{what}={value} per second is not possible: give more than 0")
         digest = hashlib.blake2b(self.name.encode(), digest_size=12).hexdigest()
-        folder = Path(tempfile.gettempdir())
-        object.__setattr__(self, "path", folder / f"stoker-rate-{os.geteuid()}-{digest}")
+        object.__setattr__(self, "path", runtime_dir() / f"rate-{digest}")
 
     def take(self, num_bytes: int) -> float:
         """Join the queue with one request for so many bytes; return the seconds to wait."""
@@ -78,16 +77,14 @@ class RateLimit:
             stop.wait(seconds)
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(self.path, flags, 0o600)
+            if not self.path.parent.is_dir():
+                prepare_runtime_dir()
+            return open_file(self.path, os.O_RDWR | os.O_CREAT)
+        except UntrustedPlace:
+            raise
         except OSError as error:
             raise ConfigError(f"the rate limit needs the file {self.path}: {error}") from error
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-            os.close(fd)
-            raise ConfigError(f"{self.path} is not this user's file: remove it")
-        return fd
 
 
 def _later(free_at: float, now: float, seconds: float) -> float:

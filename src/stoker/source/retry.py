@@ -19,8 +19,13 @@ class Retry:
     often (429, 503, ``SlowDown``), it waits ``throttled`` times that.
 
     A request is given up ``deadline`` seconds after its first attempt, or after ``attempts`` of
-    them. When nothing at all has been read for that long, whatever still waits for its turn is
-    tried once and then given up too, so that an outage costs the deadline once, not per sample.
+    them. An outage costs the deadline once, not per sample, call or process: it begins with the
+    first failure after which nothing is read, and ``deadline`` seconds later whatever still waits
+    is tried once and then given up too. A call that begins later, while the storage still fails,
+    gets ``unanswered`` seconds. Those are also all there is where nothing has ever answered
+    (connections refused, an unknown host): more often that is a wrong address than an outage.
+
+    An outage is reported once in each process that reads, as a warning of the logger ``stoker``.
 
     Raises :class:`ConfigError` for values that are negative, zero where that makes no sense, or
     not numbers.
@@ -28,6 +33,8 @@ class Retry:
 
     deadline: float = 120.0
     """Seconds."""
+    unanswered: float = 5.0
+    """Seconds to try where nothing has ever answered; no more than ``deadline`` counts."""
     attempts: int | None = None
     """At most so many requests for one sample; None leaves it to the deadline."""
     first: float = 0.1
@@ -38,7 +45,7 @@ class Retry:
     """How many times longer to wait when the storage says that it is asked too often."""
 
     def __post_init__(self) -> None:
-        for name in ("deadline", "first", "longest", "throttled"):
+        for name in ("deadline", "unanswered", "first", "longest", "throttled"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name}={value} is not possible: give 0 or more")

@@ -18,6 +18,7 @@ from stoker.source.parts import HEADER
 from stoker.source.tar_members import Member
 
 Codes = npt.NDArray[np.uint32]
+_UNPAIRED = re.compile("[\ud800-\udfff]")  # what surrogateescape makes of other encodings
 _META = re.compile(r"__[^/]*__($|/)")  # WebDataset leaves these files and folders out
 
 
@@ -112,17 +113,17 @@ def index_of(shards: Iterable[Sequence[Member]], name: Callable[[int], str]) -> 
     its extension, in lower case; consecutive files of one key are one sample. Files without an
     extension, hidden ones and those in folders called ``__like_this__`` are left out.
 
-    Raises :class:`SampleCorrupt` for a sample that has two parts of one extension, and
-    :class:`ConfigError` when there are no samples.
+    Raises :class:`SampleCorrupt` for a sample that has two parts of one extension and for one that
+    is not UTF-8, and :class:`ConfigError` when there are no samples.
     """
     builder = _Builder()
     for number, files in enumerate(shards):
         builder.begin_shard()
         for file in files:
-            if not builder.add(number, file):
-                raise SampleCorrupt(
-                    f"{name(number)}: the sample of {file.path!r} has two parts of that extension"
-                )
+            try:
+                builder.add(number, file)
+            except ValueError as error:
+                raise SampleCorrupt(f"{name(number)}: {file.path!r} {error}") from error
     return builder.finish()
 
 
@@ -139,24 +140,26 @@ class _Builder:
         """No sample goes on in the next shard."""
         self._key = None
 
-    def add(self, shard: int, file: Member) -> bool:
-        """Add a file; return False if its sample already has such a part."""
+    def add(self, shard: int, file: Member) -> None:
+        """Add a file; raises ValueError for one that its sample cannot have."""
         folder, slash, base = file.path.removeprefix("./").rpartition("/")
         stem, dot, extension = base.partition(".")
         if not stem or not dot or _META.match(file.path):
-            return True
+            return
+        extension = extension.lower()
+        if _UNPAIRED.search(extension):
+            raise ValueError("has an extension that is not UTF-8")
         key = folder + slash + stem
         if key != self._key:
             self._key = key
             self._seen = set()
             self._first.append(len(self._parts))
             self._keys.append(key.encode("utf-8", "surrogateescape"))
-        kind = self._extensions.setdefault(extension.lower(), len(self._extensions))
+        kind = self._extensions.setdefault(extension, len(self._extensions))
         if kind in self._seen:
-            return False
+            raise ValueError("is the second part of its sample with that extension")
         self._seen.add(kind)
         self._parts.append((shard, file.start, file.size, kind))
-        return True
 
     def finish(self) -> ShardIndex:
         """Return the index."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import product
@@ -10,7 +11,8 @@ from pathlib import Path
 from stoker.errors import ConfigError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_COUNT = re.compile(r"(\d+)\.\.(\d+)")
+_COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_MOST = 10_000_000
 _COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
@@ -36,6 +38,7 @@ def _written_out(pattern: str) -> list[str]:
     """Return what a pattern with braces stands for."""
     pieces = _BRACES.split(pattern)
     choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
+    _check_number(pattern, math.prod(map(len, choices)))
     return ["".join(chosen) for chosen in product(*choices)]
 
 
@@ -44,5 +47,11 @@ def _choices(inside: str) -> list[str]:
         low, high = int(count[1]), int(count[2])
         if low > high:
             raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
+        _check_number(f"{{{inside}}}", high - low + 1)
         return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
     return inside.split(",")
+
+
+def _check_number(what: str, number: int) -> None:
+    if number > _MOST:
+        raise ConfigError(f"{what} stands for {number:,} shards: give at most {_MOST:,}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import ConfigError, SampleCorrupt
+from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import Packed, check_ids
 from stoker.source.coalesce import Requests, coalesce
 from stoker.source.failures import error_of
 from stoker.source.key_listing import KeyListing
 from stoker.source.keys import Keys
+from stoker.source.listing import list_names
 from stoker.source.listing_cache import ListingCache
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of
@@ -87,17 +89,22 @@ class ShardSource(PackedSource):
         self._client = Client(address.place, pace or Pace(), in_process)
         self._closed = False
         listed = KeyListing(self._client, address, 0.0).of(names)
+        # A remote storage's versions are its own; those of files are size and time, set at will.
+        here = [] if address.root else [os.fsencode(name) for name in names]
+        self._local_identity = list_names(b"", here, _INDEXING).local_identity if here else ""
         self._hold(listed, self._index(address, listed, cache_index), part)
 
     def _index(self, address: Address, shards: Keys, cache_index: bool) -> ShardIndex:
         """Return the index of all parts, made or stored."""
         # Without versions nothing would tell that a shard was replaced by one of the same size.
         cached = cache_index and bool(shards.tags.all())
-        question = repr(("shards", address.root, address.question, shards.fingerprint))
+        question = repr(
+            ("shards", address.root, address.question, shards.fingerprint, self._local_identity)
+        )
         cache = ListingCache(question) if cached else None
-        stored = cache.load() if cache is not None else None
+        stored = None if cache is None else cache.load(ShardIndex.from_arrays)
         if stored is not None:
-            return ShardIndex.from_arrays(stored)
+            return stored
         seek = _SEEK_REMOTE if address.root else _SEEK_LOCAL
 
         def files(shard: int) -> list[Member]:
@@ -167,6 +174,11 @@ class ShardSource(PackedSource):
         return self._fingerprint
 
     @property
+    def local_identity(self) -> str:
+        """Hash of the shards' change times where they are files of this machine, else empty."""
+        return self._local_identity
+
+    @property
     def extensions(self) -> tuple[str, ...]:
         """All extensions that there are, in the order in which they first come."""
         return self._extensions
@@ -185,7 +197,7 @@ class ShardSource(PackedSource):
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
         index = self._parts
         shard = int(index.shards[index.first[sample_id]])
-        return f"{self._root}{self._shards[shard].decode()}#{index.key(sample_id)}"
+        return redacted(f"{self._root}{self._shards[shard].decode()}#{index.key(sample_id)}")
 
     def read_packed(self, ids: npt.ArrayLike) -> Packed:
         """Return the samples in one array; see :meth:`Source.read_packed`.
@@ -268,7 +280,7 @@ def _place_of(
         scheme = shard.partition("://")[0].lower()
         by_fsspec = scheme not in OBJECT_SCHEMES
         addresses.append(address_of(shard, storage_options, by_fsspec=by_fsspec))
-    roots = {address.root for address in addresses}
+    roots = {address.place.root for address in addresses}
     if len(roots) > 1:
         raise ConfigError(f"the shards are in several places ({', '.join(sorted(roots))}): use one")
     return addresses[0], [address.prefix for address in addresses]

@@ -14,6 +14,7 @@ Read = Callable[[int, int], memoryview]
 _BLOCK = tarfile.BLOCKSIZE
 _WINDOW = 8 << 20
 _HEADERS = 8 * _BLOCK  # a header, with those of pax or GNU before it
+_MOST_DIGITS = 20  # of a size, or of a record's length
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -21,7 +22,8 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-_LONGEST_EXTENSION = 1 << 20  # bytes of a pax or GNU header; names are far shorter
+_LONGEST_EXTENSION = 1 << 20  # bytes of a pax or GNU header, which may hold more than a name
+_LONGEST_NAME = 4096  # bytes, as in the kernel
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ def members(read: Read, size: int, seek_bytes: int) -> Iterator[Member]:
 
     Understands ustar, pax (paths and sizes of any length) and GNU long names. Data of up to
     ``seek_bytes`` is read along, because a new request would cost more; larger data is skipped.
-    Raises :class:`SampleCorrupt` for a header that is damaged or cut off and for sparse files,
-    :class:`ConfigError` for a compressed archive.
+    Raises :class:`SampleCorrupt` for a header that is damaged or cut off, for names of more than
+    4,096 bytes or with a NUL, and for sparse files; :class:`ConfigError` for a compressed archive.
+    Whatever the bytes are, it gets on by a block of 512 with every header.
     """
     window = _Window(read, size, seek_bytes)
     at = 0
@@ -55,13 +58,13 @@ def members(read: Read, size: int, seek_bytes: int) -> Iterator[Member]:
             return
         info = _header(block, at)
         start = at + _BLOCK
-        num_bytes = int(pax.get("size", info.size)) if info.type not in _EXTENSIONS else info.size
-        at = start + -(-num_bytes // _BLOCK) * _BLOCK
-        if start + num_bytes > size:
+        num_bytes = _data_bytes(info, pax)
+        if not 0 <= num_bytes <= size - start:
             raise SampleCorrupt(
-                f"{info.name!r} at byte {start - _BLOCK} needs {num_bytes} bytes, and the archive "
-                f"has only {size}: it is cut off"
+                f"{info.name!r} at byte {at} claims {num_bytes} bytes, and the archive has "
+                f"{size - start} from there: it is damaged or cut off"
             )
+        at = start + -(-num_bytes // _BLOCK) * _BLOCK
         if info.type in _EXTENSIONS:
             if num_bytes > _LONGEST_EXTENSION:
                 raise SampleCorrupt(f"a header at byte {start - _BLOCK} claims {num_bytes} bytes")
@@ -71,7 +74,7 @@ def members(read: Read, size: int, seek_bytes: int) -> Iterator[Member]:
             raise SampleCorrupt(f"{info.name!r} is a sparse file: pack the archive without them")
         if info.isreg():
             path = pax.get("path", whole_archive.get("path", info.name))
-            yield Member(path, start, num_bytes)
+            yield Member(_checked(path, start), start, num_bytes)
         pax = {}
 
 
@@ -110,6 +113,30 @@ class _Window:
         return self._data[begin : begin + num_bytes]
 
 
+def _data_bytes(info: tarfile.TarInfo, pax: dict[str, str]) -> int:
+    """Return the bytes of data behind a header; folders, links and devices have none."""
+    if info.type in _EXTENSIONS:
+        return info.size
+    if not info.isreg() and info.type in tarfile.SUPPORTED_TYPES:
+        return 0
+    digits = pax.get("size")
+    if digits is None:
+        return info.size
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+        raise SampleCorrupt(f"a pax header gives {info.name!r} the size {digits[:40]!r}")
+    return int(digits)
+
+
+def _checked(path: str, start: int) -> str:
+    """Return the name of the file whose data begin at ``start``, if it can be one."""
+    if "\0" in path or len(path) > _LONGEST_NAME:
+        raise SampleCorrupt(
+            f"the file at byte {start} has a name of {len(path)} characters that begins with "
+            f"{path[:80]!r}: names have up to {_LONGEST_NAME} and no NUL"
+        )
+    return path
+
+
 def _header(block: memoryview, at: int) -> tarfile.TarInfo:
     try:
         return tarfile.TarInfo.frombuf(bytes(block), tarfile.ENCODING, "surrogateescape")
@@ -142,10 +169,11 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield the records of a pax header: ``<length> <name>=<value>`` and a line feed each."""
     at = 0
     while at < len(data) and data[at : at + 1] != b"\0":
-        digits, _, _ = data[at : at + 20].partition(b" ")
-        if not digits.isdigit() or not 5 <= int(digits) <= len(data) - at:
+        digits, _, _ = data[at : at + _MOST_DIGITS].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record = data[at + len(digits) + 1 : at + length]
+        name, is_record, value = record[:-1].partition(b"=")
+        if length > len(data) - at or not (name and is_record and record.endswith(b"\n")):
             raise SampleCorrupt(f"a pax header has a bad record at byte {at}")
-        record = data[at + len(digits) + 1 : at + int(digits) - 1]
-        name, _, value = record.partition(b"=")
         yield name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")
-        at += int(digits)
+        at += length

@@ -62,6 +62,14 @@ def _received(fds: tuple[Any, ...], meta: dict[str, Any]) -> Handle:
     return _Received(tuple(fd.detach() for fd in fds), meta)
 
 
+def turns_of(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return u32[n]: of samples with equal keys, the one whose turn is smallest leaves first.
+
+    A fixed order that has nothing to do with that of the ids, which often come class by class.
+    """
+    return ids * np.uint32(0x9E3779B1)
+
+
 class Arena:
     """A cache of samples in shared memory, or in a file, with named regions and byte budgets.
 
@@ -318,6 +326,14 @@ class Arena:
     def where(self, ids: ArrayLike) -> NDArray[np.uint8]:
         """Return u8[n]: the index of each sample's region, in their order; 255 if not cached."""
         return self._core.where(self._ids(ids))
+
+    def copies(self, ids: ArrayLike, region: str) -> NDArray[np.uint32]:
+        """Return u32[n]: which copy of each sample lies in ``region``; 0 if none does.
+
+        The number grows each time that the sample comes into the cache, and stays while it is
+        there, in whichever region.
+        """
+        return self._core.copies(self._ids(ids), region)
 
     def list(self, region: str) -> NDArray[np.uint32]:
         """Return u32[m], the ids cached in ``region``, ascending.

@@ -7,11 +7,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from stoker import _core
-from stoker.errors import ConfigError, SegmentError, StateMismatch
+from stoker import _core, owned
+from stoker.errors import ConfigError, SegmentError, StateMismatch, UntrustedPlace
 from stoker.store.ofd import try_lock
 from stoker.types import format_bytes
 
@@ -19,7 +19,6 @@ MARKER = ".stoker-cache"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
 
 _META, _SEGMENT = "meta.json", "samples.stoker"
-_HARMLESS = {"lost+found"}  # what a new file system has of its own
 _LEAVING = 2.0  # seconds that helpers of a job may take to end after it
 _PATIENCE = 10.0  # seconds for another process to finish opening the same directory
 
@@ -38,6 +37,8 @@ class DiskMeta:
     """Expected bytes of a sample; the block size follows from it."""
     version: int = _core.ABI
     """Layout of the segment."""
+    local_identity: str = ""
+    """Tells the files from others with the same key; see :mod:`stoker.source.base`."""
 
 
 class CacheDir:
@@ -45,7 +46,8 @@ class CacheDir:
 
     ``path`` need not exist. No method removes or changes a file that is not Stoker's. All raise
     :class:`~stoker.errors.ConfigError` where the directory cannot be used: it is a file, holds
-    something else, or may not be written.
+    something else, may not be written, or others may write to it
+    (:class:`~stoker.errors.UntrustedPlace`).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,13 +56,13 @@ class CacheDir:
         except (TypeError, RuntimeError) as error:
             raise ConfigError(f"cache_dir={path!r} is not a path: {error}") from error
         self.segment = self.path / _SEGMENT
-        """The file with the samples."""
+        """What the file with the samples is called."""
 
     @property
     def identity(self) -> str:
         """Names the directory on this machine, by whichever path it is reached."""
-        with self._errors_named():
-            status = self.path.stat()
+        with self._open() as folder:
+            status = os.fstat(folder.fileno())
         return f"{status.st_dev:x}-{status.st_ino:x}"
 
     def read(self) -> DiskMeta | None:
@@ -68,13 +70,31 @@ class CacheDir:
 
         Raises :class:`~stoker.errors.StateMismatch` if it holds samples that nothing describes.
         """
-        self._check()
-        if not self._has_samples():
+        with self._errors_named():
+            try:
+                folder = owned.open_folder(self.path)
+            except FileNotFoundError:
+                return None
+            with folder:
+                return self._read(folder)
+
+    def _read(self, folder: owned.Folder) -> DiskMeta | None:
+        owned.check_marked(folder, MARKER, "cache_dir")
+        if not _size(folder):
             return None
         try:
-            facts = json.loads((self.path / _META).read_text())
-            return DiskMeta(**facts)
-        except (OSError, ValueError, TypeError) as error:
+            named = self.path / _META
+            facts = json.loads(owned.read_file(folder.inside / _META, called=named))
+            found = DiskMeta(**facts)
+            for field in fields(DiskMeta):
+                value = getattr(found, field.name)
+                is_number = type(value) is int and 0 <= value < 1 << 63
+                if not (is_number if field.type == "int" else type(value) is str):
+                    raise TypeError(f"{field.name} is no value that could be meant")
+            return found
+        except UntrustedPlace:
+            raise
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StateMismatch(
                 f"{self.path} holds samples and nothing legible says of which data set ({error}): "
                 f"{self._way_out()}"
@@ -92,6 +112,7 @@ class CacheDir:
         for name, of_what in (
             ("version", "a segment of version {}"),
             ("key", "the data set {}"),
+            ("local_identity", "files with the change times {}"),
             ("num_ids", "{} samples"),
             ("capacity_bytes", "a capacity of {}"),
         ):
@@ -108,9 +129,7 @@ class CacheDir:
     def mark(self) -> None:
         """Make the directory, and mark it as Stoker's; one that is stays as it is."""
         with self._errors_named():
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check()
-            (self.path / MARKER).touch(mode=0o600)
+            owned.adopt(self.path, MARKER, "cache_dir").close()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -118,8 +137,9 @@ class CacheDir:
 
         Raises :class:`~stoker.errors.SegmentError` if another process does so for too long.
         """
-        with self._errors_named():
-            marker = os.open(self.path / MARKER, os.O_RDWR | os.O_CLOEXEC)
+        with self._open() as folder:
+            named = self.path / MARKER
+            marker = owned.open_file(folder.inside / MARKER, os.O_RDWR, called=named)
         try:
             with self._errors_named():
                 self._await_lock(marker)
@@ -129,19 +149,20 @@ class CacheDir:
 
     def describe(self, meta: DiskMeta) -> None:
         """Write down what the directory is for, safely on disk when this returns; hold it."""
-        with self._errors_named():
+        with self._open() as folder:
             # Before any sample: a segment must never be taken for another data set's.
-            fresh = self.path / f"{_META}.new"
-            with fresh.open("w") as file:
-                json.dump(asdict(meta), file)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path / _META)
-            folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            owned.write_file(folder.inside / _META, json.dumps(asdict(meta)).encode(), fsync=True)
+
+    @contextlib.contextmanager
+    def open_segment(self) -> Iterator[Path]:
+        """Give a path to the file with the samples, made empty if need be; of use while it lasts.
+
+        It leads to that very file, whatever comes to lie in its place.
+        """
+        with self._open() as folder:
+            path = folder.inside / _SEGMENT
+            os.close(owned.open_file(path, os.O_RDWR | os.O_CREAT, called=self.segment))
+            yield path
 
     def clean(self) -> int:
         """Remove what Stoker has in the directory, and return the bytes that are free now.
@@ -151,20 +172,20 @@ class CacheDir:
         """
         if not (self.path / MARKER).is_file():
             raise ConfigError(f"{self.path} has no {MARKER}: it is no disk cache of Stoker's")
-        with self.locked(), self._errors_named():
+        with self.locked(), self._open() as folder:
             if not self.await_unused(_LEAVING):
                 raise SegmentError(f"{self.path} is in use: end the jobs that use it first")
-            freed = self.segment.stat().st_blocks * 512 if self.segment.exists() else 0
-            self.segment.unlink(missing_ok=True)
-            for name in (f"{_META}.new", _META, MARKER):
-                (self.path / name).unlink(missing_ok=True)
+            freed = _size(folder)
+            for name in (_SEGMENT, f"{_META}.new", _META, MARKER):
+                (folder.inside / name).unlink(missing_ok=True)
         return freed
 
     def in_use(self) -> bool:
         """Whether a process has the samples open."""
-        with self._errors_named():
+        with self._open() as folder:
             try:
-                file = os.open(self.segment, os.O_RDWR | os.O_CLOEXEC)
+                path = folder.inside / _SEGMENT
+                file = owned.open_file(path, os.O_RDWR, called=self.segment)
             except FileNotFoundError:
                 return False
             try:
@@ -181,22 +202,10 @@ class CacheDir:
             time.sleep(0.05)
         return True
 
-    def _has_samples(self) -> bool:
-        with self._errors_named():
-            return self.segment.exists() and self.segment.stat().st_size > 0
-
-    def _check(self) -> None:
-        with self._errors_named():
-            if not self.path.exists():
-                return
-            names = {entry.name for entry in self.path.iterdir()} - _HARMLESS
-        if names and MARKER not in names:
-            raise ConfigError(
-                f"cache_dir={str(self.path)!r} is not empty and not Stoker's (it holds "
-                f"{min(names)!r}): use an empty or a new directory"
-            )
-        if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):
-            raise ConfigError(f"cache_dir={str(self.path)!r} may not be written: use another one")
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[owned.Folder]:
+        with self._errors_named(), owned.open_folder(self.path) as folder:
+            yield folder
 
     def _await_lock(self, marker: int) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -212,8 +221,18 @@ class CacheDir:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
+        except UntrustedPlace:
+            raise
         except OSError as error:
             raise ConfigError(
                 f"cache_dir={str(self.path)!r} cannot be used ({error.strerror}): "
                 "use a directory on a local disk that you may write"
             ) from error
+
+
+def _size(folder: owned.Folder) -> int:
+    """Return the bytes that the samples take; 0 where there are none."""
+    with contextlib.suppress(FileNotFoundError):
+        status = (folder.inside / _SEGMENT).lstat()
+        return status.st_blocks * 512 if status.st_size else 0
+    return 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker import _core
-from stoker.errors import CapacityError
+from stoker.errors import CapacityError, SegmentError
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
 from stoker.store.cache_dir import CacheDir, DiskMeta
@@ -48,10 +48,7 @@ def open_disk(
             if found is None:
                 _check_room(place.path, agreed, keep_free)
                 place.describe(agreed)
-            arena = _open_file(place, agreed)
-            if found is None:
-                _settle(arena)
-            return arena
+            return _open_file(place, agreed)
 
     place.mark()
     return open_arena(
@@ -74,16 +71,12 @@ def file_bytes(meta: DiskMeta) -> int:
 def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:
     """Open the segment, once those who are about to leave it have done so."""
     place.await_unused(_PATIENCE)
-    return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, place.segment)
-
-
-def _settle(arena: Arena) -> None:
-    """See to it that a new file's head and size survive a power cut; samples need not."""
-    try:
-        os.fsync(arena.handle.fds[1])
-    except OSError as error:
-        arena.close()
-        raise CapacityError(f"the new disk cache cannot be written: {error}") from error
+    with place.open_segment() as path:
+        try:
+            return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, path)
+        except SegmentError as error:
+            called = str(error).replace(str(path), str(place.segment))
+            raise SegmentError(called) from error
 
 
 def _check_room(path: Path, meta: DiskMeta, keep_free: int | None) -> None:

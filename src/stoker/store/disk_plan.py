@@ -26,6 +26,8 @@ class Wanted:
     """Bytes that surely hold all of them; more where sizes are estimates."""
     largest: int
     mean_size: float
+    local_identity: str
+    """Tells the files from others with the same key; see :mod:`stoker.source.base`."""
 
 
 class DiskPlan:
@@ -86,5 +88,11 @@ def plan_disk(
     capacity = min(asked, wanted.everything)
     if disk_cache is None and found is not None:
         capacity = found.capacity_bytes
-    meta = DiskMeta(wanted.key, wanted.num_ids, capacity, max(1, round(wanted.mean_size)))
+    meta = DiskMeta(
+        wanted.key,
+        wanted.num_ids,
+        capacity,
+        max(1, round(wanted.mean_size)),
+        local_identity=wanted.local_identity,
+    )
     return DiskPlan(place, place.check(meta), capacity >= wanted.everything)

@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.errors import SourceError, SourceUnavailable
 from stoker.source.base import Source
+from stoker.source.packed_source import read_whole
 from stoker.store.arena import Arena
 from stoker.store.packed import Packed, pick
 from stoker.store.tier import Ids
@@ -98,7 +99,7 @@ def _bring(source: Source, arena: Arena, entrance: str, batch: Ids) -> Filled:
     if not ids.size:
         return done
     try:
-        data, offsets, errors = source.read_packed(ids)
+        data, offsets, errors = read_whole(source, ids)
         for error in errors.values():
             if isinstance(error, SourceUnavailable):
                 raise error

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import SourceError
 from stoker.store.packed import Packed, pick
-from stoker.store.pool import PoolTier
-from stoker.store.tier import Ids, Keys, Tier
+from stoker.store.tier import Ids, Keys, Pool, Tier
 from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
@@ -39,7 +38,7 @@ class Flight:
         ids: Ids,
         keys: Keys,
         wait_seconds: float,
-        pool: PoolTier | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.ids = ids
         self.parts: list[Packed] = []
@@ -52,6 +51,8 @@ class Flight:
         """``i8[n]``: FETCHED if read here, HIT if it came from the pool or another process."""
         self.errors: dict[int, SourceError] = {}
         """Index in ``ids`` -> why it could not be read; the sample is empty."""
+        self.read = 0
+        """Samples that were asked of the source here, in :attr:`source_seconds`."""
         self.source_seconds = 0.0
         self.wait_seconds = 0.0
         self._upstream = Upstream(source, pool)
@@ -95,6 +96,7 @@ class Flight:
     def _read_source(self, slots: Slots) -> tuple[Packed, NDArray[np.bool_]]:
         """Read slots in one go, and return them with which could be read."""
         brought = self._upstream.read(self.ids[slots], self._keys_of(slots))
+        self.read += int(np.count_nonzero(~brought.pooled))
         self.source_seconds += brought.source_seconds
         self._arrived(slots, brought.samples, np.arange(len(slots)))
         self.outcomes[slots[brought.pooled]] = Outcome.HIT

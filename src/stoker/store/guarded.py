@@ -83,12 +83,12 @@ class GuardedTier:
         except (StokerError, OSError) as error:
             return self._failed(error, self._null.list(region))
 
-    def within(self, ids: Ids, region: str) -> Mask:
-        """Return which lie in a region; none when the cache fails."""
+    def copies(self, ids: Ids, region: str) -> Ids:
+        """Return which copies lie in a region; none when the cache fails."""
         try:
-            return self.tier.within(ids, region)
+            return self.tier.copies(ids, region)
         except (StokerError, OSError) as error:
-            return self._failed(error, self._null.within(ids, region))
+            return self._failed(error, self._null.copies(ids, region))
 
     def resize(self, shares: Mapping[str, float]) -> None:
         """Share out the budgets anew; they stay as they are when the cache fails."""

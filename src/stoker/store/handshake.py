@@ -17,10 +17,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stoker.errors import UntrustedPlace
+from stoker.owned import remove_socket
 from stoker.store import unforked
 from stoker.store.unforked import Descriptor
 
@@ -52,16 +54,50 @@ class Announcement:
     """What is passed on: an arena, or other memory."""
 
 
+class Peer(NamedTuple):
+    """Who is at the other end of a connection, as the kernel knows it."""
+
+    pid: int
+    """0 when it lives in another process namespace."""
+    user: int
+    group: int
+
+
+def peer(connection: socket.socket) -> Peer:
+    """Return who is at the other end; of a socket that listens there, who made it listen."""
+    size = struct.calcsize("iII")
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return Peer(*struct.unpack("iII", raw))
+
+
+def check_served_by_us(connection: socket.socket, path: Path) -> Peer:
+    """Return who serves at ``path``; UntrustedPlace unless it is this user."""
+    there = peer(connection)
+    if there.user != os.geteuid():
+        raise UntrustedPlace(f"{path} is served by user {there.user}: set STOKER_RUNTIME_DIR")
+    return there
+
+
+def bind(listener: socket.socket, path: Path) -> None:
+    """Bind a socket to ``path``, in place of one of ours that is left there, and listen.
+
+    Nobody but this user may connect. Raises :class:`OSError`, among them
+    :class:`~stoker.errors.UntrustedPlace` for what is no socket of this user's, which stays.
+    """
+    remove_socket(path)
+    os.fchmod(listener.fileno(), 0o600)  # which the name then has from the start
+    with SocketAddress(path) as address:
+        listener.bind(address)
+    listener.listen(256)
+
+
 def listen(path: Path) -> socket.socket:
-    """Return a socket bound to ``path`` in place of what was there. Raises OSError."""
-    path.unlink(missing_ok=True)
+    """Return a socket bound to ``path`` as :func:`bind` does, which does not block."""
     with unforked.no_fork:
         listener = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         listener.setblocking(False)
-        with SocketAddress(path) as address:
-            listener.bind(address)
-        listener.listen(256)
+        bind(listener, path)
     except BaseException:
         unforked.drop(listener)
         raise
@@ -76,7 +112,7 @@ def answer(listener: socket.socket, said: Announcement, fds: Sequence[int]) -> N
         except OSError:
             return
     try:
-        if _peer(connection)[1] == os.geteuid():
+        if peer(connection).user == os.geteuid():
             line = json.dumps({"stoker": _VERSION, **asdict(said)}, default=_plain) + "\n"
             connection.setblocking(False)
             socket.send_fds(connection, [line.encode()], list(fds))
@@ -101,9 +137,7 @@ def inquire(path: Path, timeout: float = 1.0) -> tuple[Announcement, list[Descri
         connection.settimeout(timeout)
         with SocketAddress(path) as address:
             connection.connect(address)
-        pid, uid = _peer(connection)
-        if uid != os.geteuid():
-            raise PermissionError(f"{path} is served by user {uid}")
+        pid = check_served_by_us(connection, path).pid
         return _parse(_receive_line(connection, received, deadline)), received, pid
     except BaseException:
         for descriptor in received:
@@ -150,21 +184,13 @@ def _parse(line: bytes) -> Announcement:
         if values.pop("stoker") != _VERSION:
             raise ConnectionError("another version of Stoker answers there")
         said = Announcement(**values)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ConnectionError(f"the answer is not Stoker's: {error}") from error
     kinds = {"str": str, "int": int, "list[dict[str, Any]]": list, "dict[str, Any]": dict}
     for field in fields(Announcement):
         if not isinstance(getattr(said, field.name), kinds[str(field.type)]):
             raise ConnectionError(f"the answer is not Stoker's: {field.name} is not {field.type}")
     return said
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel knows them."""
-    size = struct.calcsize("iII")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, uid, _ = struct.unpack("iII", credentials)
-    return pid, uid
 
 
 def _plain(value: object) -> object:

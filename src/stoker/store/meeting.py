@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from stoker.errors import SegmentError
+from stoker.runtime_dir import prepare_runtime_dir
 from stoker.store import handshake, unforked
 from stoker.store.arena import Handle
 from stoker.store.handshake import Announcement
 from stoker.store.keeper import Keeper
 from stoker.store.place import Place
-from stoker.store.runtime_dir import prepare_runtime_dir
 
 _PATIENCE = 5.0  # seconds for a holder to take over
 _RESERVING = 0.5e9  # bytes per second, at least, at which another process reserves memory

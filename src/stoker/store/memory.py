@@ -93,7 +93,7 @@ class MemoryTier:
         """
         if self.overflow:
             kept = ids if self._places is None else ids[self._places.array[ids] != NOWHERE]
-            self.move(kept[self.within(kept, region)], self.overflow)
+            self.move(kept[self.copies(kept, region) > 0], self.overflow)
         self.arena.discard_from(region, ids)
 
     def place_by(self, places: SharedArray) -> None:
@@ -128,12 +128,11 @@ class MemoryTier:
         """Return the ids that are cached in ``region``, ascending."""
         return self.arena.list(region) if region in self._order else np.empty(0, np.uint32)
 
-    def within(self, ids: Ids, region: str) -> Mask:
-        """Return which of ``ids`` are cached in ``region``."""
+    def copies(self, ids: Ids, region: str) -> Ids:
+        """Return which copy of each of ``ids`` lies in ``region``, ``u32[n]``, 0 for none."""
         if region not in self._order:
-            return np.zeros(len(ids), np.bool_)
-        inside: Mask = self.arena.where(ids) == self._order.index(region)
-        return inside
+            return np.zeros(len(ids), np.uint32)
+        return self.arena.copies(ids, region)
 
     def resize(self, shares: Mapping[str, float]) -> None:
         """Share out anew the bytes that the regions named have together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,11 @@ class NullTier:
     """Keeps nothing, so that every access reads the source.
 
     The twin of every other tier where a cache is switched off (``cache=0``) or cannot be had.
-    Holds no state; safe in any thread and process.
+    Holds no state; safe in any thread and process. ``regions``: those of the tier it stands for.
     """
+
+    def __init__(self, regions: Sequence[str] = ()) -> None:
+        self.regions = tuple(regions)
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Find nothing."""
@@ -43,9 +46,9 @@ class NullTier:
         """Return no ids."""
         return np.empty(0, np.uint32)
 
-    def within(self, ids: Ids, region: str) -> Mask:
+    def copies(self, ids: Ids, region: str) -> Ids:
         """Find nothing."""
-        return np.zeros(len(ids), np.bool_)
+        return np.zeros(len(ids), np.uint32)
 
     def resize(self, shares: Mapping[str, float]) -> None:
         """Do nothing."""

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from stoker.owned import open_file
 from stoker.store import unforked
 from stoker.store.ofd import try_lock, unlock
 from stoker.store.unforked import Descriptor
@@ -123,9 +124,9 @@ class Place:
 
 
 def _open(path: Path, *, create: bool = True) -> Descriptor:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
     with unforked.no_fork:
-        return unforked.keep(Descriptor(os.open(path, flags, 0o600)))
+        return unforked.keep(Descriptor(open_file(path, flags)))
 
 
 def _is_at(descriptor: Descriptor, path: Path) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.policy.base import Region
-from stoker.store.arena import Arena
+from stoker.store.arena import Arena, turns_of
 from stoker.store.tier import NOWHERE
 
 
@@ -32,7 +32,7 @@ def rearrange(
             continue
         held = arena.list(region.name)
         strays = held[places[held] != number]
-        strays = strays[np.argsort(-keys[strays], kind="stable")]
+        strays = strays[np.lexsort((turns_of(strays), keys[strays]))[::-1]]
         for place in np.unique(places[strays]).tolist():
             if place >= len(regions) or not regions[place].holds_bytes:
                 continue

@@ -12,14 +12,15 @@ from types import TracebackType
 from typing import Any
 
 from stoker import _core
+from stoker.errors import UntrustedPlace
 from stoker.policy.base import Region
+from stoker.runtime_dir import existing_runtime_dir
 from stoker.store import handshake, unforked
 from stoker.store.arena import Arena
 from stoker.store.handshake import Announcement
 from stoker.store.keeper import Keeper
 from stoker.store.meeting import meet
 from stoker.store.place import Place
-from stoker.store.runtime_dir import existing_runtime_dir
 from stoker.types import format_bytes
 
 ARENA = "arena"
@@ -96,12 +97,13 @@ def open_arena(
     ``key`` stands for the data set's content and the cache stage; together with ``num_ids`` and
     the segment's ABI it makes the arena's identity. The other arguments are for the case that
     it is new; ``make`` then makes one that is not in memory. One that exists is taken as it is,
-    with a warning if it has another size or other regions. When sharing fails (no safe runtime
-    directory, a holder that does not answer) there is a warning and an arena of this process's
-    own, as with ``share=False``.
+    with a warning if it has another size or other regions. When sharing fails (no place for a
+    runtime directory, a holder that does not answer) there is a warning and an arena of this
+    process's own, as with ``share=False``.
 
     Safe in any thread and process. Raises :class:`~stoker.errors.CapacityError` when the memory
-    is not there and :class:`~stoker.errors.ConfigError` for arguments the arena refuses.
+    is not there, :class:`~stoker.errors.ConfigError` for arguments the arena refuses, and
+    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that others may have a hand in.
     """
 
     def make_configured() -> Arena:
@@ -130,6 +132,8 @@ def open_arena(
             if met.said is not None:
                 _warn_of_differences(met.said, wanted)
             return SharedArena(met.held, created=met.said is None, keeper=met.keeper)
+        except UntrustedPlace:
+            raise  # each rank would reserve a cache of its own
         except OSError as error:
             message = f"other processes cannot share this cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.errors import SegmentError
+from stoker.errors import SegmentError, UntrustedPlace
 from stoker.shared import SharedArray
 from stoker.store.arena import Handle
 from stoker.store.handshake import Announcement
@@ -90,6 +90,8 @@ def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays
         try:
             met = meet(wanted, f"{key} {sorted(plain.items())}", lambda: _make(plain), _attach)
             return SharedArrays(met.held.arrays, met.keeper)
+        except UntrustedPlace:
+            raise  # processes that each have their own would not know of each other's
         except OSError as error:
             message = f"other processes cannot share {', '.join(layout)}: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -147,9 +147,9 @@ class StackedTier:
         """Return the ids in a region of memory, ascending."""
         return self.memory.list(region)
 
-    def within(self, ids: Ids, region: str) -> Mask:
-        """Return which of ``ids`` are in a region of memory."""
-        return self.memory.within(ids, region)
+    def copies(self, ids: Ids, region: str) -> Ids:
+        """Return which copy of each of ``ids`` lies in a region of memory, 0 for none."""
+        return self.memory.copies(ids, region)
 
     def resize(self, shares: Mapping[str, float]) -> None:
         """Share out the budgets anew, in memory and on disk; what memory evicts is forgotten."""

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker import _core
 from stoker.errors import ConfigError, SegmentError, StokerError
 from stoker.policy.base import Region
 from stoker.policy.substitution import Substitution
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids
+from stoker.store.claims import Claims, Turns
 from stoker.store.counters import Counters
 from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
 from stoker.store.packed import Packed, gather
-from stoker.store.pool import PoolTier
 from stoker.store.rearrange import drop_strays, rearrange
 from stoker.store.served import Served
-from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, Substitutes
-from stoker.store.tier import Ids, Keys, Tier
+from stoker.store.shared_arrays import open_arrays
+from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, StandIns, Substitutes
+from stoker.store.tier import Ids, Keys, Pool, Tier
+from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
 FIELDS = (
@@ -38,12 +39,11 @@ FIELDS = (
     "bypassed",
     "bytes_from_cache",
     "bytes_from_source",
+    "read",
     "source_seconds",
     "wait_seconds",
 )
 """What is counted, per process, and summed by :meth:`Store.stats`."""
-
-_TRIES = 8  # key samples that may have left the cache before one is found
 
 
 class Store:
@@ -63,11 +63,10 @@ class Store:
     - ``substitution``: what is served instead of reading a sample that is not cached. Whatever
       fails of it costs a read of the sample asked for, no more. Kinds ``low_by_low``, which needs
       ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
-    - ``served`` (``u32[N]``) and ``displaced`` (``u64[N]``), zeros at first, are where these kinds
-      claim samples. The ranks of a job on one node share them
+    - ``claims``: where these kinds claim samples. The ranks of a job on one node share its arrays
       (:func:`~stoker.store.shared_arrays.open_arrays`), else the store has its own.
-    - ``serves`` (``u32[N]``): who serves for whom, needed by kind ``neighbour``; see
-      :meth:`keep_key_sample`.
+    - ``stand_ins``: where kind ``neighbour`` has which key samples stand for which samples; the
+      ranks of a job on one node share it, else the store has its own.
     - ``clock``: returns the seconds by which searches for substitutes are spaced; a simulator
       gives its own.
 
@@ -83,11 +82,10 @@ class Store:
         wait_seconds: float = 10.0,
         places: SharedArray | None = None,
         substitution: Substitution | None = None,
-        served: SharedArray | None = None,
-        displaced: SharedArray | None = None,
-        serves: SharedArray | None = None,
+        claims: Claims | None = None,
+        stand_ins: StandIns | None = None,
         packaged: SharedArray | None = None,
-        pool: PoolTier | None = None,
+        pool: Pool | None = None,
         follows_scores: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,30 +99,35 @@ class Store:
         self.counters = Counters(FIELDS)
         self.places = places
         self.substitution = substitution
-        self.serves = serves
+        self.stand_ins = stand_ins
+        if substitution is not None and substitution.kind == "neighbour" and stand_ins is None:
+            self.stand_ins = StandIns.create(len(self.source))
         self.packaged = packaged
         self._wait_seconds = wait_seconds
         self._follows_scores = follows_scores
         self._clock = clock
         self._fresh: SharedArray | None = None
-        self._epoch = SharedArray.create(2, np.uint64, name="stoker-epoch")
-        self.served, self._displaced = self._claims(served, displaced)
+        self._ahead = SharedArray.create(2, np.float64, name="stoker-ahead")
+        self.claims = self._own_claims() if claims is None else claims
+        """Who was served in this epoch; None where samples are not claimed."""
         self._check_arrays()
         self._closed = False
         self._guard()
         if places is not None:
             self._tier.place_by(places)
 
-    def serve(self, ids: ArrayLike, keys: Keys = None) -> Served:
+    def serve(self, ids: ArrayLike, keys: Keys = None, turns: Turns | None = None) -> Served:
         """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are welcome.
 
         With a substitution others may be served in their place: SUBSTITUTED, and ``ids`` of the
         result says which. FETCHED is what was read, HIT and PACKAGED what was cached itself.
 
         ``keys`` (``f64[n]``) are those of the cache policy after these accesses, where it needs
-        any. A sample that cannot be read is reported in ``errors`` of the result, not raised. The
-        first access to an id that is not cached is FETCHED; repeats of it in the same batch,
-        and samples that another process was fetching, are HIT.
+        any. ``turns`` says which accesses of the epoch they are, so that it is logged what they
+        were served; None: some of the epoch in progress. A sample that cannot be read is reported
+        in ``errors`` of the result, not raised. The first access to an id that is not cached is
+        FETCHED; repeats of it in the same batch, and samples that another process was fetching,
+        are HIT.
 
         Raises :class:`~stoker.errors.ConfigError` for ids out of range and
         :class:`~stoker.errors.SegmentError` after :meth:`close`.
@@ -133,12 +136,32 @@ class Store:
             raise SegmentError("the store is closed: make a new one to read samples")
         batch = check_ids(ids, len(self.source))
         cached, found = self._tier.get_many(batch, None if self._follows_scores else keys)
-        choice = None if self._substitutes is None else self._substitutes.choose(batch, found)
+        choice = None
+        if self._substitutes is not None:
+            choice = self._substitutes.choose(batch, found, turns)
+        if self.claims is not None and turns is not None:
+            self.claims.log(turns, batch if choice is None else choice.ids)
         if choice is not None or not found.all():
             return self._serve_misses(batch, cached, found, keys, choice)
         outcomes = np.full(len(batch), Outcome.HIT, np.int8)
         self._count(batch, cached.offsets, outcomes, {})
         return Served(batch, cached.data, cached.offsets, outcomes)
+
+    def reread(self, served: Served, places: Sequence[int]) -> Served:
+        """Return from the source what was ``served`` at ``places``, in that order.
+
+        For samples whose cached bytes turned out to be of no use: the copies are forgotten, here
+        and in the pool, and these accesses count as FETCHED and no longer as what they were.
+        """
+        at = np.asarray(places, np.int64)
+        ids = served.ids[at]
+        self.discard(ids)
+        samples, errors, _, seconds = Upstream(self.source).read(ids)
+        again = np.full(len(at), Outcome.FETCHED, np.int8)
+        self._tally(served.outcomes[at], np.diff(served.offsets)[at], {}, sign=-1)
+        self._tally(again, np.diff(samples.offsets), errors)
+        self.counters.add(source_seconds=seconds)
+        return Served(ids, samples.data, samples.offsets, again, errors)
 
     def discard(self, ids: ArrayLike) -> None:
         """Forget the cached copies of ``ids``, which were found to be of no use."""
@@ -150,24 +173,18 @@ class Store:
     def begin_epoch(self, epoch: int, rank_seed: int = 0, earlier: ArrayLike = ()) -> None:
         """Begin ``epoch``, in which each sample may be served once more.
 
-        To be called before its first access, by all ranks that share ``served`` alike.
-        ``rank_seed`` makes their choices differ. ``earlier`` (integers ``[n]``): samples that
-        were served in it already, before training was interrupted.
+        To be called before its first access, by all ranks that share claims alike. ``rank_seed``
+        makes their choices differ. ``earlier`` (integers ``[n]``): samples that were served in it
+        already, before training was interrupted.
         """
-        stamp = max(epoch + 1, self.stamp + 1)
-        if self.served is not None and self._displaced is not None:
+        if self.claims is not None:
             ids = check_ids(np.asarray(earlier, np.uint32), len(self.source))
-            _core.mark_once(self.served.array, ids, stamp)
-            self._displaced.array[ids] = np.uint64(stamp << 32) | ids.astype(np.uint64)
-        self._epoch.array[:] = stamp, rank_seed % 2**32
+            self.claims.begin(epoch, rank_seed, ids)
 
     @property
     def stamp(self) -> int:
-        """What ``served`` has at samples served in this epoch; 0 before the first.
-
-        The epoch plus 1, or more when an epoch was begun again.
-        """
-        return int(self._epoch.array[0])
+        """:attr:`Claims.stamp <stoker.store.claims.Claims.stamp>`; 0 without claims."""
+        return 0 if self.claims is None else self.claims.stamp
 
     def keep_key_sample(
         self,
@@ -180,18 +197,14 @@ class Store:
 
         Of a batch ``ids`` (``u32[n]``) with ``degrees`` (``i64[n]``): the one of highest degree
         that the substitution's region has not yet, and that is cached, moves there (SpiderCache,
-        ICPP 2025). Sample ``i`` serves for ``neighbours[offsets[i]:offsets[i + 1]]`` (``u32``).
-        None if there is none. Call it from one process at a time.
+        ICPP 2025). Sample ``i`` serves for ``neighbours[offsets[i]:offsets[i + 1]]`` (``u32``),
+        until it leaves. None if there is none. The ranks of a job may call it at the same time: no
+        two make a key sample of one copy.
         """
-        if self.serves is None or self.substitution is None:
+        chosen = self._substitutes
+        if not isinstance(chosen, ByNeighbour):
             return None
-        region = self.substitution.region
-        outside = ~self._tier.within(ids, region) & (degrees > 0)
-        for index in sorted(np.flatnonzero(outside), key=lambda i: -degrees[i])[:_TRIES]:
-            if self._tier.move(ids[index : index + 1], region).all():
-                self.serves.array[neighbours[offsets[index] : offsets[index + 1]]] = ids[index]
-                return int(ids[index])
-        return None
+        return chosen.keep(ids, degrees, offsets, neighbours)
 
     def rearrange(
         self,
@@ -229,15 +242,27 @@ class Store:
         if self.pool is not None and keys is not None:
             self.pool.reorder(keys)
 
-    def expect_prefetch(self) -> SharedArray:
-        """Return ``u8[N]`` where who prefetches sets 1 at what it reads for a coming access.
+    def expect_prefetch(self) -> tuple[SharedArray, SharedArray]:
+        """Return ``u8[N]`` and ``f64[2]`` for who prefetches.
 
-        That access then counts as FETCHED. Call it before the store is passed to other processes.
+        It sets 1 in the first at what it reads for a coming access, which then counts as FETCHED,
+        and counts in the second what a :class:`~stoker.store.upstream.Meter` does. Call it before
+        the store is passed to other processes.
         """
         if self._fresh is None:
             self._fresh = SharedArray.create(len(self.source), np.uint8, name="stoker-fresh")
             self._guard()  # what was read ahead is no substitute
-        return self._fresh
+        return self._fresh, self._ahead
+
+    def totals(self) -> dict[str, float]:
+        """Return what all processes counted so far, and what was read ahead.
+
+        The names of :data:`FIELDS`, of which ``read`` are the samples read in ``source_seconds``;
+        ``read_ahead`` the samples that the prefetch process read, and ``ahead_seconds`` the time in
+        which it was reading.
+        """
+        read_ahead, seconds = self._ahead.array.tolist()
+        return {**self.counters.totals(), "read_ahead": read_ahead, "ahead_seconds": seconds}
 
     def stats(self) -> dict[str, Any]:
         """Return what all processes counted so far, and the tier's own counters.
@@ -284,29 +309,21 @@ class Store:
         self.__dict__.update(state)
         self._guard()
 
-    def _claims(
-        self, served: SharedArray | None, displaced: SharedArray | None
-    ) -> tuple[SharedArray | None, SharedArray | None]:
-        """Return where it is written who was served, made if need be."""
-        if self.substitution is None or self.substitution.kind == "neighbour":
-            return None, None
-        size = len(self.source)
-        return (
-            served or SharedArray.create(size, np.uint32, name="stoker-served"),
-            displaced or SharedArray.create(size, np.uint64, name="stoker-displaced"),
-        )
+    def _own_claims(self) -> Claims | None:
+        """Return claims of this process and its children, if there is a use for them."""
+        if self.substitution is None or not self.substitution.is_once_each:
+            return None
+        return Claims(open_arrays("", Claims.layout(len(self.source), 0), share=False))
 
     def _check_arrays(self) -> None:
         kind = None if self.substitution is None else self.substitution.kind
         if kind == "low_by_low" and self.places is None:
             raise ConfigError("low_by_low substitution needs places: give Store(places=...)")
-        if kind == "neighbour" and self.serves is None:
-            raise ConfigError("substitution by neighbour needs a table: give Store(serves=...)")
         for name, shared, dtype in (
             ("places", self.places, np.uint8),
-            ("served", self.served, np.uint32),
-            ("displaced", self._displaced, np.uint64),
-            ("serves", self.serves, np.uint32),
+            ("claims.served", None if self.claims is None else self.claims.served, np.uint32),
+            ("serves", self.stand_ins and self.stand_ins.serves, np.uint64),
+            ("keyed", self.stand_ins and self.stand_ins.keyed, np.uint32),
             ("packaged", self.packaged, np.uint8),
         ):
             if shared is None:
@@ -325,19 +342,16 @@ class Store:
         if rules is None:
             return None
         if rules.kind == "neighbour":
-            assert self.serves is not None
-            return ByNeighbour(self._tier, rules.region, self.serves)
-        assert self.served is not None
-        assert self._displaced is not None
+            assert self.stand_ins is not None
+            return ByNeighbour(self._tier, rules.region, self.stand_ins)
+        assert self.claims is not None
         regions = getattr(self.tier, "regions", ())
         if rules.region not in regions:
             return None  # the cache is switched off
         return OnceEach(
             self._tier,
             rules.region,
-            self.served,
-            self._displaced,
-            self._epoch,
+            self.claims,
             self.places if rules.kind == "low_by_low" else None,
             regions.index(rules.region),
             self._fresh,
@@ -382,7 +396,11 @@ class Store:
                 for place, slot in zip(missing, inverse, strict=True)
                 if int(slot) in flight.errors
             }
-        self.counters.add(source_seconds=flight.source_seconds, wait_seconds=flight.wait_seconds)
+        self.counters.add(
+            read=flight.read,
+            source_seconds=flight.source_seconds,
+            wait_seconds=flight.wait_seconds,
+        )
         self._count(wanted, samples.offsets, outcomes, errors)
         return Served(wanted, samples.data, samples.offsets, outcomes, errors)
 
@@ -405,19 +423,29 @@ class Store:
             self.packaged.array[ids[outcomes == Outcome.FETCHED]] = 0  # a copy of its own now
             came = (self.packaged.array[ids] == 1) & (outcomes == Outcome.HIT)
             outcomes[came] = Outcome.PACKAGED
+        self._tally(outcomes, np.diff(offsets), errors)
+
+    def _tally(
+        self,
+        outcomes: NDArray[np.int8],
+        lengths: NDArray[np.int64],
+        errors: Mapping[int, Any],
+        sign: int = 1,
+    ) -> None:
+        """Count accesses, or with ``sign`` -1 take them back."""
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
         counts = np.bincount(outcomes[good], minlength=len(Outcome))
-        from_source = int(np.diff(offsets)[outcomes == Outcome.FETCHED].sum())
+        from_source = int(lengths[outcomes == Outcome.FETCHED].sum())
         self.counters.add(
-            accesses=int(good.sum()),
-            hits=int(counts[Outcome.HIT]),
-            substituted=int(counts[Outcome.SUBSTITUTED]),
-            fetched=int(counts[Outcome.FETCHED]),
-            packaged=int(counts[Outcome.PACKAGED]),
-            failed=len(errors),
-            bytes_from_cache=int(offsets[-1]) - from_source,
-            bytes_from_source=from_source,
+            accesses=sign * int(good.sum()),
+            hits=sign * int(counts[Outcome.HIT]),
+            substituted=sign * int(counts[Outcome.SUBSTITUTED]),
+            fetched=sign * int(counts[Outcome.FETCHED]),
+            packaged=sign * int(counts[Outcome.PACKAGED]),
+            failed=sign * len(errors),
+            bytes_from_cache=sign * (int(lengths.sum()) - from_source),
+            bytes_from_source=sign * from_source,
         )
 
 

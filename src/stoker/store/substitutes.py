@@ -6,16 +6,18 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _core
 from stoker.shared import SharedArray
+from stoker.store.claims import Claims, Turns
 from stoker.store.packed import Packed, gather, pick
+from stoker.store.shared_arrays import Layout
 from stoker.store.tier import Ids, Mask, Tier
 
 _POOL = 4096  # candidates that a process keeps at hand
@@ -23,6 +25,7 @@ _REST = 5  # a search that found little is not repeated for so many times its du
 _LEAST_REST = 0.002  # or this, in seconds
 _PATIENCE = 0.05  # seconds that a process may take between a mark and what it says of it
 _LONGEST_CHAIN = 1000
+_TRIES = 8  # samples that may have left the cache before one becomes a key sample
 
 
 @dataclass(frozen=True)
@@ -42,34 +45,32 @@ class Choice:
 class Substitutes(Protocol):
     """Chooses what to serve. Safe in any thread; each process has its own over shared arrays."""
 
-    def choose(self, batch: Ids, found: Mask) -> Choice | None:
-        """Return what to serve for ``batch``, of which ``found`` are cached; None: just that."""
+    def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
+        """Return what to serve for ``batch``, of which ``found`` are cached; None: just that.
+
+        ``turns``: which accesses these are; None: some of the epoch in progress.
+        """
         ...
 
 
 class OnceEach:
     """Serves cached samples of a region, each once an epoch: iCache's low-by-low, Quiver's any.
 
-    ``served`` (``u32[N]``) has the stamp of the latest epoch in which a sample was served, set
-    by compare-and-swap, so that of all workers and ranks one gets a sample. A sample that asks
-    for its turn when it stood in for another already is replaced too; when there is no substitute
-    left the one that it displaced gets the turn. So in an epoch without repeats no sample is
-    served twice. ``displaced`` (``u64[N]``): the stamp, times 2**32, plus the sample in whose
-    turn it was served: its own, or that of the one displaced.
+    Each sample that is served is claimed in ``claims``, so that of all workers and ranks one gets
+    it. A sample that asks for its turn when it stood in for another already is replaced too; when
+    there is no substitute left the one that it displaced gets the turn. So in an epoch without
+    repeats no sample is served twice. Before the first epoch nothing is substituted.
 
-    ``stamp`` and ``seed`` are those of ``epoch`` (``u64[2]``); with stamp 0 nothing is
-    substituted. With ``places`` (``u8[N]``) only samples whose place is ``place`` take part.
-    Samples that ``fresh`` (``u8[N]``) marks were read ahead for an access of their own. ``clock``
-    returns seconds: how long to rest after a search that found little, and what draws its order.
+    With ``places`` (``u8[N]``) only samples whose place is ``place`` take part. Samples that
+    ``fresh`` (``u8[N]``) marks were read ahead for an access of their own. ``clock`` returns
+    seconds: how long to rest after a search that found little, and what draws its order.
     """
 
     def __init__(
         self,
         tier: Tier,
         region: str,
-        served: SharedArray,
-        displaced: SharedArray,
-        epoch: SharedArray,
+        claims: Claims,
         places: SharedArray | None = None,
         place: int = 0,
         fresh: SharedArray | None = None,
@@ -77,8 +78,7 @@ class OnceEach:
     ) -> None:
         self._tier, self._region = tier, region
         self._clock = clock
-        self._served, self._displaced = served.array, displaced.array
-        self._epoch = epoch.array
+        self._claims = claims
         self._places = None if places is None else places.array
         self._place = place
         self._fresh = None if fresh is None else fresh.array
@@ -87,19 +87,19 @@ class OnceEach:
         self._pool: deque[int] = deque()
         self._search_from = 0.0
 
-    def choose(self, batch: Ids, found: Mask) -> Choice | None:
+    def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
         """Return what to serve for ``batch``."""
-        stamp = int(self._epoch[0])
-        if not stamp:
+        if not self._claims.holds(turns):
             return None
+        stamp = self._claims.stamp if turns is None else turns.stamp
         open_to = self._takes_part(batch)
         own = np.flatnonzero(found & open_to)
         again = own[~self._mark(batch[own], stamp)]
         wanted = np.concatenate([again, np.flatnonzero(~found & open_to)])
         if not wanted.size:
             return None
-        turns, ids, samples = self._take(batch[wanted], stamp)
-        taken, rest = wanted[turns], np.delete(wanted, turns)
+        taking, ids, samples = self._take(batch[wanted], stamp)
+        taken, rest = wanted[taking], np.delete(wanted, taking)
         chosen, missing = batch.copy(), ~found
         chosen[taken] = ids
         missing[taken] = False
@@ -109,13 +109,10 @@ class OnceEach:
         return Choice(chosen, taken, samples, missing)
 
     def _mark(self, ids: Ids, stamp: int) -> Mask:
-        """Mark ``ids`` as served, and return which were not served before."""
-        first = _core.mark_once(self._served, ids, stamp)
-        self._note(ids[first], ids[first], stamp)
+        """Mark ``ids`` as served on their own turns, and return which were not served before."""
+        first = self._claims.claim(ids, stamp)
+        self._claims.note_turns(ids[first], ids[first], stamp)
         return first
-
-    def _note(self, ids: Ids, turns: Ids, stamp: int) -> None:
-        self._displaced[ids] = np.uint64(stamp << 32) | turns.astype(np.uint64)
 
     def _takes_part(self, ids: Ids) -> Mask:
         if self._places is None:
@@ -148,13 +145,13 @@ class OnceEach:
         """
         last = sample
         for _ in range(_LONGEST_CHAIN):
-            entry = int(self._displaced[last])
-            if entry >> 32 != stamp:
-                return None if entry >> 32 < stamp else sample  # or the epoch is over elsewhere
-            last, before = entry & 0xFFFFFFFF, last
+            when, turn = self._claims.turn_of(last)
+            if when != stamp:
+                return None if when < stamp else sample  # or the epoch is over elsewhere
+            last, before = turn, last
             if last == before:
                 break
-            if self._served[last] < stamp and self._mark(np.array([last], np.uint32), stamp)[0]:
+            if self._mark(np.array([last], np.uint32), stamp)[0]:
                 return last
         return sample
 
@@ -175,9 +172,9 @@ class OnceEach:
                 break
             # Copied before they are claimed, so that no claim comes to nothing.
             samples, found = self._tier.get_many(candidates)
-            found[found] = _core.mark_once(self._served, candidates[found], stamp)
+            found[found] = self._claims.claim(candidates[found], stamp)
             won, mine = candidates[found], still[: int(found.sum())]
-            self._note(won, turns[mine], stamp)
+            self._claims.note_turns(won, turns[mine], stamp)
             taken.append(mine)
             ids.append(won)
             parts.append(pick(samples, np.flatnonzero(found)))
@@ -202,17 +199,17 @@ class OnceEach:
             while len(some) < wanted:
                 some.append(pool.popleft())
         ids = np.array(some, np.uint32)
-        return ids[(self._served[ids] < stamp) & self._takes_part(ids)]
+        return ids[self._claims.are_free(ids, stamp) & self._takes_part(ids)]
 
     def _search(self, stamp: int) -> None:
         begin = self._clock()
         ids = self._tier.list(self._region)
-        free = (self._served[ids] < stamp) & self._takes_part(ids)
+        free = self._claims.are_free(ids, stamp) & self._takes_part(ids)
         if self._fresh is not None:
             free &= self._fresh[ids] == 0
         ids = ids[free]
         # Two processes hardly begin in the same nanosecond, so that their orders differ.
-        random = np.random.default_rng((int(self._epoch[1]), stamp, int(begin * 1e9)))
+        random = np.random.default_rng((self._claims.rank_seed, stamp, int(begin * 1e9)))
         random.shuffle(ids)
         self._pool.extend(ids[:_POOL].tolist())
         if len(ids) < _POOL:
@@ -220,28 +217,98 @@ class OnceEach:
             self._search_from = now + max(_LEAST_REST, _REST * (now - begin))
 
 
-class ByNeighbour:
-    """Serves the key sample in a region that stands for the one asked for (SpiderCache).
+class StandIns(NamedTuple):
+    """Which key sample stands for which sample, in memory that the ranks of a job on a node share.
 
-    ``serves`` (``u32[N]``): the key sample of each, N or more for none. A key sample serves as
-    often as it is needed.
+    An entry names a copy of a key sample, and counts while that very copy is in the region of key
+    samples: so those of a key sample are void once it has left, even if it comes back, and the
+    process that writes them may die at any moment.
     """
 
-    def __init__(self, tier: Tier, region: str, serves: SharedArray) -> None:
-        self._tier, self._region, self._serves = tier, region, serves.array
+    serves: SharedArray
+    """``u64[N]``: the number of the copy (:meth:`~stoker.store.tier.Tier.copies`) times 2**32, plus
+    the key sample that stands for this one; 0: none."""
+    keyed: SharedArray
+    """``u32[N]``: the copy of this sample that was made a key sample last, 0: none; set by
+    compare-and-swap, so that of all ranks one makes it."""
 
-    def choose(self, batch: Ids, found: Mask) -> Choice | None:
+    @staticmethod
+    def layout(num_samples: int) -> Layout:
+        """Return what :func:`~stoker.store.shared_arrays.open_arrays` needs for them."""
+        return {"serves": (num_samples, "u8"), "keyed": (num_samples, "u4")}
+
+    @classmethod
+    def create(cls, num_samples: int) -> StandIns:
+        """Return an empty table."""
+        layout = cls.layout(num_samples)
+        return cls(*(SharedArray.create(*layout[n], name=f"stoker-{n}") for n in cls._fields))
+
+    @classmethod
+    def attach(cls, fds: Sequence[int], num_samples: int) -> StandIns:
+        """Return the table in the memory of these descriptors, which stay the caller's."""
+        layout = cls.layout(num_samples)
+        return cls(
+            *(SharedArray.attach(fd, *layout[n]) for fd, n in zip(fds, cls._fields, strict=True))
+        )
+
+
+class ByNeighbour:
+    """Serves the key sample in ``region`` that stands for the one asked for (SpiderCache).
+
+    As often as it is needed. Used by any number of processes at once.
+    """
+
+    def __init__(self, tier: Tier, region: str, stand_ins: StandIns) -> None:
+        self._tier, self._region = tier, region
+        self._serves, self._keyed = stand_ins.serves.array, stand_ins.keyed.array
+
+    def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
         """Return what to serve for ``batch``."""
-        keys = self._serves[batch]
-        wanted = np.flatnonzero(~found & (keys < len(self._serves)))
+        wanted = np.flatnonzero(~found)
         if not wanted.size:
             return None
-        wanted = wanted[self._tier.within(keys[wanted], self._region)]
-        samples, there = self._tier.get_many(keys[wanted])
+        keys, stands = self.key_samples(batch[wanted])
+        if not stands.any():
+            return None
+        wanted, keys = wanted[stands], keys[stands]
+        samples, there = self._tier.get_many(keys)
         taken = wanted[there]
         if not there.all():
             samples = pick(samples, np.flatnonzero(there))
         chosen, missing = batch.copy(), ~found
-        chosen[taken] = keys[taken]
+        chosen[taken] = keys[there]
         missing[taken] = False
         return Choice(chosen, taken, samples, missing)
+
+    def key_samples(self, ids: Ids) -> tuple[Ids, Mask]:
+        """Return the key sample of each of ``ids``, ``u32[n]``, and whether one stands for it now.
+
+        Where none does, the first says nothing.
+        """
+        entries = self._serves[ids]
+        keys, copies = entries.astype(np.uint32), (entries >> np.uint64(32)).astype(np.uint32)
+        stands = (copies > 0) & (keys < len(self._serves))
+        keys[~stands] = 0
+        stands[stands] = self._tier.copies(keys[stands], self._region) == copies[stands]
+        return keys, stands
+
+    def keep(
+        self,
+        ids: Ids,
+        degrees: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        neighbours: Ids,
+    ) -> int | None:
+        """Make a key sample of one of ``ids``; see :meth:`Store.keep_key_sample`."""
+        outside = (self._tier.copies(ids, self._region) == 0) & (degrees > 0)
+        for index in sorted(np.flatnonzero(outside), key=lambda i: -degrees[i])[:_TRIES]:
+            key = ids[index : index + 1]
+            if not self._tier.move(key, self._region).all():
+                continue
+            copy = int(self._tier.copies(key, self._region)[0])
+            # Another rank may have moved it there at the same time: who marks it has made it.
+            if copy and _core.mark_once(self._keyed, key, copy)[0]:
+                entry = np.uint64(copy << 32 | int(key[0]))
+                self._serves[neighbours[offsets[index] : offsets[index + 1]]] = entry
+                return int(key[0])
+        return None

@@ -67,8 +67,11 @@ class Tier(Protocol):
         """Return the ids that are cached in ``region``, ascending, where a read costs least."""
         ...
 
-    def within(self, ids: Ids, region: str) -> Mask:
-        """Return which of ``ids`` :meth:`list` would name now."""
+    def copies(self, ids: Ids, region: str) -> Ids:
+        """Return a number, ``u32[n]``, for each of ``ids`` that :meth:`list` would name, else 0.
+
+        A sample that left the cache and came back has a higher one.
+        """
         ...
 
     def resize(self, shares: Mapping[str, float]) -> None:
@@ -104,4 +107,36 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Let go of what this process holds. The tier is not used after that."""
+        ...
+
+
+class Pool(Protocol):
+    """Samples on other machines, looked for where the tier misses.
+
+    :class:`stoker.pool.tier.PoolTier` is one. It owes what a :class:`Tier` owes, and never makes a
+    caller wait for a write.
+    """
+
+    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+        """Return the samples found, and which were; see :meth:`Tier.get_many`."""
+        ...
+
+    def offer(self, ids: Ids, samples: Packed, keys: Keys = None) -> None:
+        """Have samples written some time, unless too much waits already."""
+        ...
+
+    def discard(self, ids: Ids) -> None:
+        """Forget samples, some time."""
+        ...
+
+    def reorder(self, keys: NDArray[np.float64]) -> None:
+        """Learn the keys of all samples, ``f64[N]``, in place of those it knew."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return what is counted, over all processes that have it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. May be called again."""
         ...

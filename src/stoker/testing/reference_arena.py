@@ -258,6 +258,13 @@ class ReferenceArena:
         with self._open():
             return np.array([self._rules.index(i) for i in self._ids(ids)], dtype=np.uint8)
 
+    def copies(self, ids: ArrayLike, region: str) -> NDArray[np.uint32]:
+        """Return u32[n]: which copy of each sample lies in ``region``; 0 if none does."""
+        with self._open():
+            members, copy = self._rules.region(region).members, self._rules.copy
+            found = [copy[i] if i in members else 0 for i in self._ids(ids)]
+            return np.array(found, dtype=np.uint32)
+
     def list(self, region: str) -> NDArray[np.uint32]:
         """Return u32[m], the ids cached in ``region``, ascending."""
         with self._open():

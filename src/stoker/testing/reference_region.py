@@ -14,6 +14,11 @@ Key = tuple[float, ...]
 Popped = Literal["evicted", "promoted", "kept", "nothing"]
 
 
+def turn_of(sample_id: int) -> int:
+    """Return which of samples with equal keys leaves first: that of the smallest turn."""
+    return sample_id * 0x9E3779B1 % 2**32
+
+
 @dataclass(slots=True)
 class Member:
     """A cached sample: its bytes, the key it is ordered by, and its hits since insertion."""
@@ -79,9 +84,9 @@ class ReferenceRegion:
         member.visits = min(member.visits + 1, most)
 
     def ordered(self, pinned: Container[int]) -> list[int]:
-        """Return the ids that may leave, smallest key first, equal keys by id."""
+        """Return the ids that may leave, smallest key first, equal keys by their turns."""
         free = [i for i in self.members if i not in pinned]
-        return sorted(free, key=lambda i: (self.members[i].key, i))
+        return sorted(free, key=self._order)
 
     def smallest(self, pinned: Container[int]) -> int | None:
         """Return the id that the pop rule looks at next, or None when all are pinned."""
@@ -90,7 +95,10 @@ class ReferenceRegion:
             return None
         if self.rules.pop == "random":
             return self._random.choice(sorted(free))
-        return min(free, key=lambda i: (self.members[i].key, i))
+        return min(free, key=self._order)
+
+    def _order(self, sample_id: int) -> tuple[Key, int]:
+        return self.members[sample_id].key, turn_of(sample_id)
 
     def pop(self, pinned: Container[int], tick: Callable[[], int]) -> tuple[Popped, int]:
         """Apply the pop rule once; return what it did, and to which id (-1 for nothing).

@@ -22,6 +22,8 @@ class ReferenceRules:
         self.capacity = capacity
         self.counts: Counter[str] = Counter()
         self.home: dict[int, ReferenceRegion] = {}
+        # Which insertion each sample came in by last.
+        self.copy: dict[int, int] = {}
         self.regions: dict[str, ReferenceRegion] = {}
         self.ghosts: dict[str, ReferenceGhost] = {}
         # Names of both kinds, in the order in which they were given.
@@ -183,6 +185,7 @@ class ReferenceRules:
         target.add(sample_id, Member(sample, target.key_at(clock, given)))
         self.home[sample_id] = target
         self.counts["inserts"] += 1
+        self.copy[sample_id] = self.counts["inserts"]
         return True
 
     def index(self, sample_id: int) -> int:

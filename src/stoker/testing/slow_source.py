@@ -79,6 +79,11 @@ class SlowSource(BaseSource):
         return self._source.sizes
 
     @property
+    def sizes_are_exact(self) -> bool:
+        """Whether those of the source behind are."""
+        return bool(getattr(self._source, "sizes_are_exact", True))
+
+    @property
     def fingerprint(self) -> str:
         """The fingerprint of the source behind."""
         return self._source.fingerprint

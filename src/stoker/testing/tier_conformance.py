@@ -90,7 +90,7 @@ class TierConformance:
         tier.abandon(none)
         tier.discard(none)
         tier.set_keys(none, np.empty(0))
-        assert tier.move(none, "main").shape == tier.within(none, "main").shape == (0,)
+        assert tier.move(none, "main").shape == tier.copies(none, "main").shape == (0,)
 
     def test_an_empty_sample_is_a_sample(self, tier: Tier) -> None:
         """Zero bytes can be cached, and are found."""
@@ -134,16 +134,22 @@ class TierConformance:
         tier.put_many(as_ids([7, 5]), pack_ids([7, 5]))
         region = next(name for name in tier.stats()["regions"] if len(tier.list(name)))
         assert tier.list(region).tolist() == [5, 7]
-        assert tier.within(as_ids([7, 9]), region).tolist() == [True, False]
+        first, absent = tier.copies(as_ids([7, 9]), region).tolist()
+        assert first > 0 and not absent
         assert tier.move(as_ids([7, 9]), region).tolist() == [True, False]
         tier.set_keys(as_ids([5, 9]), np.array([1.0, 2.0]))
         assert tier.get_many(as_ids([5, 7]))[1].all()
+        assert tier.copies(as_ids([7]), region).tolist() == [first]
+        tier.discard(as_ids([7]))
+        assert tier.copies(as_ids([7]), region).tolist() == [0]
+        tier.put_many(as_ids([7]), pack_ids([7]))
+        assert int(tier.copies(as_ids([7]), region)[0]) > first
 
     def test_an_unknown_region_is_empty(self, tier: Tier) -> None:
         """The arena may be another job's, with other regions: nothing is there, nothing fails."""
         tier.put_many(as_ids([5]), pack_ids([5]))
         assert not tier.list("nowhere").size
-        assert not tier.within(as_ids([5]), "nowhere").any()
+        assert not tier.copies(as_ids([5]), "nowhere").any()
         assert not tier.move(as_ids([5]), "nowhere").any()
         tier.resize({"nowhere": 1.0})
         assert tier.get_many(as_ids([5]))[1].all()

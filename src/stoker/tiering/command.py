@@ -6,10 +6,10 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from stoker.errors import ConfigError
+from stoker.errors import CapacityError, ConfigError
 
 _FORWARDED = frozenset(
     {
@@ -23,6 +23,7 @@ _FORWARDED = frozenset(
         signal.SIGWINCH,
     }
 )
+_AWAITED = _FORWARDED | {signal.SIGCHLD}
 _FROM_KERNEL = 0x80  # si_code of what a terminal sends, to every process of the foreground group
 
 
@@ -37,15 +38,27 @@ def run_command(
     Signals sent to this process are passed on; those that a terminal sends reach the command by
     themselves. The command inherits descriptors, signal mask and ignored signals as they were.
     ``tick`` is called about every ``every`` seconds meanwhile. Call it from the main thread of a
-    process without other threads. Raises :class:`NotStarted` if the command cannot be started.
+    process without other threads. Raises :class:`NotStarted` if the command cannot be started, and
+    :class:`~stoker.errors.CapacityError` if there is no descriptor or memory for that.
     """
     previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no wait works
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     try:
         return _await(_start(command, environment, mask), tick, every)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, previous or signal.SIG_DFL)
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Be the command from now on, with the environment as it is; takes no descriptor.
+
+    Raises :class:`NotStarted` if it cannot be started.
+    """
+    try:
+        _exec(command, os.environ, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    except OSError as error:
+        raise _not_started(command, error.errno or errno.EIO) from error
 
 
 class NotStarted(ConfigError):
@@ -59,10 +72,13 @@ class NotStarted(ConfigError):
 def _start(
     command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals | int]
 ) -> int:
-    told, tell = os.pipe()  # closed by exec: then nothing is told
-    # A fork ends the threads of NumPy's BLAS here (it starts new ones when it needs them), and so
-    # nobody is left who has not blocked the signals.
-    pid = os.fork()
+    try:
+        told, tell = os.pipe()  # closed by exec: then nothing is told
+        # A fork ends the threads of NumPy's BLAS here (it starts new ones when it needs them), and
+        # so nobody is left who has not blocked the signals.
+        pid = os.fork()
+    except OSError as error:
+        raise CapacityError(f"no process can be made for the command: {error}") from error
     if pid == 0:
         _become(command, environment, mask, tell)
     os.close(tell)
@@ -73,10 +89,13 @@ def _start(
     if not failure:
         return pid
     os.waitpid(pid, 0)
-    number = int(failure)
+    raise _not_started(command, int(failure))
+
+
+def _not_started(command: Sequence[str], number: int) -> NotStarted:
     if number == errno.ENOENT:
-        raise NotStarted(f"{command[0]}: command not found", 127)
-    raise NotStarted(f"{command[0]} cannot be started: {os.strerror(number)}", 126)
+        return NotStarted(f"{command[0]}: command not found", 127)
+    return NotStarted(f"{command[0]} cannot be started: {os.strerror(number)}", 126)
 
 
 def _become(
@@ -86,27 +105,32 @@ def _become(
     tell: int,
 ) -> NoReturn:
     try:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores for itself
-            signal.signal(number, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execvpe(command[0], list(command), environment)
+        _exec(command, environment, mask)
     except OSError as error:
         os.write(tell, b"%d" % (error.errno or errno.EIO))
     finally:
         os._exit(127)
 
 
+def _exec(command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores for itself
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.execvpe(command[0], list(command), environment)
+
+
 def _await(pid: int, tick: Callable[[], object], every: float) -> int:
     due = time.monotonic() + every
     while True:
-        info = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, max(0.0, due - time.monotonic()))
+        info = signal.sigtimedwait(_AWAITED, max(0.0, due - time.monotonic()))
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
             return 128 - code if code < 0 else code
-        if info is None:
+        # Stopped and continued past the deadline, CPython returns a signal it never filled in.
+        if info is None or info.si_signo not in _AWAITED:
             tick()
             due = time.monotonic() + every
         elif info.si_signo != signal.SIGCHLD and info.si_code != _FROM_KERNEL:

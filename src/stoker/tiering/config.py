@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,10 @@ from stoker.tiering.config_file import Document, read_document
 from stoker.types import parse_bytes
 
 MOST_TIERS = 8
+SHORTAGES = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO}
+)
+"""Errors that say nothing against a configuration: programs then run without copies."""
 _MOST_THREADS = 256
 
 
@@ -39,9 +44,9 @@ class Config:
     threads: int = 6
     """Small files copied at the same time, and as many large ones beside them."""
     revalidate: float = 60.0
-    """Seconds within which a change of a source file is noticed."""
-    small: int = 8 << 20
-    """Bytes up to which a first open waits for the copy, so that the source is read once."""
+    """Seconds within which a change of a placed file's source is noticed (30,000 files at most)."""
+    small: int = 0
+    """Bytes up to which a first open waits for the copy; 0: none does."""
     ahead: int = 128 << 20
     """Bytes beyond what is copied so far for which a read of a larger file waits."""
     fsync: bool = False

@@ -43,7 +43,7 @@ def read_document(path: Path) -> Document:
         return _read_yaml(str(path), text)
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     return Document(str(path), values, _toml_lines(text).get)
 
@@ -84,7 +84,7 @@ def _read_yaml(name: str, text: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except Exception as error:  # also what values like 2001-13-45 raise
         raise ConfigError(f"{name} is not YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds no keys: write source: DIR and tier: [...]")
@@ -94,6 +94,9 @@ def _read_yaml(name: str, text: str) -> Document:
 
 
 def _note_lines(node: Any, keys: Keys, lines: dict[Keys, int]) -> None:
+    """Note the lines of keys as deep as tiers have them: aliases may lead on for ever."""
+    if len(keys) == 3 or keys[:1] not in ((), ("tier",)):
+        return
     children: list[tuple[str | int, Any, Any]] = []
     if node.id == "mapping":
         children = [(str(key.value), key, value) for key, value in node.value]

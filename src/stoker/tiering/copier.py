@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from stoker.owned import trusts
+from stoker.types import FileIdentity
 
 _CHUNK = 1 << 20
-CHECKSUM = "user.stoker.crc32"
-"""Extended attribute of a copy, with the CRC-32 of its bytes as eight hexadecimal digits."""
+_own = threading.local()
 
 
 class SourceChanged(OSError):
@@ -26,52 +30,52 @@ class TierFault(OSError):
     """The tier, not the source, failed; ``errno`` says how."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What makes a source file the same file as before."""
+class Origin(NamedTuple):
+    """What a copy was made from; the copy alone does not tell that its source was rebuilt."""
 
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Identity:
-        """Return the identity of a file with this status."""
-        return cls(status.st_size, status.st_mtime_ns)
+    source: FileIdentity
+    copy_inode: int
+    crc: int | None
+    """CRC-32 of the bytes, where one was wanted."""
 
 
 def copy_file(
     source: Path,
     part: Path,
     final: Path,
-    expected: Identity,
+    expected: FileIdentity,
     *,
+    handed: io.FileIO | None = None,
     fsync: bool = False,
     checksum: bool = False,
     begin: Callable[[int], object] = lambda inode: None,
     progress: Callable[[int], object] = lambda done: None,
-) -> None:
+) -> Origin:
     """Copy ``source`` to ``final`` by way of ``part``; ``final`` appears whole or not at all.
 
-    The source is read once, from beginning to end. ``begin`` gets the inode of ``part`` and of the
+    The source is read once, from beginning to end: by ``handed``, a program's own descriptor of it,
+    if that is given, which is closed then: the storage need not open it again, and what the program
+    reads too comes from the page cache once. ``begin`` gets the inode of ``part`` and of the
     copy before any byte is in it, ``progress`` every MiB how many bytes are. The copy carries the
-    source's modification time, and nobody may write it.
+    source's modification time, and nobody may write it. Returns what :func:`is_copy` goes by.
     Raises :class:`SourceChanged` if the source is not ``expected`` or does not stay so,
     :class:`TierFault` if writing fails, and :class:`OSError` as reading does; ``part`` is then
     removed. Threads may copy at the same time, each to names of its own.
     """
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
-    try:
+    with handed or _open(source) as file:
+        reader = file.fileno()
         _check(reader, expected)
+        if handed is None:
+            _expect_all(reader, expected.size)
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with _faults_of_tier():
             writer = os.open(part, flags, 0o600)
         try:
-            begin(os.fstat(writer).st_ino)
+            inode = os.fstat(writer).st_ino
+            begin(inode)
             crc = _transfer(reader, writer, expected.size, progress, checksum)
             _check(reader, expected)
             with _faults_of_tier():
-                if checksum:
-                    os.setxattr(writer, CHECKSUM, b"%08x" % crc)
                 os.utime(writer, ns=(expected.mtime_ns, expected.mtime_ns))
                 os.fchmod(writer, 0o400)
                 if fsync:
@@ -85,8 +89,21 @@ def copy_file(
             raise
         finally:
             os.close(writer)
-    finally:
-        os.close(reader)
+    return Origin(expected, inode, crc if checksum else None)
+
+
+def _open(source: Path) -> io.FileIO:
+    return io.FileIO(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK))
+
+
+def _expect_all(reader: int, size: int) -> None:
+    """Read ahead far, or, of large files, whole requests past the page cache.
+
+    That is a few large operations instead of many, and leaves memory to what the programs read.
+    """
+    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    if size > _CHUNK:
+        _set_direct(reader, True)
 
 
 @contextlib.contextmanager
@@ -97,26 +114,38 @@ def _faults_of_tier() -> Iterator[None]:
         raise TierFault(error.errno, error.strerror, error.filename) from error
 
 
-def is_copy(path: Path, expected: Identity, *, checksum: bool = False) -> bool:
-    """Whether ``path`` is a finished copy of that file; with ``checksum``, its bytes are read."""
+def is_copy(
+    path: Path, expected: FileIdentity, origin: Origin | None, *, checksum: bool = False
+) -> bool:
+    """Whether ``path`` is the finished copy that ``origin`` tells of, and that of ``expected``.
+
+    With ``checksum`` its bytes are read. Without ``origin`` nothing is taken for a copy.
+    """
+    if origin is None or origin.source != expected:
+        return False
     try:
         copy = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
         status = os.fstat(copy)
-        if not stat.S_ISREG(status.st_mode) or Identity.of(status) != expected:
+        found = FileIdentity.of(status)
+        if not trusts(status) or (found.inode, found.size, found.mtime_ns) != (
+            origin.copy_inode,
+            expected.size,
+            expected.mtime_ns,
+        ):
             return False
-        return not checksum or os.getxattr(copy, CHECKSUM) == b"%08x" % _crc(copy)
+        return not checksum or origin.crc == _crc(copy)
     except OSError:
         return False
     finally:
         os.close(copy)
 
 
-def _check(reader: int, expected: Identity) -> None:
+def _check(reader: int, expected: FileIdentity) -> None:
     status = os.fstat(reader)
-    if not stat.S_ISREG(status.st_mode) or Identity.of(status) != expected:
+    if not stat.S_ISREG(status.st_mode) or FileIdentity.of(status) != expected:
         raise SourceChanged(errno.ESTALE, "the source file changed while it was copied")
 
 
@@ -124,15 +153,10 @@ def _transfer(
     reader: int, writer: int, size: int, progress: Callable[[int], object], want_crc: bool
 ) -> int:
     """Copy ``size`` bytes; return their CRC-32, or 0 where nobody wants it."""
-    # Read ahead far, or, of large files, whole requests past the page cache: a few large operations
-    # instead of many, and memory is left to what the programs read.
-    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    if size > _CHUNK:
-        _set_direct(reader, True)
     done = crc = 0
-    buffer = memoryview(mmap.mmap(-1, min(_CHUNK, max(1, size))))  # aligned, as such reads must be
+    buffer = _buffer()
     while done < size:
-        count = _read(reader, buffer)
+        count = _read(reader, buffer, done)
         if count == 0:
             raise SourceChanged(errno.ESTALE, "the source file shrank while it was copied")
         if count > size - done:
@@ -146,14 +170,23 @@ def _transfer(
     return crc
 
 
-def _read(reader: int, buffer: memoryview) -> int:
+def _buffer() -> memoryview:
+    """Return a MiB of the thread's own, aligned as reads past the page cache must be."""
+    if not hasattr(_own, "buffer"):
+        _own.buffer = memoryview(mmap.mmap(-1, _CHUNK))
+    buffer: memoryview = _own.buffer
+    return buffer
+
+
+def _read(reader: int, buffer: memoryview, begin: int) -> int:
+    """Read at a place, for a descriptor's own offset may be a program's."""
     try:
-        return os.readv(reader, [buffer])
+        return os.preadv(reader, [buffer], begin)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     _set_direct(reader, False)  # the file system takes it only in theory
-    return os.readv(reader, [buffer])
+    return os.preadv(reader, [buffer], begin)
 
 
 def _set_direct(reader: int, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The placement daemon: ``python -m stoker.tiering.daemon CONFIG FOLDER LISTENER LOCK``.
+"""The placement daemon, which is :func:`main` on the arguments CONFIG FOLDER LISTENER LOCK.
 
 ``CONFIG``, ``LISTENER`` and ``LOCK`` are descriptors: of the pickled configuration, of the socket
 where runs become members, and of the lock that says there is a daemon. It ends with its last
@@ -9,6 +9,7 @@ a report whenever it asks.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import pickle
@@ -18,18 +19,20 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
+from stoker.owned import remove_socket
 from stoker.prefetch.channel import Channel
 from stoker.tiering.config import Config
-from stoker.tiering.counters import create_counters
+from stoker.tiering.counters import Ring, create_counters
 from stoker.tiering.free_room import check_room
 from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind
 from stoker.tiering.order import read_order
-from stoker.tiering.placer import Placer
+from stoker.tiering.placer import LARGE, Placer
 from stoker.tiering.run_folder import RunFolder
 from stoker.tiering.table import Settings, Table, TierPlace
 from stoker.tiering.tier_dir import TierDir
@@ -39,6 +42,12 @@ log = logging.getLogger("stoker.tiering")
 _BEAT = 0.2  # seconds between two signs of life
 _SILENT = 30.0  # after which programs take a daemon for gone that lives but says nothing
 _WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
+_LOOK_IN = 0.02  # seconds after which requests in the ring are looked for
+_LONGEST_REQUEST = 8192  # bytes, more than a path has
+_MOST_WAITING = 1 << 17  # files that wait to be looked at
+_RUSH = 50  # requests in the ring at once: the source is so fast that copying would be felt
+_HOLD = 0.1  # seconds
+_LOOKS_A_SECOND = 500  # at sources of placed files
 _LINGER = 5.0  # seconds to wait for the first member; the last one is not outlived
 
 
@@ -54,30 +63,37 @@ class Daemon:
                 check_room(self.tiers[-1], tier.quota)
             folder.clear()
             create_counters(folder.counters)
+            self._ring = Ring(folder.counters)
             self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            os.fchmod(self._requests.fileno(), 0o600)
             self._requests.bind(str(folder.requests))
+            self._requests.settimeout(_LOOK_IN)
+            self._root = os.open(config.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self.table = self._make_table()
-            self.placer = Placer(config, self.table, self.tiers)
+            # By its descriptor: the source stays the directory that it was at the start, whatever
+            # its path leads to later.
+            source = Path(f"/proc/self/fd/{self._root}")
+            self.placer = Placer(config, source, self.table, self.tiers)
             self.promised = self._promise()
         except BaseException:
             for open_tier in self.tiers:
                 open_tier.close()
             raise
-        threading.Thread(target=self._listen, daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
+        for duty in (self._listen, self._beat, self._revalidate):
+            threading.Thread(target=duty, daemon=True).start()
 
     def _make_table(self) -> Table:
         config = self.config
         spellings = list(dict.fromkeys([config.source, config.spelling]))
-        places = [TierPlace(tier.copies, tier.parts, tier.dev) for tier in self.tiers]
+        places = [TierPlace(*tier.called, tier.dev) for tier in self.tiers]
         settings = Settings(
-            revalidate_ms=min(0xFFFFFFFE, int(config.revalidate * 1000)),
             small_bytes=config.small,
+            large_bytes=LARGE,
             ahead_bytes=config.ahead,
             wait_ms=int(_WAIT * 1000),
             heartbeat_ms=int(_SILENT * 1000),
         )
-        return Table(self._folder.table, spellings, places, settings)
+        return Table(self._folder.table, spellings, os.fstat(self._root), places, settings)
 
     def _promise(self) -> dict[str, int] | None:
         """Reserve room in the order that was given; the table must be alive meanwhile."""
@@ -91,27 +107,43 @@ class Daemon:
         }
 
     def _listen(self) -> None:
-        """Take requests off the socket at once: it holds few."""
+        """Take requests off the socket at once, which holds few, and off the ring now and then."""
         while True:
             with contextlib.suppress(ValueError, OSError):
-                self._obey(self._requests.recv(1 << 16))
+                message, handed, _, _ = socket.recv_fds(self._requests, _LONGEST_REQUEST, 4)
+                self._obey(message, [io.FileIO(fd) for fd in handed])
+            with contextlib.suppress(ValueError, OSError):
+                # What there is no room for in the queue stays in the ring, until that is full.
+                messages = self._ring.take(_MOST_WAITING - self.placer.waiting)
+                if len(messages) >= _RUSH and self.placer.waiting < _MOST_WAITING // 2:
+                    self.placer.hold(_HOLD)
+                for message in messages:
+                    self._obey(message, [])
 
-    def _obey(self, message: bytes) -> None:
+    def _obey(self, message: bytes, handed: list[io.FileIO]) -> None:
         if len(message) < REQUEST.size:
             return
-        magic, kind, source, length, time_ns, entry, code = REQUEST.unpack_from(message)
+        magic, kind, source, length, entry, code = REQUEST.unpack_from(message)
         if magic != REQUEST_MAGIC or source != 0:
             return
+        path = message[REQUEST.size : REQUEST.size + length]
         if kind == Kind.OPENED:
-            path = message[REQUEST.size : REQUEST.size + length]
-            if len(path) == length and _is_inside(path):
-                self.placer.opened(path)
-        elif not self.table.has(entry, code):
-            return  # the program has an older daemon's table
-        elif kind == Kind.CHECKED:
-            self.placer.checked(entry, min(time_ns, time.monotonic_ns()))
-        elif kind == Kind.CHANGED:
+            if len(path) == length and zlib.crc32(path, source) == code and _is_inside(path):
+                self.placer.opened(path, handed[0] if handed else None)
+        elif kind == Kind.CHANGED and self.table.has(entry, code):  # not an older daemon's table
             self.placer.changed(entry)
+
+    def _revalidate(self) -> None:
+        """Look at the sources of placed files, each once in the time that was asked for."""
+        every = min(1.0, self.config.revalidate / 4)
+        most = max(1, round(_LOOKS_A_SECOND * every))
+        while True:
+            began = time.monotonic()
+            before = time.monotonic_ns() - int((self.config.revalidate - every) * 1e9)
+            for done, number in enumerate(self.table.placed_before(before, most), start=1):
+                self.placer.revalidate(number)
+                time.sleep(max(0.0, began + done / _LOOKS_A_SECOND - time.monotonic()))
+            time.sleep(max(0.0, began + every - time.monotonic()))
 
     def _beat(self) -> None:
         while True:
@@ -133,9 +165,11 @@ class Daemon:
             "failed": counts.failed,
             "dropped": counts.dropped,
             "problems": dict(counts.problems),
+            "checks": counts.checks,
+            "changes": counts.changes,
             "order": self.promised,
             "table_bytes": self.table.memory,
-            "idle": self.placer.is_idle(),
+            "idle": self._ring.is_empty() and self.placer.is_idle(),
         }
 
     def close(self) -> None:
@@ -144,8 +178,9 @@ class Daemon:
         self.placer.close()
         for tier in self.tiers:
             tier.close()
+        os.close(self._root)
         self._folder.clear()
-        self._folder.members.unlink(missing_ok=True)
+        remove_socket(self._folder.members)
 
 
 def _is_inside(path: bytes) -> bool:
@@ -224,15 +259,13 @@ def main() -> None:
     try:
         daemon = Daemon(config, folder)
     except (StokerError, OSError) as error:
-        select.select([listener], [], [], _LINGER)
-        _admit(listener, {"error": str(error)})
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        poll.poll(_LINGER * 1000)
+        _admit(listener, {"error": str(error), "refused": isinstance(error, StokerError)})
         return
     members: dict[int, Channel] = {}
     try:
         _serve(daemon, listener, members)
     finally:
         daemon.close()
-
-
-if __name__ == "__main__":
-    main()

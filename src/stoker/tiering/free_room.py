@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -14,16 +15,23 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def check_room(tier: TierDir, quota: int) -> None:
-    """Raise :class:`~stoker.errors.CapacityError` if ``quota`` bytes cannot become free there."""
+    """Refuse a quota that there is no room for.
+
+    Raises :class:`~stoker.errors.CapacityError` if there never can be, and :class:`OSError` if
+    others have taken it just now.
+    """
     found = os.statvfs(tier.path)
     free, where = found.f_bavail * found.f_frsize, "free there"
     if file_system(tier.dev) in _IN_MEMORY and (memory := read_memory().available) < free:
         free, where = memory, "available as memory"
     if quota - tier.used > free:
-        raise CapacityError(
+        message = (
             f"tier {str(tier.path)!r}: {format_bytes(quota)} do not fit, {format_bytes(free)} are "
             f"{where} and {format_bytes(tier.used)} in use by copies: give it a smaller size"
         )
+        if quota > found.f_blocks * found.f_frsize:
+            raise CapacityError(message)
+        raise OSError(errno.ENOSPC, message)
 
 
 def file_system(dev: int, mounts: Path = Path("/proc/self/mountinfo")) -> str:

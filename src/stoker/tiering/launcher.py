@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stoker import _core
-from stoker.errors import ConfigError
-from stoker.tiering.command import run_command
-from stoker.tiering.config import Config
+from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.tiering.command import become, run_command
+from stoker.tiering.config import SHORTAGES, Config
 from stoker.tiering.membership import Membership
 
 _LIBRARY = "libstoker_preload.so"
@@ -24,15 +24,27 @@ def run(
     command: Sequence[str],
     report_file: Path | None = None,
     done: Callable[[dict[str, Any]], object] = lambda report: None,
+    note: Callable[[str], object] = lambda text: None,
 ) -> int:
     """Run the command on the tiers; return its exit status, 128 + n when signal n ended it.
 
-    ``report_file`` is written every second, whole; ``done`` gets the report at the end. Raises
+    ``report_file`` is written every second, whole; ``done`` gets the report at the end, ``note``
+    what the user should know, once each. Where there is no room, memory or descriptor for tiers,
+    ``note`` says so and the command runs without them. Raises
     :class:`~stoker.errors.ConfigError` where the configuration is refused or the command cannot
     be started (:class:`~stoker.tiering.command.NotStarted`).
     """
+
+    def run_plainly(error: Exception) -> NoReturn:
+        note(f"programs read {config.spelling} without copies: {error}")
+        become(command)
+
     library = shim_file(_LIBRARY)
-    with Membership(config) as membership:
+    try:
+        membership = Membership(config)
+    except (SegmentError, OSError) as error:
+        run_plainly(error)
+    with membership:
         # The command's own programs are to find the daemon, this process is not: hence the copy.
         environment = preloaded(os.environ, library) | membership.environment()
 
@@ -40,19 +52,36 @@ def run(
             if report_file is not None:
                 _write(report_file, membership.report())
 
-        def write_if_possible() -> None:  # a full disk must not end the command
-            with contextlib.suppress(OSError):
+        said = False
+
+        def tick() -> None:
+            nonlocal said
+            if not said and membership.elsewhere():
+                said = True
+                note(
+                    f"{config.spelling} leads to another directory than at the start (a link, a "
+                    "rename or a mount): programs read there what is there, without copies"
+                )
+            with contextlib.suppress(OSError):  # a full disk must not end the command
                 write()
 
         try:
             write()
         except OSError as error:
-            raise ConfigError(
-                f"--report {str(report_file)!r} cannot be written: {error}"
-            ) from error
-        status = run_command(command, environment, write_if_possible)
-        write_if_possible()
-        done(membership.report())
+            if error.errno not in SHORTAGES:
+                raise ConfigError(
+                    f"--report {str(report_file)!r} cannot be written: {error}"
+                ) from error
+        try:
+            status = run_command(command, environment, tick)
+        except CapacityError as error:  # the command has not begun
+            run_plainly(error)
+        try:
+            tick()
+            done(membership.report())
+        except Exception as error:  # whatever it is, the command's status is what counts
+            with contextlib.suppress(Exception):
+                note(f"there is no report: {error}")
     return status
 
 
@@ -65,7 +94,10 @@ def shim_file(name: str) -> Path:
     """Return a file that was built beside the core; ConfigError where it was not."""
     path = Path(_core.__file__).with_name(name)
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: this build of Stoker has no preload library")
+        raise ConfigError(
+            f"{path} is missing: this build of Stoker has no preload library, which needs glibc on "
+            "x86-64 or aarch64; build it there, or read through Stoker's data sets"
+        )
     return path
 
 
@@ -79,5 +111,7 @@ def preloaded(environment: Mapping[str, str], library: Path) -> dict[str, str]:
 
 def _write(path: Path, report: dict[str, Any]) -> None:
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(report, indent=1) + "\n")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(fresh, flags, 0o666), "w") as file:
+        file.write(json.dumps(report, indent=1) + "\n")
     fresh.replace(path)

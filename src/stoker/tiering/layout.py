@@ -7,9 +7,10 @@ from enum import IntEnum
 
 import numpy as np
 
-TABLE_MAGIC, COUNTERS_MAGIC, VERSION = b"STOKERT1", b"STOKERC1", 1
+TABLE_MAGIC, COUNTERS_MAGIC, VERSION = b"STOKERT1", b"STOKERC2", 2
 REQUEST_MAGIC = 0x4D544B53
-MAX_SOURCES, MAX_TIERS, BUCKETS, SHARDS, WRITTEN_BITS = 8, 8, 64, 64, 65536
+MAX_SOURCES, MAX_TIERS, BUCKETS, SHARDS, MARKS = 8, 8, 64, 64, 65536
+RING_BYTES = 4194304
 PATH_MULTIPLIER, COPY_MULTIPLIER = 0x9E3779B1, 0x9E3779B97F4A7C15
 
 
@@ -27,12 +28,13 @@ class Kind(IntEnum):
     """What a program asks for."""
 
     OPENED = 1
-    CHECKED = 2
-    CHANGED = 3
+    CHANGED = 2
 
 
 STRING = np.dtype([("offset", "u8"), ("length", "u4"), ("zero", "u4")])
-SOURCE = np.dtype([("path", STRING), ("dev", "u8"), ("number", "u4"), ("zero", "u4")])
+SOURCE = np.dtype(
+    [("path", STRING), ("dev", "u8"), ("ino", "u8"), ("number", "u4"), ("zero", "u4")]
+)
 TIER = np.dtype([("part_dir", STRING), ("dev", "u8")])
 ENTRY = np.dtype(
     [
@@ -74,7 +76,7 @@ HEADER = np.dtype(
         ("arena_offset", "u8"),
         ("arena_limit", "u8"),
         ("index_limit_log2", "u4"),
-        ("revalidate_ms", "u4"),
+        ("zero1", "u4"),
         ("small_bytes", "u8"),
         ("ahead_bytes", "u8"),
         ("wait_ms", "u4"),
@@ -84,7 +86,9 @@ HEADER = np.dtype(
         ("sources", SOURCE, MAX_SOURCES),
         ("tiers", TIER, MAX_TIERS),
         ("copy_dirs", STRING, (MAX_SOURCES, MAX_TIERS)),
-        ("pad1", "V208"),
+        ("large_bytes", "u8"),
+        ("mount_namespace", "u8"),
+        ("pad1", "V128"),
         ("heartbeat_ns", "u8"),
         ("arena_used", "u8"),
         ("entry_count", "u4"),
@@ -106,18 +110,30 @@ SHARD = np.dtype(
         ("waits_given_up", "u8"),
         ("checks", "u8"),
         ("changes", "u8"),
-        ("pad", "V56"),
+        ("elsewhere", "u8"),
+        ("pad", "V48"),
+    ]
+)
+RING = np.dtype(
+    [
+        ("head", "u8"),
+        ("pad1", "V56"),
+        ("tail", "u8"),
+        ("pad2", "V56"),
+        ("words", "u8", RING_BYTES // 8),
     ]
 )
 COUNTERS = np.dtype(
     [
         ("magic", "S8"),
-        ("pad", "V56"),
-        ("written", "u1", WRITTEN_BITS // 8),
+        ("marked", "u8"),
+        ("all", "u8"),
+        ("pad", "V40"),
+        ("marks", "u8", MARKS),
         ("shards", SHARD, SHARDS),
     ]
 )
-REQUEST = struct.Struct("=IBBHQII")
+REQUEST = struct.Struct("=IBBHII")
 
 
 def offset_of(dtype: np.dtype[np.void], field: str) -> int:

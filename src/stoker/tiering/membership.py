@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 import time
 import warnings
 from types import TracebackType
 from typing import Any
 
+from stoker import child
 from stoker.errors import ConfigError, SegmentError
+from stoker.owned import open_file
 from stoker.prefetch.channel import Channel
 from stoker.store.ofd import try_lock
-from stoker.tiering.config import Config
+from stoker.tiering.config import SHORTAGES, Config
 from stoker.tiering.counters import read_counters
 from stoker.tiering.run_folder import RunFolder
 
@@ -26,8 +27,8 @@ class Membership:
 
     All runs of a user that read the same source share the daemon; one that asks for other tiers
     gets those of the first, with a warning. Raises :class:`~stoker.errors.ConfigError` if the
-    daemon refuses the configuration and :class:`~stoker.errors.SegmentError` if it does not come
-    up. For one thread.
+    daemon refuses the configuration, :class:`~stoker.errors.SegmentError` if it does not come up,
+    for want of room say, and :class:`OSError` where this process lacks something. For one thread.
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,6 +36,8 @@ class Membership:
         try:
             self.folder = RunFolder.of(config.source)
         except OSError as error:
+            if error.errno in SHORTAGES:
+                raise
             raise ConfigError(f"no runtime directory for the daemon: {error}") from error
         self._channel = self._join()
         self._last: dict[str, Any] = {}
@@ -58,6 +61,13 @@ class Membership:
             alive = False
         since: dict[str, Any] = _difference(self._last, self._begin)
         return since | {"daemon": alive, "seconds": time.monotonic() - self._began}
+
+    def elsewhere(self) -> int:
+        """Return how often programs found another directory at the source's path."""
+        try:
+            return int(read_counters(self.folder.counters, 0)["elsewhere"])
+        except (OSError, ValueError):
+            return 0
 
     def close(self) -> None:
         """Let go of the daemon, which ends after its last member."""
@@ -88,7 +98,7 @@ class Membership:
             "source": source,
             **placed,
             "tiers": tiers,
-            **counted,
+            **{name: count + placed.get(name, 0) for name, count in counted.items()},
             "opens_avoided": sum(tier["opens"] for tier in tiers),
             "reads_avoided": sum(tier["reads"] for tier in tiers),
             "bytes_avoided": sum(tier["bytes"] for tier in tiers),
@@ -101,7 +111,9 @@ class Membership:
         while time.monotonic() < deadline:
             try:
                 channel = Channel.connect(self.folder.members, timeout=_PATIENCE)
-            except OSError:
+            except OSError as error:
+                if error.errno in SHORTAGES:
+                    raise
                 self._start()
                 time.sleep(0.02)
                 continue
@@ -115,7 +127,8 @@ class Membership:
     def _joined(self, channel: Channel, greeting: dict[str, Any]) -> Channel:
         if "error" in greeting:
             channel.close()
-            raise ConfigError(greeting["error"])
+            kind = ConfigError if greeting["refused"] else SegmentError
+            raise kind(greeting["error"])
         wanted = [[str(tier.path), tier.quota] for tier in self._config.tiers]
         if greeting["config"]["tiers"] != wanted:
             warnings.warn(
@@ -128,7 +141,7 @@ class Membership:
 
     def _start(self) -> None:
         """Start the daemon unless there is one."""
-        lock = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_file(self.folder.lock, os.O_RDWR | os.O_CREAT)
         try:
             if try_lock(lock):
                 self._spawn(lock)
@@ -142,18 +155,19 @@ class Membership:
             os.write(config, pickle.dumps(self._config))
             os.lseek(config, 0, os.SEEK_SET)
             inherited = [listener.fileno(), lock]
-            command = [sys.executable, "-m", "stoker.tiering.daemon", str(config)]
             with self.folder.log.open("wb") as log:
-                subprocess.run(
-                    [*command, str(self.folder.path), *map(str, inherited)],
+                status = subprocess.run(
+                    child.command("stoker.tiering.daemon", config, self.folder.path, *inherited),
                     pass_fds=[config, *inherited],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=_own_environment(),
                     start_new_session=True,
-                    check=True,
-                )
+                    check=False,
+                ).returncode
+            if status:
+                raise SegmentError(f"the placement daemon ended at once: see {self.folder.log}")
         finally:
             listener.close()
             os.close(config)
@@ -171,7 +185,7 @@ def _greeting(channel: Channel) -> dict[str, Any] | None:
 def _own_environment() -> dict[str, str]:
     """Return ours without what would redirect the daemon's own reads of the source."""
     kept = {name: value for name, value in os.environ.items() if name != "STOKER_TIERING"}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return child.environment(kept)
 
 
 # What a report says of now, not of the time since the run began.

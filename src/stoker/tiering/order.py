@@ -1,21 +1,23 @@
 """Which files are placed first: a warm list, or importance scores.
 
 A **warm list** is a text file with one path a line, the most used file first; empty lines and
-lines that begin with ``#`` are skipped. **Importance scores** are an ``.npz`` file with two arrays
-of one length: ``paths`` (``S[N]`` or ``U[N]``) and ``scores`` (float ``[N]``, the higher the more
-used; NaN comes last); the file named ``paths[i]`` has the score ``scores[i]``. A path is relative
-to the source, or absolute and below it; what lies elsewhere is skipped and counted.
+lines that begin with ``#`` are skipped. One that ends with a zero byte, as ``find -print0`` writes
+it, has a zero byte after each path and no comments, so that names may hold line feeds.
+**Importance scores** are an ``.npz`` file with two arrays of one length: ``paths`` (``S[N]`` or
+``U[N]``) and ``scores`` (float ``[N]``, the higher the more used; NaN comes last); the file named
+``paths[i]`` has the score ``scores[i]``. A path is relative to the source, or absolute and below
+it; what lies elsewhere is skipped and counted.
 """
 
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.source.listing_cache import arrays_of
 
 
 def read_order(path: Path, source: Path) -> tuple[list[bytes], int]:
@@ -47,18 +49,23 @@ def _read_list(path: Path) -> list[bytes]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"order={str(path)!r} cannot be read: {error}") from error
+    if content.endswith(b"\0"):
+        return [name for name in content.split(b"\0") if name]
     lines = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if b"\0" in line:
-            raise ConfigError(f"{path}:{number}: not a path (it has a zero byte): one path a line")
+            raise ConfigError(
+                f"{path}:{number}: not a path (it has a zero byte): give one path a line, or a "
+                "zero byte after each path, also the last"
+            )
     return [line for line in lines if line and not line.startswith(b"#")]
 
 
 def _read_scores(path: Path) -> list[bytes]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            paths, scores = arrays["paths"], arrays["scores"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        arrays = arrays_of(path.read_bytes())
+        paths, scores = arrays["paths"], arrays["scores"]
+    except Exception as error:  # zipfile and NumPy raise what they like
         raise ConfigError(
             f"order={str(path)!r} has no importance scores: arrays 'paths' and 'scores' ({error})"
         ) from error

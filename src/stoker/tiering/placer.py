@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import heapq
+import io
 import logging
 import os
 import stat
@@ -19,18 +20,24 @@ from typing import Any
 
 from stoker.errors import CapacityError
 from stoker.tiering.config import Config
-from stoker.tiering.copier import Identity, TierFault, copy_file, is_copy
+from stoker.tiering.copier import TierFault, copy_file, is_copy
 from stoker.tiering.layout import State
 from stoker.tiering.room import Rooms
 from stoker.tiering.table import Table
 from stoker.tiering.tier_dir import TierDir
 from stoker.tiering.work_queue import WorkQueue
+from stoker.types import FileIdentity
 
 log = logging.getLogger("stoker.tiering")
 
 _MOST_ATTEMPTS = 3
 _PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
 _YOUNG = 2.0  # seconds; a later change might not show in the modification time
+LARGE = 8 << 20
+"""Bytes above which files are copied apart from the others, and read from a growing copy."""
+_MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
+_LOWEST = 19  # niceness
+_GLANCE = 0.02  # seconds between two looks whether copying may go on
 _LOOKS = 16  # files of an order that are looked at at the same time
 # A tier that cannot take one file may well take others.
 _OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
@@ -47,7 +54,9 @@ class _Job:
     path: bytes
     number: int
     tier: int
-    identity: Identity
+    identity: FileIdentity
+    handed: io.FileIO | None
+    """The program's own descriptor of the source, to be used once."""
 
 
 @dataclass
@@ -78,6 +87,10 @@ class Counts:
     """Copies that failed."""
     dropped: int = 0
     """Copies given up since their source had changed or they had gone."""
+    checks: int = 0
+    """Looks at sources of placed files."""
+    changes: int = 0
+    """Of them: those that found another file, or none."""
     problems: Counter[str] = field(default_factory=Counter)
     """What went wrong, and how often."""
 
@@ -87,36 +100,76 @@ class Placer:
 
     First tier with room, bytes reserved before they are written, no eviction. A file whose copy
     failed is read from the source; when it is opened later on it is tried again, a few times. A
-    tier that fails rests, for longer each time, and the next ones go on. The source is only read.
-    Any thread may call any method; none but :meth:`promise` waits for storage.
+    tier that fails rests, for longer each time, and the next ones go on. The source is only read;
+    ``source`` is the path by which this process finds it.
+    Any thread may call any method; none but :meth:`promise` and :meth:`revalidate` waits for
+    storage.
     """
 
-    def __init__(self, config: Config, table: Table, tiers: Sequence[TierDir]) -> None:
+    def __init__(
+        self, config: Config, source: Path, table: Table, tiers: Sequence[TierDir]
+    ) -> None:
         self._config, self._table, self._tiers = config, table, tiers
         self.rooms = Rooms([tier.quota for tier in config.tiers], [tier.used for tier in tiers])
         self.counts = Counts([TierCounts() for _ in tiers])
-        self._source = config.source
+        self._source = source
         self._mutex = threading.Lock()  # counts, attempts, _later, and steps from state to state
         self._attempts: Counter[bytes] = Counter()
         self._promised: dict[bytes, tuple[int, int]] = {}
         self._later: list[tuple[float, int]] = []
         self._until_tier_rested: list[int] = []
+        self._handed: dict[bytes, io.FileIO] = {}
         self._stopping = False
-        # Apart, so that small files, for which programs wait, do not wait for large ones.
-        self._looks = WorkQueue(config.threads, self._look, key=lambda path: path)
+        self._held_until = 0.0
+        # Apart, so that small files do not wait for large ones. Where no open waits for them they
+        # take what the program leaves of the processors; of large files it reads the copies.
+        nice = 0 if config.small else _LOWEST
+        self._looks = WorkQueue(config.threads, self._look, key=lambda path: path, nice=nice)
         self._large = WorkQueue(config.threads, self._copy, key=lambda job: job.path)
 
-    def opened(self, path: bytes) -> None:
-        """Place a file that a program reads; ``path`` is relative to the source."""
+    @property
+    def waiting(self) -> int:
+        """How many files are yet to be looked at."""
+        return len(self._looks)
+
+    def opened(self, path: bytes, handed: io.FileIO | None = None) -> None:
+        """Place a file that a program reads; ``path`` is relative to the source.
+
+        ``handed`` is the program's own descriptor of it, which is closed sooner or later.
+        """
+        if handed is not None:
+            with self._mutex:
+                if path not in self._handed and len(self._handed) < _MOST_HANDED:
+                    self._handed[path] = handed
+                else:
+                    handed.close()
         self._looks.put(path)
+
+    def hold(self, seconds: float) -> None:
+        """Leave processors and disk to the program unless its opens wait."""
+        self._held_until = time.monotonic() + seconds
 
     def changed(self, number: int) -> None:
         """Look at the file of an entry: its source is said to be another, or its copy gone."""
         self._looks.put(self._table.path(number))
 
-    def checked(self, number: int, seen_ns: int) -> None:
-        """Note that the source of a file was seen unchanged."""
-        self._table.raise_validated(number, seen_ns)
+    def revalidate(self, number: int) -> None:
+        """Look whether the source of a placed file is what it was; waits for storage."""
+        path, seen_ns = self._table.path(number), time.monotonic_ns()
+        try:
+            status: os.stat_result | None = self._at(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            status = None
+        except OSError:  # a source that does not answer is no reason to part with copies
+            return
+        good = status is not None and self._is_good(number, status)
+        with self._mutex:
+            self.counts.checks += 1
+            self.counts.changes += not good
+        if good:
+            self._table.raise_validated(number, seen_ns)
+        else:
+            self._looks.put(path)
 
     def promise(self, paths: Sequence[bytes]) -> int:
         """Reserve room for files in this order, and copy them when there is time.
@@ -129,7 +182,7 @@ class Placer:
         for path, status in zip(paths, statuses, strict=True):
             if status is None or not stat.S_ISREG(status.st_mode) or not status.st_size:
                 continue
-            if not self._has_copy(path, Identity.of(status)):
+            if not self._has_copy(path, FileIdentity.of(status)):
                 tier = self.rooms.reserve(status.st_size)
                 if tier is None:
                     continue
@@ -141,6 +194,8 @@ class Placer:
     def tick(self) -> None:
         """Do what is due; to be called a few times a second."""
         now = time.monotonic()
+        for folder in self._tiers:
+            folder.origins.flush()
         for tier, folder in enumerate(self._tiers):
             if not self.rooms.is_closed(tier) and not folder.is_there():
                 self._give_up(tier)
@@ -176,7 +231,16 @@ class Placer:
             return None
 
     def _look(self, path: bytes) -> None:
+        while not (self._config.small or self._stopping) and time.monotonic() < self._held_until:
+            time.sleep(_GLANCE)
         seen_ns = time.monotonic_ns()
+        with self._mutex:
+            handed = self._handed.pop(path, None)
+        with handed or contextlib.nullcontext():
+            self._settle(path, seen_ns, handed)
+
+    def _settle(self, path: bytes, seen_ns: int, handed: io.FileIO | None) -> None:
+        """Bring the table up to date with a file, and place it if it is not."""
         status = self._status(path)
         number = self._table.find(path)
         if number is not None and self._table.state(number) is not State.DROPPED:
@@ -186,17 +250,14 @@ class Placer:
             self._drop(number)
         if status is not None and stat.S_ISREG(status.st_mode):
             try:
-                self._admit(path, status, seen_ns)
+                self._admit(path, status, seen_ns, handed)
             except CapacityError as error:
                 self._note(str(error))
 
     def _is_good(self, number: int, status: os.stat_result) -> bool:
         """Whether an entry describes the source as it is, and its copy, if any, is there."""
         entry = self._table.entry(number)
-        times = status.st_mtime_ns, status.st_ctime_ns
-        if (entry["source_mtime_ns"], entry["source_ctime_ns"]) != times:
-            return False
-        if entry["source_size"] != status.st_size:
+        if entry["identity"] != FileIdentity.of(status):
             return False
         if entry["state"] is not State.PLACED:
             return True
@@ -206,9 +267,11 @@ class Placer:
             return False
         return bool(copy.st_ino == entry["copy_ino"])
 
-    def _admit(self, path: bytes, status: os.stat_result, seen_ns: int) -> None:
+    def _admit(
+        self, path: bytes, status: os.stat_result, seen_ns: int, handed: io.FileIO | None
+    ) -> None:
         """Give a file an entry, and a place where there is one."""
-        identity = Identity.of(status)
+        identity = FileIdentity.of(status)
         is_link = self._at(path).is_symlink()
 
         def add(state: State, tier: int = 0, ino: int = 0) -> int:
@@ -227,11 +290,14 @@ class Placer:
             return
         tier = self._room_for(path, status.st_size)
         if tier is not None:
-            job = _Job(path, add(State.WANTED), tier, identity)
-            if status.st_size <= self._config.small:
-                self._copy(job)  # at once: another thread would have to wake up first
+            # For the program the path may lead to another file than here.
+            if handed is not None and not os.path.samestat(os.fstat(handed.fileno()), status):
+                handed = None
+            if status.st_size <= LARGE:
+                self._copy(_Job(path, add(State.WANTED), tier, identity, handed))
             else:
-                self._large.put(job)
+                kept = None if handed is None else io.FileIO(os.dup(handed.fileno()))
+                self._large.put(_Job(path, add(State.WANTED), tier, identity, kept))
             return
         self._refuse(number := add(State.REFUSED))
         if self.rooms.any_rests():
@@ -246,16 +312,17 @@ class Placer:
             self.rooms.free(tier, promised)
         return self.rooms.reserve(size)
 
-    def _has_copy(self, path: bytes, identity: Identity) -> bool:
-        return any(is_copy(t.copy_of(path), identity) for t in self._tiers)
+    def _has_copy(self, path: bytes, identity: FileIdentity) -> bool:
+        return any(is_copy(t.copy_of(path), identity, t.origins.get(path)) for t in self._tiers)
 
-    def _find_copy(self, path: bytes, identity: Identity) -> tuple[int, int] | None:
+    def _find_copy(self, path: bytes, identity: FileIdentity) -> tuple[int, int] | None:
         """Return tier and inode of an earlier run's copy; remove it if it is not good any more."""
         for number, tier in enumerate(self._tiers):
             copy = tier.copy_of(path)
             with contextlib.suppress(OSError):
                 status = copy.lstat()
-                if is_copy(copy, identity, checksum=self._config.checksum):
+                origin = tier.origins.get(path)
+                if is_copy(copy, identity, origin, checksum=self._config.checksum):
                     return number, status.st_ino
                 if stat.S_ISREG(status.st_mode):
                     copy.unlink()
@@ -271,11 +338,12 @@ class Placer:
             if self._stopping or self._table.state(job.number) is not State.WANTED:
                 raise _Stopped
             _make_folder(final.parent, tier.copies)
-            copy_file(
+            origin = copy_file(
                 self._at(job.path),
                 part,
                 final,
                 job.identity,
+                handed=job.handed,
                 fsync=self._config.fsync,
                 checksum=self._config.checksum,
                 begin=lambda ino: self._table.start_copy(job.number, job.tier, ino),
@@ -286,6 +354,7 @@ class Placer:
         except OSError as error:
             self._failed(job, error)
         else:
+            tier.origins.put(job.path, origin)
             self._finish(job, time.monotonic() - began)
 
     def _progress(self, job: _Job, done: int) -> None:

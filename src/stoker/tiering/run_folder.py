@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from stoker.errors import ConfigError
+from stoker.owned import open_file, remove_socket
+from stoker.runtime_dir import existing_runtime_dir, prepare_runtime_dir
 from stoker.store.ofd import try_lock
-from stoker.store.runtime_dir import existing_runtime_dir, prepare_runtime_dir
 
 _PREFIX = "tiering-"
 _LONGEST_SOCKET = 107  # bytes in sockaddr_un, less the closing zero
@@ -48,20 +49,21 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what a daemon leaves to programs; those that have it mapped keep it."""
-        for path in (self.table, self.counters, self.requests):
+        for path in (self.table, self.counters):
             path.unlink(missing_ok=True)
+        remove_socket(self.requests)
 
     def clean(self) -> bool:
         """Remove what a dead daemon left; False if one lives, or there is nothing."""
         left = [path for path in (self.table, self.members) if path.exists()]
         if not left or not self.lock.exists():
             return False
-        lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        lock = open_file(self.lock, os.O_RDWR)
         try:
             if not try_lock(lock):
                 return False
             self.clear()
-            self.members.unlink(missing_ok=True)
+            remove_socket(self.members)
             return True
         finally:
             os.close(lock)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._core import release_fence
 from stoker.errors import CapacityError
 from stoker.store.ofd import try_lock
 from stoker.tiering.futex import wake
@@ -32,11 +34,13 @@ from stoker.tiering.layout import (
     State,
     offset_of,
 )
+from stoker.types import FileIdentity
 
 _ENTRIES_LOG2 = 24  # 16 million files; only what is used takes memory
 _ARENA_LIMIT = 1 << 32
 _GROWTH = 1 << 16  # bytes by which entries and arena are allocated
 _FIRST_INDEX_LOG2 = 10
+_IDENTITY = ("dev", "ino", "size", "mtime_ns", "ctime_ns")  # as FileIdentity has them
 _AT = {name: offset_of(ENTRY, name) for name in ENTRY.names or ()}
 _HEADER_AT = {name: offset_of(HEADER, name) for name in HEADER.names or ()}
 
@@ -45,8 +49,8 @@ _HEADER_AT = {name: offset_of(HEADER, name) for name in HEADER.names or ()}
 class Settings:
     """What programs need to know beside the files."""
 
-    revalidate_ms: int
     small_bytes: int
+    large_bytes: int
     ahead_bytes: int
     wait_ms: int
     heartbeat_ms: int
@@ -65,13 +69,19 @@ class Table:
     """The one writer's view; its threads may share it.
 
     ``path`` must not exist. ``spellings`` are absolute paths by which programs may name the one
-    source. The file is locked as long as this process lives, by which programs know that it does.
+    source, the directory with the status ``root``: copies are served while they lead there. The
+    file is locked as long as this process lives, by which programs know that it does.
     Raises :class:`OSError` if the file cannot be made, and, when it is full or the disk is,
     :class:`~stoker.errors.CapacityError` from :meth:`add`; the table stays usable.
     """
 
     def __init__(
-        self, path: Path, spellings: list[Path], tiers: list[TierPlace], settings: Settings
+        self,
+        path: Path,
+        spellings: list[Path],
+        root: os.stat_result,
+        tiers: list[TierPlace],
+        settings: Settings,
     ) -> None:
         slots = 1 << _ENTRIES_LOG2
         index_bytes = 8 * (slots * 2)
@@ -93,9 +103,15 @@ class Table:
         self._indexes = {"path": path_index, "copy": copy_index}
         self._devices = [tier.dev for tier in tiers]
         self._copies = 0  # slots of the copy index in use
-        self._describe(spellings, tiers, settings)
+        self._describe(spellings, root, tiers, settings)
 
-    def _describe(self, spellings: list[Path], tiers: list[TierPlace], settings: Settings) -> None:
+    def _describe(
+        self,
+        spellings: list[Path],
+        root: os.stat_result,
+        tiers: list[TierPlace],
+        settings: Settings,
+    ) -> None:
         header = self._header
         header["version"], header["bytes"] = VERSION, len(self._map)
         header["entries_offset"], header["entries_limit"] = self._entries, 1 << _ENTRIES_LOG2
@@ -110,7 +126,7 @@ class Table:
         header["source_count"], header["tier_count"] = len(spellings), len(tiers)
         for row, spelling in zip(header["sources"], spellings, strict=False):
             row["path"]["offset"], row["path"]["length"] = self._store(os.fsencode(spelling))
-            row["dev"] = spelling.stat().st_dev
+            row["dev"], row["ino"] = root.st_dev, root.st_ino
         for number, tier in enumerate(tiers):
             row = header["tiers"][number]
             row["part_dir"]["offset"], row["part_dir"]["length"] = self._store(
@@ -119,8 +135,11 @@ class Table:
             row["dev"] = tier.dev
             copies = header["copy_dirs"][0][number]
             copies["offset"], copies["length"] = self._store(os.fsencode(tier.copies))
+        with contextlib.suppress(OSError):
+            header["mount_namespace"] = Path("/proc/self/ns/mnt").stat().st_ino
         header["daemon_pid"] = os.getpid()
         self.beat()
+        release_fence()
         header["magic"] = TABLE_MAGIC
 
     def beat(self) -> None:
@@ -154,10 +173,12 @@ class Table:
         return found - 1 if found else None
 
     def entry(self, number: int) -> dict[str, Any]:
-        """Return the values of an entry by name, with its ``path`` and ``state``."""
+        """Return the values of an entry by name, with its ``path``, ``state`` and ``identity``."""
         row = np.frombuffer(self._map, ENTRY, 1, self._entries + number * ENTRY.itemsize)[0]
         values: dict[str, Any] = {name: row[name].item() for name in ENTRY.names or ()}
-        return values | {"path": self.path(number), "state": State(values["word"] & 0xFF)}
+        identity = FileIdentity(*(values[f"source_{name}"] for name in _IDENTITY))
+        state = State(values["word"] & 0xFF)
+        return values | {"path": self.path(number), "state": state, "identity": identity}
 
     def path(self, number: int) -> bytes:
         """Return the path of an entry, relative to the source."""
@@ -203,17 +224,28 @@ class Table:
 
     def placed_on(self, tier: int) -> list[int]:
         """Return the entries whose copies lie on a tier."""
-        entries = np.frombuffer(self._map, ENTRY, len(self), self._entries)
-        found = ((entries["word"] & 0xFF) == State.PLACED) & (entries["tier"] == tier)
-        numbers: list[int] = np.flatnonzero(found).tolist()
+        entries, placed = self._placed()
+        numbers: list[int] = placed[entries["tier"][placed] == tier].tolist()
         return numbers
+
+    def placed_before(self, seen_ns: int, most: int) -> list[int]:
+        """Return placed entries whose source was not seen since, the longest unseen first."""
+        entries, placed = self._placed()
+        seen = entries["validated_ns"][placed]
+        due = np.flatnonzero(seen < seen_ns)
+        numbers: list[int] = placed[due[np.argsort(seen[due], kind="stable")[:most]]].tolist()
+        return numbers
+
+    def _placed(self) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        entries = np.frombuffer(self._map, ENTRY, len(self), self._entries)
+        return entries, np.flatnonzero((entries["word"] & 0xFF) == State.PLACED)
 
     def set_state(self, number: int, state: State) -> None:
         """Move an entry on, and wake who waits for it."""
         with self._mutex:
             at = self._entry_at(number) // 4
             word = self._words[at]
-            self._words[at] = int(state) + 256 * (((word >> 8) + 1) & 0xFFFFFF)
+            self._publish(at, int(state) + 256 * (((word >> 8) + 1) & 0xFFFFFF))
         self._changed(number)
 
     def start_copy(self, number: int, tier: int, copy_ino: int) -> None:
@@ -228,6 +260,7 @@ class Table:
 
     def set_copied(self, number: int, done: int) -> None:
         """Note that ``done`` bytes can be read from the copy."""
+        release_fence()
         self._longs[(self._entry_at(number) + _AT["copied"]) // 8] = done
         self._changed(number)
 
@@ -240,6 +273,11 @@ class Table:
 
     # --- inside; the mutex is held where something is changed ---
 
+    def _publish(self, word: int, value: int) -> None:
+        """Store a word; a program that sees it sees all that was stored before, on ARM too."""
+        release_fence()
+        self._words[word] = value
+
     def _entry_at(self, number: int) -> int:
         return self._entries + number * ENTRY.itemsize
 
@@ -247,7 +285,7 @@ class Table:
         bucket = self._words[(self._entry_at(number) + _AT["hash"]) // 4] % BUCKETS
         at = _HEADER_AT["changes"] + 4 * bucket
         with self._mutex:
-            self._words[at // 4] = (self._words[at // 4] + 1) & 0xFFFFFFFF
+            self._publish(at // 4, (self._words[at // 4] + 1) & 0xFFFFFFFF)
         wake(self._map, at)
 
     def _append(self, row: np.ndarray[Any, np.dtype[np.void]], path: bytes) -> int:
@@ -266,8 +304,8 @@ class Table:
         else:
             row["path_offset"], _ = self._store(path)
         self._map[at : at + ENTRY.itemsize] = row.tobytes()
-        self._words[_HEADER_AT["entry_count"] // 4] = number + 1
-        self._words[slot] = number + 1
+        self._publish(_HEADER_AT["entry_count"] // 4, number + 1)
+        self._publish(slot, number + 1)
         return number
 
     def _store(self, text: bytes) -> tuple[int, int]:
@@ -319,7 +357,7 @@ class Table:
                 and self._device(other) == dev
             ):
                 self._copies += other < 0
-                self._words[slot] = number + 1
+                self._publish(slot, number + 1)
                 if other >= 0 and other != number:  # nobody has its inode open any more
                     self._longs[(self._entry_at(other) + _AT["copy_ino"]) // 8] = 0
                 return
@@ -358,7 +396,7 @@ class Table:
         _fill(new, numbers, homes.astype(np.int64))
         if name == "copy":
             self._copies = len(numbers)
-        self._words[_HEADER_AT[f"{name}_index_log2"] // 4] = log2
+        self._publish(_HEADER_AT[f"{name}_index_log2"] // 4, log2)
 
 
 def _path_home(code: Any, log2: int) -> Any:

@@ -4,67 +4,95 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
+import sqlite3
+import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.errors import ConfigError, SegmentError, StateMismatch
+from stoker import owned
+from stoker.errors import ConfigError, SegmentError, StateMismatch, UntrustedPlace
 from stoker.store.ofd import try_lock
+from stoker.tiering.config import SHORTAGES
+from stoker.tiering.copier import Origin
+from stoker.types import FileIdentity
+
+log = logging.getLogger("stoker.tiering")
 
 MARKER = ".stoker-tier"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
 
-_META, _COPIES, _PARTS = "meta.json", "copies", "parts"
+_META, _COPIES, _PARTS, _ORIGINS = "meta.json", "copies", "parts", "origins.db"
 _PART = re.compile(r"[0-9]+")
-_HARMLESS = {"lost+found"}  # what a new file system has of its own
 
 
 class TierDir:
     """A directory that holds whole copies of a source's files; one process has it at a time.
 
-    The copy of ``a/b.jpg`` is ``copies/a/b.jpg``, with the file's size and modification time, by
-    which the next run knows whether it is still good. Unfinished copies lie in ``parts``.
+    The copy of ``a/b.jpg`` is ``copies/a/b.jpg``, with the file's size and modification time.
+    ``origins`` says what it was made from, by which the next run knows whether it is still good.
+    Unfinished copies lie in ``parts``.
     Construction makes and marks the directory and removes unfinished copies; it raises
     :class:`~stoker.errors.ConfigError` where the directory cannot be used,
+    :class:`~stoker.errors.UntrustedPlace` where other users may have put something there,
     :class:`~stoker.errors.StateMismatch` if it is another source's, and
     :class:`~stoker.errors.SegmentError` while another process has it. Threads may share it.
     """
 
     def __init__(self, path: Path, source: Path) -> None:
         self.path = path
-        self.copies = path / _COPIES
-        self.parts = path / _PARTS
+        """What it is called, also by programs that open copies; nothing is written by this."""
         with _errors_named(path):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_ours(path)
-            self._marker = os.open(path / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._folder = owned.adopt(path, MARKER, "tier")
+        self._inside = self._folder.inside
+        self.copies = self._inside / _COPIES
+        self.parts = self._inside / _PARTS
+        try:
+            with _errors_named(path):
+                self._marker = _open_marker(self._folder)
+        except BaseException:
+            self._folder.close()
+            raise
         try:
             if not try_lock(self._marker):
                 raise SegmentError(f"{path} is in use by another run: use another directory")
             with _errors_named(path):
                 self._claim(source)
-                self.copies.mkdir(mode=0o700, exist_ok=True)
-                self.parts.mkdir(mode=0o700, exist_ok=True)
+                for folder in (self.copies, self.parts):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                    owned.check(folder.lstat(), path / folder.name)
                 _clear_parts(self.parts)
                 self.used = sum(size for _, size in _walk(self.copies))
                 """Bytes of the copies that were there when it was opened."""
                 self.dev = self.parts.stat().st_dev
+                self.origins = Origins(self._inside / _ORIGINS)
         except BaseException:
-            os.close(self._marker)
+            self._let_go()
             raise
 
     def close(self) -> None:
         """Let another process have the directory; the copies stay."""
-        os.close(self._marker)
+        self.origins.close()
+        self._let_go()
 
     def copy_of(self, relative: bytes) -> Path:
-        """Return where the copy of a file is or would be; ``relative`` to the source."""
+        """Return where the copy of a file is or would be; ``relative`` to the source.
+
+        By this process's descriptor of the directory, which nobody can exchange.
+        """
         return self.copies / os.fsdecode(relative)
 
     def part_of(self, entry: int) -> Path:
         """Return where the copy that an entry of the table describes is made."""
         return self.parts / str(entry)
+
+    @property
+    def called(self) -> tuple[Path, Path]:
+        """What programs call the directories of the copies and of the unfinished ones."""
+        return self.path / _COPIES, self.path / _PARTS
 
     def is_there(self) -> bool:
         """Whether the directory still is the one that was opened: not removed, not unmounted."""
@@ -73,27 +101,119 @@ class TierDir:
         except OSError:
             return False
 
+    def _let_go(self) -> None:
+        os.close(self._marker)
+        self._folder.close()
+
     def _claim(self, source: Path) -> None:
         """Write down whose copies these are, or refuse those of another source."""
-        meta = self.path / _META
+        meta, called = self._inside / _META, self.path / _META
         wanted = {"source": os.fsencode(source).hex(), "named": str(source), "version": 1}
         way_out = f"run `stoker clean --cache-dir {self.path}`, or use another directory"
         try:
-            found = json.loads(meta.read_text())
+            found = json.loads(owned.read_file(meta, called=called))
             holds = found["named"] if found != wanted else None
         except FileNotFoundError:
             if self.copies.exists():
                 raise StateMismatch(
                     f"{self.path} holds copies and nothing says of which source: {way_out}"
                 ) from None
-            fresh = self.path / f"{_META}.new"
-            fresh.write_text(json.dumps(wanted, ensure_ascii=True))
-            fresh.replace(meta)
+            owned.write_file(meta, json.dumps(wanted, ensure_ascii=True).encode())
             return
         except (ValueError, TypeError, KeyError) as error:
-            raise StateMismatch(f"{meta} is not legible ({error!r}): {way_out}") from error
+            raise StateMismatch(f"{called} is not legible ({error!r}): {way_out}") from error
         if holds is not None:
             raise StateMismatch(f"{self.path} holds copies of {holds}, not of {source}: {way_out}")
+
+
+class Origins:
+    """What each copy of a tier was made from, by the file's path, in a SQLite file.
+
+    It is advisory: what cannot be written or read, or is damaged, costs copies, which are made
+    anew. Copies noted since the last :meth:`flush` are forgotten when the process is killed.
+    Threads may share it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._fresh: dict[bytes, Origin] = {}
+        try:
+            self._rows = _open_rows(path)
+        except sqlite3.DatabaseError as error:
+            log.warning("%s is begun anew: %s", path, error)
+            for name in _files_of_rows(path):
+                name.unlink(missing_ok=True)
+            self._rows = _open_rows(path)
+
+    def get(self, path: bytes) -> Origin | None:
+        """Return what is known of the copy of a file."""
+        with self._lock, _logged():
+            if (fresh := self._fresh.get(path)) is not None:
+                return fresh
+            found = self._rows.execute(
+                "SELECT source, copy_inode, crc FROM origins WHERE path = ?", (path,)
+            ).fetchone()
+            if found is not None:
+                (inode,) = _INODE.unpack(found[1])
+                return Origin(FileIdentity(*_IDENTITY.unpack(found[0])), inode, found[2])
+        return None
+
+    def put(self, path: bytes, origin: Origin) -> None:
+        """Note what the copy of a file was made from, in place of what was known."""
+        with self._lock:
+            self._fresh[path] = origin
+
+    def flush(self) -> None:
+        """Write down what was noted; killed afterwards, the process loses nothing."""
+        with self._lock, _logged():
+            rows = [
+                (path, _IDENTITY.pack(*origin.source), _INODE.pack(origin.copy_inode), origin.crc)
+                for path, origin in self._fresh.items()
+            ]
+            if rows:
+                with self._rows:
+                    self._rows.executemany("REPLACE INTO origins VALUES (?, ?, ?, ?)", rows)
+                self._fresh.clear()
+
+    def close(self) -> None:
+        """Write down what was noted, and let go of the file."""
+        self.flush()
+        self._rows.close()
+
+
+# Device and inode numbers may need all 64 bits, and SQLite's integers are signed.
+_IDENTITY, _INODE = struct.Struct("<QQqqq"), struct.Struct("<Q")
+
+
+def _open_rows(path: Path) -> sqlite3.Connection:
+    for file in _files_of_rows(path):  # a planted journal would be played back
+        with contextlib.suppress(FileNotFoundError):
+            os.close(owned.open_file(file, os.O_RDWR | (os.O_CREAT if file == path else 0)))
+    rows = sqlite3.connect(path, check_same_thread=False)
+    try:
+        # A power cut may damage it, which costs copies; the tier's lock keeps others out.
+        rows.execute("PRAGMA synchronous = OFF")
+        rows.execute(
+            "CREATE TABLE IF NOT EXISTS origins (path BLOB PRIMARY KEY, source BLOB, "
+            "copy_inode BLOB, crc INTEGER) WITHOUT ROWID"
+        )
+    except BaseException:
+        rows.close()
+        raise
+    return rows
+
+
+def _files_of_rows(path: Path) -> list[Path]:
+    return [path, path.with_name(f"{path.name}-journal")]
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Let a failure of the rows cost copies, no more."""
+    try:
+        yield
+    except (sqlite3.Error, struct.error) as error:
+        log.warning("what copies were made from cannot be looked up or noted: %s", error)
 
 
 def is_tier(path: Path) -> bool:
@@ -104,33 +224,30 @@ def is_tier(path: Path) -> bool:
 def clean(path: Path) -> int:
     """Remove the copies in a tier, and return how many bytes they had; the directory stays.
 
-    Raises :class:`~stoker.errors.ConfigError` for a directory without the marker, and
-    :class:`~stoker.errors.SegmentError` while a run uses it. Links are removed, not followed.
+    Raises :class:`~stoker.errors.ConfigError` for a directory without the marker,
+    :class:`~stoker.errors.UntrustedPlace` for another user's, and
+    :class:`~stoker.errors.SegmentError` while a run uses it. Links are not followed, and stay.
     """
     if not is_tier(path):
         raise ConfigError(f"{path} has no {MARKER}: it is no tier of Stoker's")
-    with _errors_named(path):
-        marker = os.open(path / MARKER, os.O_RDWR | os.O_CLOEXEC)
+    with _errors_named(path), owned.open_folder(path) as folder:
+        inside = folder.inside
+        marker = _open_marker(folder)
         try:
             if not try_lock(marker):
                 raise SegmentError(f"{path} is in use: end the runs that use it first")
-            freed = sum(_remove_files(path / name) for name in (_COPIES, _PARTS))
+            freed = sum(_remove_files(inside / name) for name in (_COPIES, _PARTS))
             for name in (f"{_META}.new", _META, MARKER):
-                (path / name).unlink(missing_ok=True)
+                (inside / name).unlink(missing_ok=True)
+            for file in _files_of_rows(inside / _ORIGINS):
+                file.unlink(missing_ok=True)
         finally:
             os.close(marker)
     return freed
 
 
-def _check_ours(path: Path) -> None:
-    names = {entry.name for entry in path.iterdir()} - _HARMLESS
-    if names and MARKER not in names:
-        raise ConfigError(
-            f"tier {str(path)!r} is not empty and not Stoker's (it holds {min(names)!r}): "
-            "use an empty or a new directory"
-        )
-    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"tier {str(path)!r} may not be written: use another directory")
+def _open_marker(folder: owned.Folder) -> int:
+    return owned.open_file(folder.inside / MARKER, os.O_RDWR, called=folder.path / MARKER)
 
 
 def _clear_parts(folder: Path) -> None:
@@ -169,7 +286,11 @@ def _remove_files(folder: Path) -> int:
 def _errors_named(path: Path) -> Iterator[None]:
     try:
         yield
+    except UntrustedPlace:
+        raise
     except OSError as error:
+        if error.errno in SHORTAGES:  # no fault of the configuration: it may pass
+            raise
         raise ConfigError(
             f"tier {str(path)!r} cannot be used ({error.strerror}): "
             "use a directory on a local disk or in memory that you may write"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -19,13 +21,19 @@ class WorkQueue(Generic[T]):
 
     Items with the same ``key`` are not worked on at the same time: one that is waiting stands for
     those put later, one that comes while another is at work follows it. Smaller ``urgency`` goes
-    first, then order of arrival decides. An exception from ``work`` is logged.
+    first, then order of arrival decides. An exception from ``work`` is logged. The threads have the
+    niceness ``nice``, as far as the system lets them.
     """
 
     def __init__(
-        self, threads: int, work: Callable[[T], object], *, key: Callable[[T], Hashable]
+        self,
+        threads: int,
+        work: Callable[[T], object],
+        *,
+        key: Callable[[T], Hashable],
+        nice: int = 0,
     ) -> None:
-        self._work, self._key = work, key
+        self._work, self._key, self._nice = work, key, nice
         self._heap: list[tuple[int, int, T]] = []
         self._arrivals = itertools.count()
         self._waiting: set[Hashable] = set()
@@ -46,6 +54,10 @@ class WorkQueue(Generic[T]):
             elif key not in self._waiting:
                 self._push(key, item, urgency)
 
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return len(self._waiting)
+
     def is_idle(self) -> bool:
         """Whether nothing waits or is worked on."""
         with self._condition:
@@ -65,6 +77,9 @@ class WorkQueue(Generic[T]):
         self._condition.notify()
 
     def _run(self) -> None:
+        if self._nice:
+            with contextlib.suppress(OSError):  # each thread has its own on Linux
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._heap or self._closed)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
+
+from stoker.errors import redacted
 
 UNKNOWN_TAG = 0
 """The tag of an object of which the storage does not say what version it is."""
@@ -47,6 +49,8 @@ class Why(Enum):
     """Too many requests: ask again, after a longer while."""
     CUT = "cut"
     """The body ended early: ask again."""
+    UNREACHABLE = "unreachable"
+    """No connection was made (refused, no such host): a wrong address, or an outage. Ask again."""
     TRANSIENT = "transient"
     """Anything else that may pass: ask again."""
     INVALID = "invalid"
@@ -57,9 +61,9 @@ class Fault(Exception):
     """A request that failed; backends raise nothing else. Pickles."""
 
     def __init__(self, why: Why, message: str) -> None:
-        super().__init__(why, message)
         self.why = why
-        self.message = message
+        self.message = redacted(message)
+        super().__init__(why, self.message)
 
     def __str__(self) -> str:
         return self.message
@@ -109,9 +113,9 @@ class Place(Protocol):
 class ObstorePlace:
     """A bucket, container, host or directory that obstore reads."""
 
-    root: str
-    """Like ``s3://bucket``."""
-    options: bytes
+    root: str = field(repr=False)
+    """Like ``s3://bucket``, or ``https://user:password@host``."""
+    options: bytes = field(repr=False)
     """Pickled dictionary of options; they may hold classes that only the helper should load."""
 
     def open(self, concurrency: int) -> Backend:
@@ -127,7 +131,7 @@ class FsspecPlace:
 
     root: str
     """Like ``ftp://``; keys are the paths that its file system gives them."""
-    options: bytes
+    options: bytes = field(repr=False)
     """Pickled dictionary of options."""
 
     def open(self, concurrency: int) -> Backend:

@@ -18,6 +18,7 @@ from stoker.source.packed import Bytes
 from stoker.source.remote.backend import Entry, Fault, LocalPlace, Place
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
+from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted
 
 _T = TypeVar("_T")
@@ -50,8 +51,8 @@ class _Link(Protocol):
 class _Here:
     """An engine in this process."""
 
-    def __init__(self, place: Place, pace: Pace) -> None:
-        self._engine = Engine(place, pace)
+    def __init__(self, place: Place, pace: Pace, outage: Outage) -> None:
+        self._engine = Engine(place, pace, outage)
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "tally":
@@ -70,14 +71,16 @@ class Client:
     """One place in storage, opened when it is first used in a process, and once in each.
 
     Pickles, and may be inherited through a fork at any time: what is opened stays with the
-    process that opened it. Thread-safe. All methods raise :class:`ConfigError` when the place
-    cannot be opened, and :class:`SourceUnavailable` when the helper process keeps dying.
+    process that opened it; an outage is one for all of them. Thread-safe. All methods raise
+    :class:`ConfigError` when the place cannot be opened, and :class:`SourceUnavailable` when the
+    helper process keeps dying.
     """
 
     def __init__(self, place: Place, pace: Pace, in_process: bool = False) -> None:
         """Name the place; nothing is opened yet. ``in_process`` is for what is safe to fork."""
         self._place, self._pace = place, pace
         self._in_process = in_process or isinstance(place, LocalPlace)
+        self._outage = Outage()
         self._start()
 
     def _start(self) -> None:
@@ -157,7 +160,7 @@ class Client:
         with self._opening:
             if self._link is None:
                 here = self._in_process or _clients_here
-                self._link = (_Here if here else Helper)(self._place, self._pace)
+                self._link = (_Here if here else Helper)(self._place, self._pace, self._outage)
             return self._link
 
     def _forget(self, link: _Link) -> None:

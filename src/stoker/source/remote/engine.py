@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from itertools import count
 from typing import TypeVar
 
 import numpy as np
 
+from stoker.errors import redacted
 from stoker.source.keys import Keys, concatenate, pack_entries
 from stoker.source.pace import Pace
 from stoker.source.rate_limit import RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
 from stoker.source.remote.latencies import Latencies
 from stoker.source.remote.listing import list_prefix
+from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted
 
 _T = TypeVar("_T")
+_log = logging.getLogger("stoker")
 _NO_USE = (Why.NOT_FOUND, Why.INVALID, Why.REFUSED)
+_NO_ANSWER = (Why.UNREACHABLE, Why.NO_CREDENTIALS, Why.INVALID)
+_NOTICEABLE = 2.0  # seconds after which a request that keeps failing is worth a line
+_TELL_EVERY = 60.0  # seconds between two lines at least: some outages come in pieces
 
 
 class Engine:
     """Uses one backend with many threads. Thread-safe; belongs to the process that made it."""
 
-    def __init__(self, place: Place, pace: Pace) -> None:
-        """Open ``place``; raises Fault when it refuses its options."""
+    def __init__(
+        self,
+        place: Place,
+        pace: Pace,
+        outage: Outage,
+        tell: Callable[[str], None] = _log.warning,
+    ) -> None:
+        """Open ``place``; ``tell`` is called with a line for each outage of ``outage``.
+
+        Raises Fault when the place refuses its options.
+        """
+        self._name = redacted(place.root)
         self._backend: Backend = place.open(pace.concurrency)
         self._pace = pace
         limits = (pace.requests_per_second, pace.bytes_per_second)
-        self._limit = RateLimit(place.root, *limits) if any(limits) else None
+        self._limit = RateLimit(self._name, *limits) if any(limits) else None
         self._lanes = ThreadPoolExecutor(pace.concurrency, "stoker-fetch")
         self._slots = threading.Semaphore(pace.concurrency)
         self._spares = ThreadPoolExecutor(2 * pace.concurrency, "stoker-hedge")
@@ -42,9 +59,9 @@ class Engine:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._generation = 0
-        self._calls = 0
+        self._outage, self._tell = outage, tell
+        self._told = -math.inf
         self._has_worked = False
-        self._failing_since: float | None = None
         self.tally = Tally()
 
     def fetch(self, wanted: Wanted, into: memoryview) -> dict[int, Failure]:
@@ -55,6 +72,7 @@ class Engine:
         tags = wanted.tags.tolist()
         starts = wanted.starts.tolist()
         failures: dict[int, Failure] = {}
+        begun = time.monotonic()
 
         def piece(index: int) -> None:
             end, length = ends[index], lengths[index]
@@ -69,7 +87,7 @@ class Engine:
                 return got
 
             try:
-                into[end - length : end] = self._until_had(attempt).data
+                into[end - length : end] = self._until_had(attempt, begun).data
             except _GivenUp as error:
                 failures[index] = error.failure
 
@@ -79,18 +97,19 @@ class Engine:
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""
         answers: list[Entry | Failure | None] = [None] * len(keys)
+        begun = time.monotonic()
 
         def one(index: int) -> None:
-            answers[index] = self._answer(lambda: self._backend.head(keys[index]))
+            answers[index] = self._answer(lambda: self._backend.head(keys[index]), begun)
 
         self._spread(one, len(keys))
         return [answer for answer in answers if answer is not None]
 
     def list_all(self, prefix: str) -> Keys | Failure:
         """Return all objects that begin with ``prefix``, sorted by key."""
+        begun = time.monotonic()
         try:
-            with self._call():
-                return list_prefix(self._backend, prefix, self._until_had)
+            return list_prefix(self._backend, prefix, lambda page: self._until_had(page, begun))
         except _GivenUp as error:
             return error.failure
 
@@ -99,15 +118,18 @@ class Engine:
 
         Folder by folder, sorted by key in each; what lies beside them is left out.
         """
+        begun = time.monotonic()
         try:
             below: tuple[list[str], list[Entry]] = self._until_had(
-                lambda: self._backend.folders(prefix)
+                lambda: self._backend.folders(prefix), begun
             )
             folders = sorted(below[0])
             parts: list[Keys] = [pack_entries([])] * len(folders)
 
             def one(index: int) -> None:
-                parts[index] = list_prefix(self._backend, folders[index], self._until_had)
+                parts[index] = list_prefix(
+                    self._backend, folders[index], lambda page: self._until_had(page, begun)
+                )
 
             self._spread(one, len(folders))
             return concatenate(parts)
@@ -116,7 +138,8 @@ class Engine:
 
     def page(self, prefix: str, after: str) -> list[Entry] | Failure:
         """Return the first page of objects that begin with ``prefix`` and sort after ``after``."""
-        return self._answer(lambda: next(iter(self._backend.pages(prefix, after)), []))
+        ask = lambda: next(iter(self._backend.pages(prefix, after)), [])  # noqa: E731
+        return self._answer(ask, time.monotonic())
 
     def close(self) -> None:
         """Stop: what is waiting to be asked again gives up."""
@@ -136,40 +159,27 @@ class Engine:
                 with self._slots:
                     work(index)
 
-        with self._call():
-            others = min(length, self._pace.concurrency) - 1
-            lanes = [self._lanes.submit(lane) for _ in range(others)]
-            try:
-                lane()
-            finally:
-                for each in lanes:
-                    if not each.cancel():  # those that did not begin have nothing left to do
-                        each.result()
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Surround what is done for one call."""
-        with self._lock:
-            if self._calls == 0:
-                # An outage that ended an earlier call says nothing about this one.
-                self._failing_since = None
-            self._calls += 1
+        others = min(length, self._pace.concurrency) - 1
+        lanes = [self._lanes.submit(lane) for _ in range(others)]
         try:
-            yield
+            lane()
         finally:
-            with self._lock:
-                self._calls -= 1
+            for each in lanes:
+                if not each.cancel():  # those that did not begin have nothing left to do
+                    each.result()
 
-    def _answer(self, ask: Callable[[], _T]) -> _T | Failure:
+    def _answer(self, ask: Callable[[], _T], begun: float) -> _T | Failure:
         """Return the answer, or why there is none."""
         try:
-            with self._call():
-                return self._until_had(ask)
+            return self._until_had(ask, begun)
         except _GivenUp as error:
             return error.failure
 
-    def _until_had(self, attempt: Callable[[], _T]) -> _T:
-        """Return what ``attempt`` returns, once it does; raises _GivenUp."""
+    def _until_had(self, attempt: Callable[[], _T], begun: float) -> _T:
+        """Return what ``attempt`` returns, once it does; raises _GivenUp.
+
+        ``begun`` is when the call began that it is for, by ``time.monotonic()``.
+        """
         begin = time.monotonic()
         renewed = False
         for failures in count(1):
@@ -182,34 +192,52 @@ class Engine:
                     renewed = True
                     self._renew(generation)
                     continue
-                if self._is_hopeless(fault, failures, begin):
+                left = self._time_left(fault, failures, begin, begun)
+                if left <= 0:
                     raise _GivenUp(fault, failures, time.monotonic() - begin) from fault
-                self._pause(fault, failures)
+                self._pause(fault, failures, left)
             except _Changed as error:
                 raise _GivenUp(error, failures, time.monotonic() - begin) from error
             else:
-                self._failing_since = None
+                self._outage.end()
                 self._has_worked = True
                 return answer
         raise AssertionError("count() does not end")
 
-    def _is_hopeless(self, fault: Fault, failures: int, begin: float) -> bool:
+    def _time_left(self, fault: Fault, failures: int, begin: float, begun: float) -> float:
+        """Return for how many seconds to try again what failed; none are left: 0 or less."""
+        if fault.why not in _NO_ANSWER:
+            self._outage.answer()
         if fault.why in _NO_USE or self._closing.is_set():
-            return True
+            return 0.0
         if fault.why is Why.NO_CREDENTIALS and not self._has_worked:
-            return True
+            return 0.0
+        retry, unreachable = self._pace.retry, fault.why is Why.UNREACHABLE
+        since = self._outage.fail(retry)
         now = time.monotonic()
-        since = self._failing_since
-        if since is None:
-            self._failing_since = since = now
-        return self._pace.retry.is_over(failures, now - begin) or (
-            now - since >= self._pace.retry.deadline
+        if retry.is_over(failures, now - begin):
+            return 0.0
+        left = self._outage.limit(retry, since, begun, unreachable) - now
+        if left > 0 and (unreachable or now - begin >= _NOTICEABLE):
+            self._tell_once(fault, since, left)
+        return left
+
+    def _tell_once(self, fault: Fault, since: float, left: float) -> None:
+        """Say that storage does not answer, once for each outage."""
+        with self._lock:
+            if self._told >= since or time.monotonic() - self._told < _TELL_EVERY:
+                return
+            self._told = time.monotonic()
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+        self._tell(
+            f"{self._name} cannot be read: {fault}; trying again until {until}, for {left:.0f} s "
+            "(pace=Pace(retry=Retry(...)) of the source changes that)"
         )
 
-    def _pause(self, fault: Fault, failures: int) -> None:
+    def _pause(self, fault: Fault, failures: int, left: float) -> None:
         with self._lock:
             seconds = self._pace.retry.wait(failures, fault.why is Why.THROTTLED, self._draw)
-        self._closing.wait(seconds)
+        self._closing.wait(min(seconds, left))
 
     def _renew(self, generation: int) -> None:
         """Have new credentials asked for, once for all who were refused with the old ones."""

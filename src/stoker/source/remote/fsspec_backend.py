@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -86,6 +87,8 @@ class FsspecBackend:
             raise Fault(Why.REFUSED, f"{error}") from error
         except (ValueError, TypeError, NotImplementedError) as error:
             raise Fault(Why.INVALID, f"{type(error).__name__}: {error}") from error
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            raise Fault(Why.UNREACHABLE, f"{type(error).__name__}: {error}") from error
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             why = Why.THROTTLED if _THROTTLED.search(text) else Why.TRANSIENT

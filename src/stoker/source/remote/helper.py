@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import weakref
-from multiprocessing import connection, spawn
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 
+from stoker import child
 from stoker.shared import SharedArray
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
 from stoker.source.remote.backend import Place
-from stoker.source.remote.helper_main import Raised
+from stoker.source.remote.helper_main import Note, Raised
+from stoker.source.remote.outage import Outage
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from stoker.source.remote.helper_main import main; main(int(sys.argv[1]))"
-)
+_log = logging.getLogger("stoker")
 _LONGEST_REQUEST = 330.0  # seconds: what one request may take, by the clients' own timeouts
 
 
@@ -42,7 +40,7 @@ class Helper:
     of the socket is closed right after the fork.
     """
 
-    def __init__(self, place: Place, pace: Pace) -> None:
+    def __init__(self, place: Place, pace: Pace, outage: Outage) -> None:
         """Start the process and let it open ``place``.
 
         Raises what opening it raises, and :class:`HelperDied` when the process does not start.
@@ -52,20 +50,15 @@ class Helper:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [
-                        _python(),
-                        "-c",
-                        _BOOT,
-                        str(theirs.fileno()),
-                        json.dumps([*map(str, sys.path)]),
-                    ],
+                    child.command("stoker.source.remote.helper_main", theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    env=child.environment(),
                 )
             self._stop = weakref.finalize(self, _stop, self._control, self._process)
             _helpers.add(self)
         try:
-            self.call("open", place, pace)
+            self._call("open", (place, pace), outage.shared)
         except BaseException:
             self.close()
             raise
@@ -97,10 +90,13 @@ class Helper:
         return answer
 
     def _answer(self, talk: connection.Connection[Any, Any]) -> Any:
-        """Return the answer; signs of life, which are empty, come before it."""
+        """Return the answer; before it come notes for the log, and signs of life, empty ones."""
         while talk.poll(self._patience):
-            if message := talk.recv_bytes():
-                return pickle.loads(message)
+            answer = pickle.loads(message) if (message := talk.recv_bytes()) else Note("")
+            if not isinstance(answer, Note):
+                return answer
+            if answer.text:
+                _log.warning("%s", answer.text)
         self.close()
         raise HelperDied(f"the process that reads from storage hung for {self._patience:.0f} s")
 
@@ -131,11 +127,6 @@ def _in_child() -> None:
 os.register_at_fork(
     before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child
 )
-
-
-def _python() -> str:
-    found = spawn.get_executable()
-    return os.fsdecode(found) if found is not None else sys.executable
 
 
 def _stop(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

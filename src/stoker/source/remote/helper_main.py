@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
 from stoker.source.remote.engine import Engine
+from stoker.source.remote.outage import Outage
 
 _SIGN_OF_LIFE = 5.0  # seconds
 
@@ -25,18 +26,31 @@ class Raised:
     error: Exception
 
 
-def main(control_fd: int) -> None:
-    """Serve calls until the process at the other end of the socket ends; does not return."""
+@dataclass(frozen=True)
+class Note:
+    """A line for the caller's log, sent before the answer."""
+
+    text: str
+
+
+def main() -> None:
+    """Serve calls until the process at the other end of the socket ends; does not return.
+
+    The argument is the descriptor of the socket.
+    """
     # Ctrl-C at a terminal goes to all processes of the group; this one ends with its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=control_fd)
+    control = socket.socket(fileno=int(sys.argv[1]))
     server = _Server()
     threading.Thread(target=server.show_life, daemon=True).start()
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 16, 2)
+        message, fds, flags, _ = socket.recv_fds(control, 16, 2)
         if not message:
             # No tidying up: threads inside a native client must not meet the interpreter's end.
             os._exit(0)
+        if flags & socket.MSG_CTRUNC:  # no descriptors left here: the caller hears that it failed
+            _close(fds)
+            continue
         threading.Thread(target=server.serve, args=(fds,), daemon=True).start()
 
 
@@ -44,22 +58,34 @@ class _Call:
     """The connection to a caller who waits, and what else was sent along."""
 
     def __init__(self, fds: list[int]) -> None:
+        self.into = mmap.mmap(fds[1], 0) if len(fds) > 1 else None
         self._talk: connection.Connection[Any, Any] = connection.Connection(fds[0])
         self._sending = threading.Lock()
-        self.into = mmap.mmap(fds[1], 0) if len(fds) > 1 else None
-        for fd in fds[1:]:
-            os.close(fd)
+        self._is_answered = False
+        _close(fds[1:])
 
     def question(self) -> tuple[str, tuple[Any, ...]]:
         """Return the method that is called, and its arguments."""
         method, arguments = pickle.loads(self._talk.recv_bytes())
         return method, arguments
 
-    def send(self, message: bytes) -> None:
-        """Send an answer, or a sign of life, which is empty."""
-        # The caller may be gone, and nobody is left to tell.
-        with self._sending, contextlib.suppress(OSError):
+    def answer(self, message: bytes) -> None:
+        """Send the answer, which is the last message."""
+        with self._sending:
+            self._is_answered = True
+            self._send(message)
+
+    def tell(self, message: bytes) -> bool:
+        """Send a note, or a sign of life, which is empty; return whether the caller gets it."""
+        with self._sending:
+            return not self._is_answered and self._send(message)
+
+    def _send(self, message: bytes) -> bool:
+        try:
             self._talk.send_bytes(message)
+        except OSError:  # the caller is gone
+            return False
+        return True
 
     def close(self) -> None:
         """Hang up."""
@@ -76,10 +102,14 @@ class _Server:
 
     def serve(self, fds: list[int]) -> None:
         """Answer one call: ``fds`` is its connection and, for a fetch, the memory to fill."""
-        call = _Call(fds)
+        try:
+            call = _Call(fds)
+        except OSError:  # no memory left to map
+            _close(fds)
+            return
         self._calls.add(call)
         try:
-            call.send(_pickled(self._answer(call)))
+            call.answer(_pickled(self._answer(call)))
         except EOFError:
             pass
         finally:
@@ -95,7 +125,8 @@ class _Server:
 
     def _do(self, method: str, arguments: tuple[Any, ...], into: mmap.mmap | None) -> Any:
         if method == "open":
-            self._engine = Engine(*arguments)
+            place, pace = arguments
+            self._engine = Engine(place, pace, Outage.over(into), self._note)
             return None
         if self._engine is None:
             raise RuntimeError("a call came before open")
@@ -106,6 +137,13 @@ class _Server:
             return replace(self._engine.tally)
         return getattr(self._engine, method)(*arguments)
 
+    def _note(self, text: str) -> None:
+        """Have one of the callers log a line: they are threads of one process."""
+        note = _pickled(Note(text))
+        for call in list(self._calls):
+            if call.tell(note):
+                return
+
     def show_life(self) -> None:
         """Tell everyone who waits, every few seconds, that there is progress, if there is."""
         told = None
@@ -115,7 +153,12 @@ class _Server:
             if now != told:
                 told = now
                 for call in list(self._calls):
-                    call.send(b"")
+                    call.tell(b"")
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _pickled(answer: Any) -> bytes:

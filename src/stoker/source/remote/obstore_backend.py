@@ -17,6 +17,9 @@ _EXPIRED = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed"
 )
 _THROTTLED = re.compile(r"SlowDown|Throttl|RequestLimitExceeded|ServerBusy|TooManyRequests")
+# Only the dump of the structures behind an error says why there is no connection.
+_NO_CONNECTION = re.compile(r"ConnectError\(")
+_REASON = re.compile(r'(?:message|error): "([^"]+)"')
 _METADATA = re.compile(
     r"latest/api/token|security-credentials|computeMetadata|metadata/identity|169\.254\."
 )
@@ -131,7 +134,11 @@ class ObstoreBackend:
             return Fault(Why.REFUSED, text)
         if isinstance(error, ValueError | exceptions.NotSupportedError):
             return Fault(Why.INVALID, text)
-        return Fault(_why(text), text)
+        why, dump = _why(text), str(error)[len(text) :]
+        if why is Why.TRANSIENT and _NO_CONNECTION.search(dump):
+            reasons = _REASON.findall(dump)
+            return Fault(Why.UNREACHABLE, f"{text}: {reasons[-1]}" if reasons else text)
+        return Fault(why, text)
 
 
 def _why(text: str) -> Why:

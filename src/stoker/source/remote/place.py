@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, redacted
 from stoker.source.remote.backend import FsspecPlace, LocalPlace, ObstorePlace, Place
 
 OBJECT_SCHEMES = frozenset(
@@ -26,7 +26,7 @@ class Address:
 
     place: Place
     root: str
-    """What is before every key when a sample is named."""
+    """What is before every key when a sample is named; holds no secrets."""
     prefix: str
     """The rest: a key or the beginning of keys."""
     question: str
@@ -55,12 +55,14 @@ def address_of(
     if by_fsspec:
         _need("fsspec")
         root, prefix = _split_for_fsspec(url, scheme)
-        return Address(FsspecPlace(f"{scheme}://", pickled), root, prefix, _question(url, options))
+        question = _question(redacted(url), options)
+        return Address(FsspecPlace(f"{scheme}://", pickled), root, prefix, question)
     if scheme not in OBJECT_SCHEMES:
         raise ConfigError(f"url={url!r}: obstore does not read {scheme}://, use FsspecSource")
     _need("obstore")
     root, prefix = _split_for_obstore(url, scheme, rest)
-    return Address(ObstorePlace(root, pickled), root + "/", prefix, _question(root, options))
+    shown = redacted(root)
+    return Address(ObstorePlace(root, pickled), shown + "/", prefix, _question(shown, options))
 
 
 def local_address(prefix: str) -> Address:

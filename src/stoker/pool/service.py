@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -13,12 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker import owned
+from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPlace
+from stoker.pool.address import PoolAddress
+from stoker.pool.servers import require_redis
+from stoker.pool.survey import POLICY
+from stoker.pool.values import PREFIX
 from stoker.store.memory_limits import read_memory
 from stoker.store.ofd import try_lock
-from stoker.store.pool_address import PoolAddress
-from stoker.store.pool_servers import require_redis
-from stoker.store.pool_survey import POLICY
 from stoker.types import format_bytes
 
 MARKER = ".stoker-pool"
@@ -26,6 +29,12 @@ MARKER = ".stoker-pool"
 
 PROGRAMS = ("valkey-server", "redis-server")
 """What is looked for on PATH, the first that is there is used."""
+
+USER = "stoker"
+"""The one user that a server has; all others, the default one too, are off."""
+
+COMMANDS = "+mget +set +pexpire +unlink +ping +info +cluster|slots +command"
+"""What a pool asks of its servers, as rules of an access list."""
 
 _CONFIG, _PASSWORD, _LOG, _PID = "server.conf", "password", "server.log", "server.pid"
 _PATIENCE = 10.0  # seconds for a server to start or to end
@@ -56,8 +65,9 @@ class PoolService:
     ) -> str:
         """Start a server of ``memory_bytes``; return the address to give to ``pool=``.
 
-        It answers at ``bind`` and ``port`` only, to those who know the password: that in
-        ``password_file``, the one that an earlier server here had, or a new one.
+        It answers at ``bind`` and ``port`` only, to :data:`USER` with the password that is in
+        ``password_file``, that an earlier server here had, or a new one; and to that user only
+        the commands of a pool, on keys of a pool.
 
         Raises :class:`~stoker.errors.CapacityError` where that much memory is not to be had, and
         :class:`~stoker.errors.SegmentError` if the server does not come up.
@@ -89,7 +99,7 @@ class PoolService:
         settings = self._settings()
         host, port = settings["bind"], settings["port"]
         shown = f"[{host}]" if ":" in host else host
-        return f"valkey://{shown}:{port}?password_file={self.directory / _PASSWORD}"
+        return f"valkey://{USER}@{shown}:{port}?password_file={self.directory / _PASSWORD}"
 
     def address(self) -> PoolAddress:
         """Return the address to talk to it."""
@@ -127,22 +137,13 @@ class PoolService:
 
     def _mark(self) -> None:
         """Make the directory and mark it; refuse one that holds something else."""
-        with _named(self.directory):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = self.directory.stat()
-            names = {entry.name for entry in self.directory.iterdir()}
-        if names and MARKER not in names:
-            raise ConfigError(
-                f"{self.directory} is not empty and not Stoker's (it holds {min(names)!r}): give "
-                "an empty or a new directory by --dir"
-            )
+        with _named(self.directory), owned.adopt(self.directory, MARKER, "--dir") as folder:
+            info = os.fstat(folder.fileno())
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise ConfigError(
+            raise UntrustedPlace(
                 f"{self.directory} belongs to user {info.st_uid} with mode "
-                f"{info.st_mode & 0o777:o}: it must be yours with mode 700"
+                f"{info.st_mode & 0o777:o}: it must be yours with mode 700 (a password lies there)"
             )
-        with _named(self.directory):
-            (self.directory / MARKER).touch(mode=0o600)
 
     def _check_marked(self) -> None:
         if not (self.directory / MARKER).is_file():
@@ -153,7 +154,7 @@ class PoolService:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with _named(self.directory):
-            marker = os.open(self.directory / MARKER, os.O_RDWR | os.O_CLOEXEC)
+            marker = owned.open_file(self.directory / MARKER, os.O_RDWR)
         try:
             deadline = time.monotonic() + 2 * _PATIENCE
             while not try_lock(marker):
@@ -173,11 +174,13 @@ class PoolService:
 
     def _write_config(self, memory_bytes: int, bind: str, port: int) -> None:
         password = _read_password(self.directory / _PASSWORD)
+        digest = hashlib.sha256(password.encode()).hexdigest()
         lines = [
             f"bind {bind}",
             f"port {port}",
             "protected-mode yes",
-            f"requirepass {password}",
+            "user default off resetpass resetchannels -@all",
+            f"user {USER} on #{digest} ~{PREFIX}* resetchannels -@all {COMMANDS}",
             f"maxmemory {memory_bytes}",
             f"maxmemory-policy {POLICY}",
             "maxmemory-samples 10",
@@ -293,17 +296,15 @@ def _read_password(path: Path) -> str:
 
 def _write_private(path: Path, text: str) -> None:
     """Write a file that nobody else may read, not even for a moment."""
-    fresh = path.with_name(f"{path.name}.new")
     with _named(path):
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        fresh.replace(path)
+        owned.write_file(path, text.encode())
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
     try:
         yield
+    except UntrustedPlace:
+        raise
     except OSError as error:
         raise ConfigError(f"{path} cannot be used: {error.strerror or error}") from error

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker.store.pool_address import PoolAddress
+from stoker.pool.address import PoolAddress
 from stoker.types import format_bytes
 
 if TYPE_CHECKING:
-    from stoker.store.pool_client import PoolClient
+    from stoker.pool.client import PoolClient
 
 POLICY = "volatile-ttl"
 """The eviction policy under which importance decides who stays."""

@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.store.counters import Counters
-from stoker.store.packed import Packed
-from stoker.store.pool_address import PoolAddress
-from stoker.store.pool_breakers import Breakers
-from stoker.store.pool_frame import HEAD_BYTES, seal, unseal
-from stoker.store.pool_keys import PoolKeys
-from stoker.store.pool_order import PoolOrder
-from stoker.store.pool_servers import (
+from stoker.pool.address import PoolAddress
+from stoker.pool.background import Call, PoolWriter, Threads, Watch
+from stoker.pool.order import PoolOrder
+from stoker.pool.servers import (
+    Breakers,
     Command,
     PoolServers,
     Routes,
@@ -30,9 +27,10 @@ from stoker.store.pool_servers import (
     fileno,
     is_elsewhere,
 )
-from stoker.store.pool_servers import answers as read_answers
-from stoker.store.pool_threads import Call, Threads, Watch
-from stoker.store.pool_writer import PoolWriter
+from stoker.pool.servers import answers as read_answers
+from stoker.pool.values import HEAD_BYTES, PoolKeys, seal, unseal
+from stoker.store.counters import Counters
+from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Mask
 
 log = logging.getLogger("stoker.pool")

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import util
 from typing import Any
@@ -13,17 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import ConfigError
+from stoker.pool.address import PoolAddress
+from stoker.pool.client import FIELDS, ROUTES, PoolClient
+from stoker.pool.order import PoolOrder
+from stoker.pool.servers import Breakers, require_redis
+from stoker.pool.survey import ServerState, advise, survey, total_room
+from stoker.pool.values import PoolKeys
 from stoker.store.counters import Counters
+from stoker.store.disk_plan import Wanted
 from stoker.store.null import NullTier
 from stoker.store.packed import Packed, pick
-from stoker.store.pool_address import PoolAddress
-from stoker.store.pool_breakers import Breakers
-from stoker.store.pool_client import FIELDS, ROUTES, PoolClient
-from stoker.store.pool_keys import PoolKeys
-from stoker.store.pool_order import PoolOrder
-from stoker.store.pool_servers import require_redis
-from stoker.store.pool_survey import ServerState, advise, survey, total_room
 from stoker.store.tier import Ids, Keys, Mask
+from stoker.types import parse_bytes
 
 _LIVE: weakref.WeakSet[PoolTier] = weakref.WeakSet()
 
@@ -38,12 +41,12 @@ class PoolTier(NullTier):
     All jobs on all nodes that give the same name, which stands for content and cache stage, find
     each other's samples. Which samples stay is decided by the servers, which evict what has the
     shortest time to live (``maxmemory-policy volatile-ttl``): that grows with the rank of a
-    sample's key (:class:`~stoker.store.pool_order.PoolOrder`). ``capacity_bytes``: payload that
+    sample's key (:class:`~stoker.pool.order.PoolOrder`). ``capacity_bytes``: payload that
     this data set may take; only the best samples, that many, are stored. ``data_bytes``: of all
     that are visited, ``mean_size`` each, by default all ids. ``takes_keys``: as PoolOrder's.
 
     A server that fails or is slow is passed by, and probed again later
-    (:class:`~stoker.store.pool_breakers.Breakers`); no read takes longer than :meth:`limit`, and
+    (:class:`~stoker.pool.servers.Breakers`); no read takes longer than :meth:`limit`, and
     no method raises for what servers do. Claims, regions and leases are what the tiers on the
     node have: here everyone may fetch everything, as in a :class:`~stoker.store.null.NullTier`.
 
@@ -263,3 +266,71 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A pool, checked, not opened yet."""
+
+    address: PoolAddress
+    wanted: Wanted
+    capacity: int | None
+
+    def open(self, *, renews: bool, takes_keys: bool) -> PoolTier:
+        """Return the pool, with a look at its servers, and warnings of what is amiss there.
+
+        ``renews``: whether this process renews lifetimes; one of the job is enough.
+        ``takes_keys``: whether keys of the policy say what a sample is worth.
+        """
+        wanted = self.wanted
+        tier = PoolTier(
+            self.address,
+            wanted.key,
+            wanted.num_ids,
+            wanted.data_bytes,
+            self.capacity,
+            mean_size=wanted.mean_size,
+            takes_keys=takes_keys,
+        )
+        tier.renews = renews
+        tier.look()
+        return tier
+
+
+def plan_pool(
+    pool: str | None,
+    pool_cache: int | float | str | None,
+    wanted: Wanted,
+    *,
+    is_private: bool = False,
+) -> PoolPlan | None:
+    """Return the pool as the user asked for it, or None for none.
+
+    Without ``pool_cache``, or if the servers have less, it is as large as they are together.
+    ``is_private``: the key says nothing to other nodes.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense, and where redis-py is
+    missing.
+    """
+    capacity = None
+    if pool_cache is not None:
+        capacity = parse_bytes(pool_cache, of=wanted.data_bytes, name="pool_cache")
+    if pool is None:
+        if capacity:
+            raise ConfigError(f"pool_cache={pool_cache!r} needs servers: give pool too")
+        return None
+    address = PoolAddress.parse(pool)
+    if capacity == 0:
+        return None
+    if capacity is not None and capacity < wanted.largest:
+        raise ConfigError(
+            f"pool_cache={pool_cache!r} is {capacity} bytes and the largest sample has "
+            f"{wanted.largest}: give it more, or leave it out"
+        )
+    if is_private:
+        raise ConfigError(
+            f"pool={str(address)!r} is refused, as nothing tells other nodes that this is the same "
+            "data set: give wrap() a name, or the decoder one"
+        )
+    require_redis()
+    return PoolPlan(address, wanted, capacity)

@@ -57,8 +57,16 @@ class PoolAddress:
             raise ConfigError(f"pool={type(url).__name__}(...) is not an address: {_FORM}")
         try:
             parts = urlsplit(url)
-        except ValueError as error:
-            raise ConfigError(f"pool=... is not an address ({error}): {_FORM}") from error
+        except ValueError as error:  # whose text may show what is a password
+            why = "" if "@" in url else f" ({error})"
+            raise ConfigError(f"pool=... is not an address{why}: {_FORM}") from None
+        is_cut = "@" in parts.path + parts.query + parts.fragment
+        if is_cut and not parts.query.startswith(tuple(f"{name}=" for name in _OPTIONS)):
+            raise ConfigError(
+                "pool=... has an '@' behind its hosts: write '/', '?', '#' and '@' in a user or "
+                "password as %2F, %3F, %23 and %40, or put the password into a file and give "
+                "?password_file="
+            )
         if parts.scheme not in _PLAIN + _TLS:
             raise ConfigError(f"pool={parts.scheme + '://...'!r} is not an address: {_FORM}")
         given, _, hosts = parts.netloc.rpartition("@")
@@ -122,12 +130,12 @@ def server_name(host: str, port: int) -> str:
 
 
 def _options(parts: SplitResult, shown: str) -> dict[str, str]:
+    if not parts.query:
+        return {}
     try:
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))
-    except ValueError as error:
-        if parts.query:
-            raise ConfigError(f"pool={shown!r} has options of no form ({error})") from error
-        return {}
+    except ValueError:
+        raise ConfigError(f"pool={shown!r} has options that are not ?NAME=VALUE&...") from None
     for name in options:
         if name not in (*_OPTIONS, "timeout"):
             known = ", ".join((*_OPTIONS, "timeout"))

@@ -1,0 +1,1 @@
+"""A cache on Valkey or Redis servers that all nodes share."""
