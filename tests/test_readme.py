@@ -1,4 +1,4 @@
-"""The README's sections on storage, nodes and resume: what they print runs as it stands."""
+"""What the README and the pages of docs/ show runs as it stands, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pool.redis_servers import needs_server
 from pytorch.conftest import own_places, write_images  # noqa: F401  (fixture)
 from pytorch.parts import number_of, numbers
 from source.conftest import bucket, moto  # noqa: F401  (fixtures)
 from source.s3 import Bucket
-from store.redis_servers import needs_server
 
 from stoker.cli.root import root
 from stoker.pytorch import Loader, SampleDataset
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 BEFORE = """
 import numpy, torch, stoker
 my_transform = lambda image: torch.from_numpy(numpy.array(image))
@@ -34,11 +36,13 @@ loader.close()
 """
 
 
-def blocks(heading: str, language: str = "") -> list[str]:
-    """The code blocks of a section."""
-    (section,) = re.findall(rf"^## {heading}\n(.*?)^## ", README.read_text(), re.DOTALL | re.M)
+def blocks(page: str, heading: str, language: str = "") -> list[str]:
+    """The code blocks of a section; of what comes before the first one for an empty heading."""
+    text = (ROOT / page).read_text()
+    begin = rf"^## {heading}\n" if heading else r"\A"
+    (section,) = re.findall(rf"{begin}(.*?)(?:^## |\Z)", text, re.DOTALL | re.M)
     found = re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
-    return [text for kind, text in found if kind == language]
+    return [code for kind, code in found if kind == language]
 
 
 def free_port() -> int:
@@ -65,17 +69,49 @@ def run_command(line: str) -> str:
     return result.output
 
 
+def test_the_readmes_program(tmp_path: Path) -> None:
+    """It trains on 60 images for three epochs, with the default recipe."""
+    write_images(tmp_path / "train")
+    (program,) = blocks("README.md", "Use", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12, "twelve lines"
+    before = """
+import numpy, torch
+my_transform = lambda image: torch.from_numpy(numpy.array(image.resize((8, 8)))).float()
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+"""
+    here = program.replace("/mnt/nfs/imagenet", str(tmp_path)).replace("range(90)", "range(3)")
+    here = here.replace("num_workers=8", "num_workers=1").replace("print(loader.stats)", "pass")
+    after = "\nprint(loader.stats.accesses, int(loader.stats.hits > 0))\nloader.close()\n"
+    assert run_script(before + here + after, tmp_path) == [180, 1]
+
+
+def test_the_readme_takes_four_minutes() -> None:
+    assert len(README.read_text().split()) <= 800
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = README.read_text()
+    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in text] == []
+
+
 def test_from_s3(bucket: Bucket, tmp_path: Path) -> None:  # noqa: F811
     images = write_images(tmp_path / "images")
     files = [path for path in images.rglob("*") if path.is_file()]
     bucket.put({f"train/{file.relative_to(images)}": file.read_bytes() for file in files})
     options = bucket.options()
-    (snippet,) = blocks("From S3", "python")
+    (snippet,) = blocks("docs/storage.md", "From S3", "python")
     here = snippet.replace("s3://bucket", bucket.url)
     here = here.replace('{"region": "eu-central-1"}', repr(options))
     seen, fetched = run_script(BEFORE + here + AFTER, tmp_path)
     assert seen == 60 and fetched >= 12
-    (command,) = blocks("From S3")
+    (command,) = blocks("docs/storage.md", "From S3")
     given = [f" --option {name}={value}" for name, value in options.items()]
     here = command.strip().replace("s3://bucket", bucket.url)
     here = here.replace(" --option region=eu-central-1", "".join(given).lower())
@@ -91,8 +127,8 @@ def test_from_nfs_to_nvme(tmp_path: Path) -> None:
         return moved.replace("8GiB", "20%")
 
     (tmp_path / "nvme").mkdir()
-    (snippet,) = blocks("From NFS to a local NVMe", "python")
-    (command,) = blocks("From NFS to a local NVMe")
+    (snippet,) = blocks("docs/storage.md", "From NFS to a local NVMe", "python")
+    (command,) = blocks("docs/storage.md", "From NFS to a local NVMe")
     run_command(here(command))
     assert run_script(BEFORE + here(snippet) + AFTER, tmp_path) == [60, 0], "nothing is read again"
 
@@ -100,8 +136,8 @@ def test_from_nfs_to_nvme(tmp_path: Path) -> None:
 def test_several_nodes(tmp_path: Path) -> None:
     """Both commands on this machine, as two nodes of one rank each."""
     write_images(tmp_path / "train")
-    (snippet,) = blocks("Several nodes", "python")
-    command, _ = blocks("Several nodes")
+    (snippet,) = blocks("docs/nodes.md", "", "python")
+    (command,) = blocks("docs/nodes.md", "")
     (tmp_path / "train.py").write_text(snippet.replace("/mnt/nfs", str(tmp_path)))
     program, *arguments = shlex.split(command)
     assert program == "torchrun"
@@ -129,12 +165,12 @@ def test_several_nodes(tmp_path: Path) -> None:
 @needs_server
 def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    _, commands = blocks("Several nodes")
+    commands, _ = blocks("docs/pool.md", "Servers of your own: `stoker pool`")
     start, look = commands.splitlines()
     try:
         said = run_command(f"{start.replace('20%', '20MiB')} --port {free_port()}")
         (address,) = re.findall("pool='(valkey://.*)'", said)
-        assert address.split("?")[0].removeprefix("valkey://") in run_command(look)
+        assert address.split("?")[0].rpartition("@")[2] in run_command(look)
         dataset = SampleDataset(numbers(50), number_of)
         for _ in range(2):
             with Loader(dataset, batch_size=10, cache=0, pool=address) as loader:
@@ -144,9 +180,9 @@ def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "has ended" in run_command("stoker pool down")
 
 
-def test_going_on_after_a_crash(tmp_path: Path) -> None:
+def test_resuming_after_a_crash(tmp_path: Path) -> None:
     write_images(tmp_path / "train")
-    save, load = blocks("Going on after a crash", "python")
+    save, load = blocks("docs/resume.md", "", "python")
     loader = "loader = stoker.Loader(stoker.ImageFolder('train', my_transform), 10)\n"
     begin = "for step, _ in enumerate(loader):\n    if step == 1:\n        break\n"
     run_script(BEFORE + loader + begin + save + "loader.close()\n", tmp_path)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
 
 from stoker import recipes
-from stoker.cli._choice import choose_recipes
+from stoker.cli._choice import choose_loaders, choose_recipes
 from stoker.cli.root import root
+from stoker.errors import ConfigError
 
 QUICK = ["--epochs", "2", "--latency", "100us", "--workers", "0", "--batch-size", "32"]
 
@@ -34,7 +36,7 @@ def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> Non
     )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [run["recipe"] for run in found["runs"]] == names
+    assert [run["recipe"] for run in found["runs"]] == ["dataloader", *names]
     assert found["limit"]["seconds"] > 0
     for run in found["runs"]:
         first, second = (epoch["stats"] for epoch in run["epochs"])
@@ -44,9 +46,37 @@ def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> Non
         assert sum(second[name] for name in outcomes) == second["accesses"] <= 250
         assert 0 <= run["accuracy"] <= 1
         assert run["against_limit"] > 0
+    plain = found["runs"][0]
+    assert plain["predicted"] is None
+    assert all(epoch["stats"]["fetched"] == 250 for epoch in plain["epochs"])
     static = next(run for run in found["runs"] if run["recipe"] == "minio")
     assert static["byte_hit_ratio"] == pytest.approx(0.2, abs=0.02)
     assert static["predicted"] == pytest.approx(0.2, abs=0.001)
+
+
+def test_the_dataloader_really_reads_each_sample_alone(few_digits: Path, tmp_path: Path) -> None:
+    result = demo(
+        *("--data", str(few_digits), "--recipes", "dataloader", "--json", *QUICK),
+        *("--output", str(tmp_path), "--latency", "2ms", "--workers", "1"),
+    )
+    assert result.exit_code == 0, result.output
+    [run] = json.loads(result.stdout)["runs"]
+    assert run["recipe"] == "dataloader"
+    for epoch in run["epochs"]:
+        assert epoch["seconds"] > 250 * 0.002, "reads overlap, so it is not torch's plain loader"
+        assert 0 < epoch["stats"]["stall_seconds"] <= epoch["seconds"]
+        assert epoch["stats"]["bytes_from_source"] == run["epochs"][0]["stats"]["bytes_from_source"]
+
+
+def test_the_dataloader_comes_first_unless_it_is_left_out() -> None:
+    assert choose_loaders("lru,minio", with_dataloader=True) == ["dataloader", "lru", "minio"]
+    assert choose_loaders("lru, dataloader", with_dataloader=True) == ["dataloader", "lru"]
+    assert choose_loaders("dataloader", with_dataloader=True) == ["dataloader"]
+    assert choose_loaders("lru", with_dataloader=False) == ["lru"]
+    with pytest.raises(ConfigError, match="names 'dataloader': leave out --no-dataloader"):
+        choose_loaders("lru,dataloader", with_dataloader=False)
+    with pytest.raises(ConfigError, match="names none"):
+        choose_loaders(",", with_dataloader=True)
 
 
 def test_all_is_every_recipe_that_keeps_to_the_cache() -> None:
@@ -70,12 +100,34 @@ def test_the_table_and_the_plot(few_digits: Path, tmp_path: Path) -> None:
         "stall",
         "dicted",
         "times",
+        "dataloader",
         "lru",
         "minio",
+        "An epoch takes",
+        "with torch's DataLoader",
         "Limit of an epoch",
     ):
         assert word in result.output
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_has_the_dataloader_at_the_top(
+    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    result = demo(
+        *("--data", str(few_digits), "--recipes", "lru,minio", "--json"),
+        *("--output", str(tmp_path), *QUICK),
+    )
+    assert result.exit_code == 0, result.output
+    plain = json.loads(result.stdout)["runs"][0]
+    time, hits = figures[0].axes
+    assert [label.get_text() for label in time.get_yticklabels()][-1] == "torch DataLoader"
+    seconds, stall = plain["seconds_per_epoch"], plain["stall_seconds_per_epoch"]
+    told = [text.get_text() for text in time.texts]
+    assert told[-1] == f"{seconds:.2f} s, waiting {stall:.2f}"
+    assert len(told) == 3 and hits.get_xlabel()
 
 
 def test_a_cache_for_everything_leaves_nothing_to_fetch(few_digits: Path, tmp_path: Path) -> None:
@@ -83,7 +135,7 @@ def test_a_cache_for_everything_leaves_nothing_to_fetch(few_digits: Path, tmp_pa
         root,
         [
             *("demo", "--data", str(few_digits), "--recipes", "lru", "--cache", "100%"),
-            *("--json", "--output", str(tmp_path), *QUICK),
+            *("--no-dataloader", "--json", "--output", str(tmp_path), *QUICK),
         ],
     )
     assert result.exit_code == 0, result.output

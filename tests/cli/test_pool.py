@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from store.redis_servers import Server, free_port, needs_server
+from pool.redis_servers import Server, free_port, needs_server
 
 from stoker.cli.root import root
+from stoker.pool import service as pool_service
+from stoker.pool.address import PoolAddress
+from stoker.pool.service import MARKER, PoolService
+from stoker.pool.values import PREFIX
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.memory import MemorySource
-from stoker.store.pool_service import MARKER, PoolService
 
 pytestmark = needs_server
 
@@ -79,6 +82,39 @@ def test_what_it_keeps_is_private_and_it_asks_for_a_password(place: Path) -> Non
     assert not list(place.glob("*.rdb")) + list(place.glob("appendonly*"))
 
 
+def test_c11_the_server_has_one_user_who_may_do_what_a_pool_needs(place: Path) -> None:
+    from redis import Redis
+    from redis.exceptions import NoPermissionError, RedisError
+
+    url = up(place)
+    address = PoolAddress.parse(url)
+    (host, port), options = address.servers[0], address.client_options()
+    with Redis(host=host, port=port, **options) as client:
+        assert client.set("stoker:{x}:1", b"1", px=1000) and client.mget(["stoker:{x}:1"]) == [b"1"]
+        for forbidden in (
+            lambda: client.set("other", b"1"),
+            lambda: client.mget(["other"]),
+            client.flushall,
+            client.config_get,
+            lambda: client.eval("return 1", 0),
+            client.acl_list,
+            client.shutdown,
+            lambda: client.publish("x", "y"),
+        ):
+            with pytest.raises(NoPermissionError):
+                forbidden()
+    for login in (options | {"username": None}, options | {"username": "default"}, {}):
+        with Redis(host=host, port=port, **login) as client, pytest.raises(RedisError):
+            client.ping()
+    secret = (place / "password").read_text().strip()
+    assert secret not in (place / "server.conf").read_text()
+
+
+def test_the_documented_rights_are_those_of_our_own_servers() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "pool.md").read_text()
+    assert f"~{PREFIX}* {pool_service.COMMANDS}\n" in docs
+
+
 def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("same-on-all-nodes\n")
     url = up(place, "--password-file", tmp_path / "given")
@@ -111,7 +147,7 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
 def test_a_server_that_was_stopped_is_ended_all_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.store.pool_service._PATIENCE", 1.0)
+    monkeypatch.setattr("stoker.pool.service._PATIENCE", 1.0)
     up(place)
     pid = PoolService(place).pid()
     assert pid is not None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from stoker.cli._storage_probe import CONCURRENCIES, probe
 from stoker.errors import SampleNotFound
 from stoker.source import MemorySource
+from stoker.source.base import BaseSource
+from stoker.source.packed import Offsets
 from stoker.testing import FaultySource, SlowSource
 
 SIZE = 1000
@@ -19,19 +23,57 @@ def samples(count: int) -> MemorySource:
     return MemorySource((np.zeros(count * SIZE, np.uint8), np.arange(count + 1) * SIZE))
 
 
-def test_latency_and_the_shared_limit_are_found() -> None:
-    source = SlowSource(samples(4000), latency=0.01, tail=0.0, iops=400)
-    begin = time.perf_counter()
+class MeteredStorage(BaseSource):
+    """Storage of ``latency`` seconds a read and ``iops`` reads a second, on a clock of its own.
+
+    The clock moves when each lane of the probe has a read under way, and all of these then end.
+    A lane too few or too many breaks the barrier, and with it the test.
+    """
+
+    def __init__(self, source: MemorySource, latency: float, iops: int) -> None:
+        self.now = 0.0
+        self._source, self._latency, self._iops = source, latency, iops
+        self._lanes = iter((1, *CONCURRENCIES))  # one read comes first
+        self._threads: dict[threading.Thread, threading.Barrier] = {}
+        self._free_places = 0
+        self._mutex = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def sizes(self) -> Offsets:
+        return self._source.sizes
+
+    def read(self, ids: ArrayLike) -> list[bytes]:
+        self._barrier_of(threading.current_thread()).wait(60)
+        return self._source.read(ids)
+
+    def _barrier_of(self, thread: threading.Thread) -> threading.Barrier:
+        with self._mutex:
+            if thread not in self._threads:
+                if not self._free_places:
+                    self._free_places = lanes = next(self._lanes)
+                    self._step = threading.Barrier(lanes, lambda: self._pass(lanes))
+                self._free_places -= 1
+                self._threads[thread] = self._step
+            return self._threads[thread]
+
+    def _pass(self, lanes: int) -> None:
+        self.now += max(self._latency, lanes / self._iops)
+
+
+def test_latency_and_the_shared_limit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = MeteredStorage(samples(4000), latency=1 / 128, iops=512)
+    clock = SimpleNamespace(perf_counter=lambda: source.now)
+    monkeypatch.setattr("stoker.cli._storage_probe.time", clock)
     found = probe(source, seconds=4, most_bytes=1 << 30)
-    assert time.perf_counter() - begin < 7
+    assert source.now == 4 + 1 / 128  # and the read that comes first
     assert [step.concurrency for step in found.steps] == list(CONCURRENCIES)
-    assert 0.009 < found.latency["p50"] < 0.03
-    assert found.latency["p50"] <= found.latency["p99"] <= found.latency["max"]
-    one, two = found.steps[:2]
-    assert 40 < one.reads_per_second <= 101
-    assert two.reads_per_second > 1.3 * one.reads_per_second
-    assert found.best.reads_per_second == pytest.approx(400, rel=0.2)
-    assert found.best.bytes_per_second == pytest.approx(400 * SIZE, rel=0.2)
+    assert found.latency == dict.fromkeys(("p50", "p90", "p99", "max"), 1 / 128)
+    assert [step.reads_per_second for step in found.steps] == [128, 256, *[512] * 5]
+    assert found.best.reads_per_second == 512
+    assert found.best.bytes_per_second == 512 * SIZE
 
 
 def test_no_sample_is_read_twice_and_bytes_are_bounded() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool.pools import until
+from pool.redis_servers import needs_server
 from pytorch.numbered import NUM
-from store.pools import until
-from store.redis_servers import needs_server
 
 from cluster.machines import Machine, server_on
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ import pytest
 import torch
 from companions import await_true, processes_of
 from pytorch.conftest import write_images
+from pytorch.parts import NUM_IMAGES
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "ray_train.py"
 EPOCHS = 4
 PATIENCE = 240.0
 
@@ -23,21 +26,50 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-def test_the_example_is_python() -> None:
-    compile(EXAMPLE.read_text(), str(EXAMPLE), "exec")
+def test_one_worker_goes_on_at_the_exact_sample_after_a_failure(tmp_path: Path) -> None:
+    """Without Ray: what stands in for it runs one worker, which fails within the first epoch."""
+    images, storage = write_images(tmp_path / "train"), tmp_path / "runs"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(EXAMPLE), str(images), "--storage", str(storage)),
+            *("--epochs", "2", "--batch", "8"),
+        ],
+        env=environment(tmp_path)
+        | {"PYTHONPATH": str(HERE / "one_worker"), "SEEN": str(tmp_path / "seen")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'epoch': 2," in done.stdout
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    first, *lost = [note for note in seen if note["attempt"] == 0]
+    again = [note for note in seen if note["attempt"] == 1]
+    assert lost, "it failed before anything was lost"
+    # The checkpoint is that of the first step: the rest of the epoch follows, and another one.
+    numbers = [number for note in (first, *again) for number in note["numbers"]]
+    assert sorted(numbers[:NUM_IMAGES]) == sorted(numbers[NUM_IMAGES:]) == list(range(NUM_IMAGES))
+    assert again[0]["numbers"] == lost[0]["numbers"]
+    assert again[0]["weights"] == lost[0]["weights"]
+    begun, *_, ended = [torch.load(path)["epoch"] for path in sorted(storage.glob("*/state.pt"))]
+    assert (begun, ended) == (0, 2)
+
+
+def environment(place: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HOME": str(place),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "STOKER_RUNTIME_DIR": str(place / "run"),
+    }
 
 
 @needs_ray
 def test_a_worker_that_dies_is_started_again_where_it_was(tmp_path: Path) -> None:
     images, storage = write_images(tmp_path / "train"), tmp_path / "runs"
     command = [sys.executable, str(EXAMPLE), str(images), "--storage", str(storage)]
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "STOKER_RUNTIME_DIR": str(tmp_path / "run"),
-    }
 
     def checkpoints() -> list[Path]:
         return sorted(storage.glob("*/checkpoint_*/state.pt"))
@@ -45,7 +77,7 @@ def test_a_worker_that_dies_is_started_again_where_it_was(tmp_path: Path) -> Non
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(
             [*command, "--epochs", str(EPOCHS), "--batch", "8"],
-            env=environment,
+            env=environment(tmp_path),
             cwd=tmp_path,
             stdout=said,
             stderr=subprocess.STDOUT,

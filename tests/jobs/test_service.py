@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -23,13 +26,14 @@ import pytest
 from pytorch.parts import number_of, numbers
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.jobs import protocol
+from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_REQUEST, VERSION, Refused, ask, service_path
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.jobs.survey import survey
-from stoker.policy.lru import LRU
+from stoker.policy.baselines import LRU
 from stoker.policy.next_use import NextUse
 from stoker.pytorch import Loader, SampleDataset
+from stoker.store import handshake
 from stoker.store.registry import open_arena
 
 REGIONS = LRU().regions()
@@ -389,9 +393,6 @@ def test_another_user_gets_nothing_not_even_where_the_file_lets_him(tmp_path: Pa
 
 @needs_root
 def test_members_of_the_group_may_look_and_do_nothing_else(tmp_path: Path) -> None:
-    import grp
-    import tempfile
-
     group = next(g for g in grp.getgrall() if g.gr_gid not in (0, 65534))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -405,9 +406,6 @@ def test_members_of_the_group_may_look_and_do_nothing_else(tmp_path: Path) -> No
 
 @needs_root
 def test_a_member_by_his_first_group_is_heard() -> None:
-    import grp
-    import tempfile
-
     try:
         group = grp.getgrgid(65534)
     except KeyError:
@@ -422,10 +420,82 @@ def test_a_member_by_his_first_group_is_heard() -> None:
             assert "only the user" in json.loads(as_nobody(path, "admit_disk"))["refused"]
 
 
+@pytest.mark.parametrize("what", ["a file", "a link", "a folder"])
+def test_c8_a_path_that_is_taken_is_left_alone(what: str, tmp_path: Path) -> None:
+    path, group = tmp_path / "precious", grp.getgrgid(os.getegid()).gr_name
+    make = {
+        "a file": lambda: path.write_text("thesis"),
+        "a link": lambda: path.symlink_to(tmp_path / "elsewhere"),
+        "a folder": path.mkdir,
+    }
+    make[what]()
+    before = path.lstat()
+    with pytest.raises(ConfigError, match="precious is there already and no socket"):
+        Service(ServiceSettings(socket=path, group=group))
+    assert os.path.samestat(before, path.lstat())
+    assert not service_path().exists()
+
+
+def test_c8_only_the_services_own_socket_goes_with_it(tmp_path: Path) -> None:
+    path, group = tmp_path / "look.sock", grp.getgrgid(os.getegid()).gr_name
+    with running(socket=path, group=group):
+        path.unlink()
+        path.write_text("somebody's")
+    assert path.read_text() == "somebody's"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    with running(socket=path, group=group):
+        assert "caches" in ask("list", path)
+
+
+def test_c7_lookers_take_no_slot_of_our_own_jobs(tmp_path: Path) -> None:
+    """Whoever holds all slots would switch the bound off: jobs that get no answer go on."""
+    path, group = tmp_path / "look.sock", grp.getgrgid(os.getegid()).gr_name
+    with running(socket=path, group=group, memory=1 << 20), contextlib.ExitStack() as silent:
+        for _ in range(40):
+            connection = silent.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(str(path))
+            connection.settimeout(30)
+        # Connections are heard in order: the last is turned away once all before it are settled.
+        assert connection.recv(1) == b""
+        assert (
+            ask("admit", name="n", memory=2 << 20, capacity=2 << 20, regions=[])["room"] == 1 << 20
+        )
+
+
+def test_c7_metrics_are_read_by_few_at_a_time() -> None:
+    """Any user of the machine may connect there."""
+    with running(metrics_port=0) as service, contextlib.ExitStack() as silent:
+        where = "127.0.0.1", service.metrics_port
+        first, *_, last = [
+            silent.enter_context(socket.create_connection(where, timeout=30)) for _ in range(20)
+        ]
+        assert last.recv(1) == b""
+        first.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it has its turn yet
+            first.recv(1)
+
+
+@needs_root
+def test_c7_one_looker_does_not_keep_the_others_from_looking() -> None:
+    group = grp.getgrgid(65534)
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        path = Path(name) / "look.sock"
+        with running(socket=path, group=group.gr_name), contextlib.ExitStack() as silent:
+            for _ in range(40):  # as the owner, who is one looker among others here
+                connection = silent.enter_context(socket.socket(socket.AF_UNIX))
+                connection.connect(str(path))
+            connection.settimeout(30)
+            assert connection.recv(1) == b""
+            assert "caches" in json.loads(as_nobody(path, "list"))
+
+
 def test_the_kernel_says_who_asks() -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert protocol.peer(one) == (os.getpid(), os.geteuid(), os.getegid())
+        assert handshake.peer(one) == (os.getpid(), os.geteuid(), os.getegid())
         assert struct.calcsize("iII") == 12
 
 
@@ -453,6 +523,25 @@ def test_metrics_over_http_are_of_the_format() -> None:
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{url}/else", timeout=10)
         assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
+
+
+@pytest.mark.parametrize(
+    ("description", "shown"),
+    [
+        ("ImageFolder /home/ann/secret project/train", "ImageFolder train"),
+        ("ImageFolder s3://bucket/sets/train/", "ImageFolder train"),
+        ("disk cache in /mnt/ann/x", "disk cache in x"),
+        ("/mnt/ann/x", "x"),
+        ("My data", "My data"),
+        ("", "k"),
+    ],
+)
+def test_c11_metrics_show_no_folders(description: str, shown: str) -> None:
+    """They are to be had by every user of the machine."""
+    cache: dict[str, Any] = {"key": "k", "capacity_bytes": 1, "stats": {}, "jobs": []}
+    assert exposition([cache | {"description": description}], {}).splitlines()[-1] == (
+        f'stoker_cache_capacity_bytes{{cache="{shown}",key="k"}} 1'
+    )
 
 
 # --- refusals ---

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from stoker.jobs.board import SLOTS, Kind
+from stoker.jobs.member import Member
+from stoker.jobs.merged import Merged
+from stoker.jobs.settings import Sharing
 from stoker.jobs.survey import survey
 from stoker.jobs.table import JobTable
-from stoker.policy.lru import LRU
+from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
 
 JOB = """
@@ -87,6 +90,23 @@ def test_more_processes_than_slots_go_without() -> None:
     try:
         slots = [table.take(n + 1, Kind.TIME, "", 1.5) for n, table in enumerate(tables)]
         assert slots == [*range(SLOTS), None]
+    finally:
+        for table in tables:
+            table.close()
+
+
+def test_s15_a_process_too_many_is_told_so() -> None:
+    tables = [JobTable("key 5", 3) for _ in range(SLOTS + 1)]
+    try:
+        for number, table in enumerate(tables[:-1]):
+            table.take(number + 1, Kind.TIME, "", 1.5)
+        policy = Merged(LRU(), np.ones(3, np.int64))
+        with pytest.warns(RuntimeWarning, match=f"^{SLOTS} processes share.*STOKER_NODE"):
+            member = Member(tables[-1], policy, Sharing(probe=4), token=99, name="late")
+        member.begin_epoch(None, 0, 100)
+        assert member.probe.count == 0
+        assert not member.received(np.array([0]), 0.0)
+        member.close()
     finally:
         for table in tables:
             table.close()

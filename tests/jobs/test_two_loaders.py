@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from pytorch.parts import number_of, numbers
 
+from jobs.telling_source import TellingSource
 from stoker import recipes
 from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
@@ -112,13 +113,11 @@ def test_the_keys_of_two_jobs_are_the_sooner_next_use() -> None:
         assert np.abs((merged[0] - merged[1]) - np.median(merged[0] - merged[1])).max() < 0.5
         slots = board.owners()
         rates = board.rates(slots)
-        assert (rates >= 0).all()
-        if (rates > 0).all():
-            waits = (board.positions(slots, ids) - board.jobs["position"][slots][:, None]) / rates[
-                :, None
-            ]
-            order = np.argsort(-waits.min(axis=0), kind="stable")
-            assert np.corrcoef(np.argsort(order), np.argsort(np.argsort(merged[0])))[0, 1] > 0.99
+        assert (rates > 0).all(), "the pace of both is known since their first epochs"
+        ahead = board.positions(slots, ids) - board.jobs["position"][slots][:, None]
+        waits = (ahead / rates[:, None]).min(axis=0)
+        order = np.argsort(-waits, kind="stable")
+        assert np.corrcoef(np.argsort(order), np.argsort(np.argsort(merged[0])))[0, 1] > 0.99
 
 
 def test_two_jobs_hit_more_together_than_alone() -> None:
@@ -141,6 +140,7 @@ def test_each_job_gets_its_own_epoch_whole() -> None:
                 assert sorted(epoch) == list(range(NUM))
 
 
+@pytest.mark.filterwarnings("ignore:the recipe goes by validation accuracy")
 @pytest.mark.parametrize("recipe", ["icache", "shade"])
 def test_score_jobs_share_and_each_serves_each_sample_once(recipe: str) -> None:
     params = {"warm_up": 1, "full_every": 2, "package_bytes": 100} if recipe == "icache" else {}
@@ -219,6 +219,76 @@ def test_a_probe_reads_past_the_cache_at_an_epochs_start() -> None:
         assert cache.jobs[0].name == "probed"
         assert cache.jobs[0].probed
         assert cache.jobs[0].benefit >= 1
+
+
+def slow_loader(rate: float, **options: Any) -> tuple[Loader, TellingSource]:
+    """A loader with prefetch over storage that gives so many samples a second."""
+    source = TellingSource(numbers(600), rate)
+    options = {"batch_size": 10, "cache": "20%", "seed": 3, "prefetch_bytes": "1MiB"} | options
+    return Loader(SampleDataset(source, number_of), recipe="minio", **options), source
+
+
+def benefit_of(name: str) -> float:
+    [job] = [job for cache in survey() for job in cache.jobs if job.name == name]
+    return job.benefit
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_s4_a_probe_measures_what_the_cache_gains_and_nothing_else(
+    num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the storage's own clock, which stands still while it is asked for nothing."""
+    sharing, rate = Sharing("probed", probe=20), 1000.0
+    one, source = slow_loader(rate, cache="40%", sharing=sharing, num_workers=num_workers)
+    with one:
+        together([one], 1)
+        assert benefit_of("probed") >= 1
+        member = one._engine._setup.member
+        assert member is not None
+        monkeypatch.setattr(member._board, "clock", lambda: source.given.array[0] / rate)
+        together([one], 2)
+        hits = one.epoch_stats[-1].hits / 400  # of the 60 batches, 20 are read past the cache
+        assert 0.3 < hits < 0.5
+        assert benefit_of("probed") == pytest.approx(1 / (1 - hits), rel=0.1)
+        assert source.given.array[0] == one.stats.fetched, "nothing is read in vain"
+
+
+@pytest.mark.parametrize("compute", [0.0, 0.01025])
+def test_s4_the_estimate_counts_what_is_read_ahead_and_stays(compute: float) -> None:
+    """Fast loops wait for storage; the slow one did, until the cache made up for it."""
+    rate = 400.0
+    sharing = Sharing("measured")
+    one, source = slow_loader(rate, cache="25%", sharing=sharing, num_workers=1, batch_size=5)
+    with one:
+        seen = []
+        for epoch in range(3):
+            began = time.monotonic()
+            for number, _ in enumerate(one):
+                time.sleep(compute)  # the step of a model
+                if epoch == 2 and number % 20 == 19:
+                    seen.append(benefit_of("measured"))
+            batch_seconds = (time.monotonic() - began) / 120
+        # The storage is never faster than that, and never busier than all the time.
+        least, most = 5 / rate / batch_seconds, 1 / (1 - one.epoch_stats[-1].hit_ratio)
+        assert all(0.9 * least <= benefit <= 1.1 * most for benefit in seen), (least, seen, most)
+        assert one._engine.cached is not None
+        counted = one._engine.cached.store.totals()
+        assert counted["read"] + counted["read_ahead"] == source.given.array[0]
+        assert counted["read_ahead"] > 0
+        assert counted["ahead_seconds"] >= 0.99 * counted["read_ahead"] / rate
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("recipe", ["quiver", "icache"])
+def test_s2_samples_read_past_the_cache_are_served_in_the_epoch(recipe: str, workers: int) -> None:
+    made = recipes.get("icache", parts="iis+hc+lc", warm_up=9, package_bytes=100)
+    made = made if recipe == "icache" else recipes.get(recipe)
+    options: dict[str, Any] = {"sharing": Sharing(probe=4), "cache": "40%", "num_workers": workers}
+    with loader(made, **options) as one:
+        for _ in range(5):
+            seen = [(batch.tolist(), one.observe(batch.float())) for batch in one]
+            assert sorted(i for batch, _ in seen for i in batch) == list(range(NUM))
+        assert one.stats.substituted
 
 
 def test_only_the_job_that_came_first_arranges_the_cache() -> None:

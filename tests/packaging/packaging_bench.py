@@ -85,6 +85,7 @@ class Bench:
             "0",
             MIN_BYTES,
             seed=3,
+            holder="ab",
         )
         self.depot = CountingDepot(self.path, self.job.group)
         self.workshop = self.another()
@@ -179,8 +180,12 @@ _there: dict[Any, Depot] = {}
 
 
 def _do_there(which: tuple[str, Any, str], method: str, *arguments: Any) -> Any:
+    if method == "close":
+        if which in _there:
+            _there.pop(which).close()
+        return None
     if which not in _there:
         url, options, group = which
-        _there[which] = open_depot(place_of(url, dict(options)), False, group)
+        _there[which] = open_depot(place_of(url, dict(options)), False, group, "ab")
     answer = getattr(_there[which], method)(*arguments)
     return bytes(answer) if isinstance(answer, memoryview) else answer

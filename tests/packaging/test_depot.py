@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,64 @@ def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
     DirectoryDepot(tmp_path, "a", patience=20.0).close()
 
 
+OPEN_AND_WAIT = """
+import json, sys
+from stoker.packaging.depot import place_of
+from stoker.packaging.object_depot import ObjectDepot
+url, options, holder = json.loads(sys.argv[1])
+depot = ObjectDepot(place_of(url, options), "a", holder, renew=0.3, expiry=30.0)
+depot.publish("a-" + holder + ".pkg", [b"x"])
+print(depot.names(), flush=True)
+sys.stdin.read()
+depot.close()
+"""
+FOLLOW = OPEN_AND_WAIT.replace("expiry=30.0", "expiry=2.0")
+
+
+@contextmanager
+def opening(script: str, bucket: Bucket, holder: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that uses packages in the bucket until its input ends."""
+    asked = json.dumps([f"{bucket.url}/depot", bucket.options(), holder])
+    with subprocess.Popen(
+        [sys.executable, "-c", script, asked],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@needs_obstore
+def test_s11_an_object_store_is_one_jobs_at_a_time(bucket: Bucket) -> None:
+    with opening(OPEN_AND_WAIT, bucket, "0a") as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "['a-0a.pkg']\n"
+        with opening(OPEN_AND_WAIT, bucket, "0b") as second:
+            _, why = second.communicate(timeout=60)
+            assert second.returncode == 1
+            assert "BlockingIOError: [Errno 16] another job keeps its packages there" in why
+        first.communicate(timeout=60)  # ends, and gives it back
+        assert first.returncode == 0
+    with opening(OPEN_AND_WAIT, bucket, "0b") as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "['a-0a.pkg', 'a-0b.pkg']\n"
+
+
+@needs_obstore
+def test_s11_a_killed_job_is_followed(bucket: Bucket) -> None:
+    with opening(OPEN_AND_WAIT, bucket, "0a") as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        first.kill()
+    with opening(FOLLOW, bucket, "0b") as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "['a-0a.pkg', 'a-0b.pkg']\n"
+
+
 def test_a_full_disk_is_not_filled(tmp_path: Path) -> None:
     depot = DirectoryDepot(tmp_path, "a", keep_free=1 << 60)
     with pytest.raises(OSError, match="stay free") as refused:
@@ -199,7 +259,7 @@ def test_a_private_directory_goes_with_its_depot(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     place = private_place("key")
     assert place.parent == tmp_path
-    depot = open_depot(place, True, "a")
+    depot = open_depot(place, True, "a", "ab")
     assert place.stat().st_mode & 0o777 == 0o700
     depot.remove([])
     (place / "a-1.pkg").write_bytes(b"x")
@@ -212,7 +272,7 @@ def test_private_directories_of_the_dead_are_removed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    living = open_depot(private_place("living"), True, "a")
+    living = open_depot(private_place("living"), True, "a", "ab")
     dead = private_place("dead")
     dead.mkdir()
     (dead / MARKER).touch()
@@ -220,7 +280,7 @@ def test_private_directories_of_the_dead_are_removed(
     unmarked = private_place("unmarked")
     unmarked.mkdir()
     (unmarked / "a-1.pkg").touch()
-    depot = open_depot(private_place("new"), True, "a")
+    depot = open_depot(private_place("new"), True, "a", "ab")
     assert not dead.exists()
     assert unmarked.exists()
     assert private_place("living").exists()

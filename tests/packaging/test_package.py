@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +19,9 @@ from stoker.packaging.package import (
     encode,
     head_bytes,
     stamp_of,
+    stamp_of_files,
 )
+from stoker.source import FileSource
 from stoker.source.packed import pack
 from stoker.store.packed import Packed
 
@@ -69,6 +74,16 @@ def test_a_part_of_a_larger_buffer_is_written_from_its_own_beginning() -> None:
     large = made({1: b"one", 2: b"two", 3: b"three"})
     part = Package(large.ids[1:], Packed(large.samples.data, large.samples.offsets[1:]))
     assert b"".join(encode(part, STAMP)) == whole({2: b"two", 3: b"three"})
+
+
+def test_s12_packages_of_files_that_were_rebuilt_are_of_no_use(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    stamps = []
+    for content in (b"1", b"2"):
+        path.write_bytes(content)
+        os.utime(path, ns=(10**18, 10**18))
+        stamps.append(stamp_of_files(FileSource([path])))
+    assert stamps[0] != stamps[1] == stamp_of_files(FileSource([path]))
 
 
 @pytest.mark.parametrize(

@@ -55,17 +55,16 @@ def test_no_sample_twice_and_few_reads(arena: Arena) -> None:
     """Half of the low samples are asked for, by several workers, while packages come and go."""
     source = SlowSource(MemorySource(SAMPLES), latency=0.0005)
     places = SharedArray.copy_of(np.where(LOW, L, H).astype(np.uint8))
-    marks = SharedArray.create(NUM, np.uint32)
     packaged = SharedArray.create(NUM, np.uint8)
     store = Store(
         source,
         MemoryTier(arena, "H"),
         places=places,
         substitution=Substitution("low_by_low", "L"),
-        served=marks,
-        displaced=SharedArray.create(NUM, np.uint64),
         packaged=packaged,
     )
+    assert store.claims is not None
+    marks = store.claims.served
     packager = Packager(source, arena, marks, Packaging(MIN_BYTES), low=L, packaged=packaged)
     fork = multiprocessing.get_context("fork")
     try:

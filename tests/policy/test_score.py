@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policy.conftest import NewArena
 from stoker.policy import Score
 from stoker.scores import Scores
+from stoker.testing.reference_region import turn_of
 
 NUM_IDS = 12
 ROOM = 4
@@ -35,7 +36,7 @@ class Algorithm1:
         if len(self.queue) < ROOM:
             self.queue[sample_id] = -np.inf if score is None else score
         elif score is not None:
-            smallest = min(self.queue, key=lambda i: (self.queue[i], i))
+            smallest = min(self.queue, key=lambda i: (self.queue[i], turn_of(i)))
             if self.queue[smallest] < score or (self.queue[smallest] == score and self.ties):
                 del self.queue[smallest]
                 self.queue[sample_id] = score
@@ -85,3 +86,21 @@ def test_without_scores_it_keeps_what_came_first(new_arena: NewArena) -> None:
     ids = np.arange(NUM_IDS, dtype=np.uint32)
     arena.put_many(ids, [bytes(SIZE)] * NUM_IDS, policy.keys(ids, None, None, None))
     assert np.flatnonzero(arena.contains(ids)).tolist() == [0, 1, 2, 3]
+
+
+def test_s14_ties_favour_no_class(new_arena: NewArena) -> None:
+    """Of 10 classes, one after the other as folders list them, 100 samples each; half of all fit.
+
+    All score the same, so that which ones stay is left to how ties are broken.
+    """
+    policy, scores = Score(), Scores(1000)
+    ids = np.arange(1000, dtype=np.uint32)
+    scores.update(ids, np.ones(1000), 0)
+    arena = new_arena(policy, 1000, 500 * SIZE)
+    for batch in np.random.default_rng(0).permutation(ids).reshape(-1, 20):
+        arena.put_many(batch, [bytes(SIZE)] * 20, policy.keys(batch, scores, None, None))
+    held = np.flatnonzero(arena.contains(ids))
+    assert len(held) == 500
+    assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5
+    interleaved = np.bincount(held % 10, minlength=10)
+    assert np.abs(interleaved - 50).max() <= 5

@@ -92,7 +92,7 @@ def test_elastic_ratio_follows_equations() -> None:
     split = ElasticSplit(start=0.9, end=0.8, m=5, gamma=0.01)
     assert split.growth(ACCURACIES) == pytest.approx(0.02)
     assert split.ratio(DEVIATIONS, ACCURACIES, 10, 40) == pytest.approx(0.8900787, abs=1e-7)
-    # Eq. 6: sigma rises, or is flat, in the first seven epochs: 1 2 3 4 5 | 2 3 4 5 4 | 3 4 5 4 3.
+    # Eq. 5: sigma rises, or is flat, in the first seven epochs: 1 2 3 4 5 | 2 3 4 5 4 | 3 4 5 4 3.
     for epoch in range(8):
         assert split.ratio(DEVIATIONS[:epoch], ACCURACIES[:epoch], epoch, 40) == 0.9
     # Once it fell beta stays 1, whatever comes after.

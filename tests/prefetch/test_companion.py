@@ -14,7 +14,7 @@ from companions import await_true, processes_of
 
 from stoker.prefetch.channel import Channel
 from stoker.prefetch.companion import Companion
-from stoker.store.runtime_dir import prepare_runtime_dir
+from stoker.runtime_dir import prepare_runtime_dir
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:

@@ -17,6 +17,8 @@ from stoker.source.packed import pack
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
+from stoker.store.substitutes import ByNeighbour, StandIns
+from stoker.store.upstream import Meter
 from stoker.testing.slow_source import SlowSource
 
 NUM = 20
@@ -45,7 +47,10 @@ class Rank:
         self.feed = Feed(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
         self.feed.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
         self.fresh = np.zeros(NUM, np.uint8)
+        self.meter = Meter(np.zeros(2))
         self.ready: deque = deque()
+        self.spared: deque = deque()
+        self.stand_ins: ByNeighbour | None = None
 
 
 @pytest.fixture
@@ -131,3 +136,31 @@ def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -
     assert source.reads[[3, 4]].tolist() == [0, 0]
     other.close()
     fetcher.close()
+
+
+def test_s7_who_has_a_stand_in_is_read_once_that_has_left(arena: Arena, source: SlowSource) -> None:
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
+    key = np.array([19], np.uint32)
+    rank.tier.put_many(key, Packed(*pack(SAMPLES[19:])), None)
+    rank.stand_ins = ByNeighbour(rank.tier, "main", StandIns.create(NUM))
+    near = np.array([2, 3, 7], np.uint32)
+    arena.move(key, "window")
+    assert rank.stand_ins.keep(key, np.array([3]), np.array([0, 3]), near) == 19
+    others = [i for i in range(13) if i not in (2, 3, 7)]
+    assert run(fetcher, rank) == [*others, 19], "they take up no room of the window"
+    assert (sum(len(group.ids) for group in rank.spared), rank.feed.held) == (3, 1_000)
+    rank.marks.served[:3] = SERVED  # the first of them was served by its stand-in
+    arena.discard(key)
+    until_read(fetcher, rank, [3, 7])
+    assert source.reads[[2, 3, 7, 19]].tolist() == [0, 1, 1, 0]
+    rank.marks.served[:10] = SERVED
+    run(fetcher, rank)
+    assert not rank.spared
+    fetcher.close()
+
+
+def until_read(fetcher: Fetcher, rank: Rank, ids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while not rank.tier.arena.contains(ids).all() and time.monotonic() < deadline:
+        run(fetcher, rank)
+    assert rank.tier.arena.contains(ids).all()

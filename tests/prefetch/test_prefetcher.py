@@ -52,7 +52,10 @@ class Rank:
     def __init__(self, arena: Arena, source: BaseSource, key: str = "key") -> None:
         self.arena = arena
         self.fresh = SharedArray.create(NUM, np.uint8)
-        self.prefetcher = Prefetcher(key, lambda: Job(source, MemoryTier(arena)), 2_000, self.fresh)
+        self.read = SharedArray.create(2, np.float64)
+        self.prefetcher = Prefetcher(
+            key, lambda: Job(source, MemoryTier(arena)), 2_000, self.fresh, self.read
+        )
         self.progress = Progress(NUM)
 
     def publish(self, ids: np.ndarray, epoch: int = 0) -> None:

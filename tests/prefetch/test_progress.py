@@ -101,6 +101,15 @@ def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
     assert time.monotonic() - begin < progress._PATIENCE
 
 
+def test_it_does_not_wait_while_nothing_is_to_be_read_ahead() -> None:
+    own = Progress(10, Cold())
+    assert not Marks(own.begin(0, is_held=True).array).is_attended
+    begin = time.monotonic()
+    own.start(0, 0, 10)
+    assert time.monotonic() - begin < progress._PATIENCE
+    assert own.memory(0) is own.memory(2)
+
+
 def test_the_memory_of_an_epoch_serves_the_one_after_the_next() -> None:
     own = Progress(4)
     first = Marks(own.begin(0).array)

@@ -170,6 +170,7 @@ def test_embeddings_of_changing_dimension() -> None:
                     with pytest.raises(ConfigError, match="dimension 6, and before of 3"):
                         loader.observe(shown["losses"], embeddings=wider, labels=labels)
                 loader.observe(**shown)
+            loader.end_epoch(accuracy=0.5)
 
 
 def test_a_batch_smaller_than_k_neighbours() -> None:
@@ -183,14 +184,30 @@ def test_a_batch_smaller_than_k_neighbours() -> None:
 def test_fewer_samples_than_one_package(name: str) -> None:
     """All samples have 10 KB and a package 1 MiB: refused where L cannot hold them all."""
     warm_up = {"warm_up": 1} | ({"max_warm_up": 2} if name == "impact" else {})
-    recipe = recipes.get(name, **warm_up)
+    recipe = recipes.get(name, **warm_up, package_bytes=1 << 20)
     # A quarter of ImPACT's cache is for volatile samples: L never has room for all.
     cache = "40%" if name == "icache" else "100%"
+    rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
     with pytest.raises(ConfigError, match="no room for a package"):
-        loader_of(recipe, cache=cache)
-    if name == "impact":
-        return
-    with loader_of(recipe, cache="100%") as loader:
+        loader_of(recipe, cache=cache, rescore=rescore)
+    if name == "icache":
+        visit_once_each(loader_of(recipe, cache="100%"))
+
+
+@pytest.mark.parametrize("name", ["icache", "impact"])
+def test_newcomer_3_packages_shrink_with_the_cache(name: str) -> None:
+    rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
+    warm_up = {"warm_up": 1} | ({"max_warm_up": 2} if name == "impact" else {})
+    loader = loader_of(recipes.get(name, **warm_up), cache="40%", rescore=rescore)
+    setup = loader._engine._setup
+    assert setup.recipe.packaging is not None
+    assert setup.recipe.packaging.min_bytes == setup.capacity // 20
+    visit_once_each(loader)
+
+
+def visit_once_each(loader: Loader) -> None:
+    """Train for 6 epochs, in none of which a sample may come twice."""
+    with loader:
         for _ in range(6):
             served = np.zeros(NUM, np.int64)
             for ids, labels in loader:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 from pytorch.parts import NUM_IMAGES, number_of, numbers
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import ImageFolder, SampleDataset
-from stoker.source import MemorySource
+from stoker.source import MemorySource, Pace
 
 
 def test_image_folder_looks_like_torchvisions(image_root: Path) -> None:
@@ -71,6 +71,8 @@ def test_options_that_are_refused(image_root: Path) -> None:
         ImageFolder(image_root, output="array", decode=len)
     with pytest.raises(ConfigError, match="storage_options have no meaning"):
         ImageFolder(image_root, storage_options={"region": "x"})
+    with pytest.raises(ConfigError, match="pace have no meaning"):
+        ImageFolder(image_root, pace=Pace())
 
 
 def test_damaged_and_vanished_images_are_named(own_images: Path) -> None:

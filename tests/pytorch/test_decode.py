@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from stoker.errors import SampleCorrupt
-from stoker.pytorch import decode
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.pytorch import ImageFolder, decode
 from stoker.pytorch.decode import decode_image, to_pil
 
 
@@ -87,3 +91,72 @@ def test_to_pil_shares_the_pixels() -> None:
     image = to_pil(pixels)
     assert (image.size, image.mode) == ((4, 2), "RGB")
     np.testing.assert_array_equal(np.asarray(image), pixels)
+
+
+def grey(width: int, height: int) -> bytes:
+    """Return a JPEG of that size, sides multiples of 16, in 6 bits for each block of 8 x 8."""
+    buffer = io.BytesIO()
+    Image.new("L", (16, 16), 128).save(buffer, "JPEG")
+    raw = buffer.getvalue()
+    size = raw.index(b"\xff\xc0") + 5
+    scan = raw.index(b"\xff\xda") + 10
+    head = raw[:size] + struct.pack(">HH", height, width) + raw[size + 4 : scan]
+    return head + b"\x28\xa2\x8a" * (width * height // 256) + b"\xff\xd9"
+
+
+def white(width: int, height: int, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("1", (width, height), 1).convert("L").save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_c6_a_bomb_is_refused_before_it_takes_memory(decoder: str, kind: str) -> None:
+    """A fifth more pixels than Pillow accepts; 2.4 MiB, and 618 were it decoded."""
+    make = grey if kind == "JPEG" else png
+    assert decode_image(grey(32, 48)).shape == (48, 32, 3)
+    bomb = make(16_000, 13_504)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SampleCorrupt, match="max_pixels="):
+            decode_image(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def png(width: int, height: int) -> bytes:
+    """Return a PNG file of that size without its pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_c6_the_limit_is_an_option(
+    decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = white(40, 30, kind)
+    assert decode_image(raw, 1200).shape == (30, 40, 3)
+    with pytest.raises(SampleCorrupt, match=r"40 x 30 has more than 1,199 pixels.*max_pixels="):
+        decode_image(raw, 1199)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
+    with pytest.raises(SampleCorrupt, match="max_pixels="):
+        decode_image(raw)
+    assert decode_image(raw, 1200).shape == (30, 40, 3)
+    assert Image.MAX_IMAGE_PIXELS == 599
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_image(raw).shape == (30, 40, 3)
+
+
+def test_c6_image_folder_has_the_option(image_root: Path) -> None:
+    with pytest.raises(SampleCorrupt, match="max_pixels="):
+        ImageFolder(image_root, max_pixels=63)[0]
+    assert np.array(ImageFolder(image_root, max_pixels=64)[0][0]).shape == (8, 8, 3)
+    with pytest.raises(ConfigError, match="max_pixels=0"):
+        ImageFolder(image_root, max_pixels=0)
+    with pytest.raises(ConfigError, match="beside decode="):
+        ImageFolder(image_root, max_pixels=9, decode=len)

@@ -1,6 +1,8 @@
 """The index on an accelerator; what all indexes do is tested in tests/importance/test_knn.py."""
 
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +35,39 @@ def test_chunks_are_merged(monkeypatch: pytest.MonkeyPatch, device: str) -> None
     true = np.linalg.norm(queries[:, None] - table.vectors[None], axis=-1)
     np.testing.assert_array_equal(rows, np.argsort(true, axis=1)[:, :20])
     np.testing.assert_allclose(distances, np.sort(true, axis=1)[:, :20], atol=1e-3)
+
+
+@pytest.fixture
+def low_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("low_precision")
+@pytest.mark.parametrize("device", DEVICES)
+def test_s15_neighbours_are_exact_whatever_precision_training_has(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """TF32, which only accelerators have, is a product of factors with 10 bits of mantissa."""
+    addmm = torch.addmm
+
+    def in_tf32(add: torch.Tensor, *factors: torch.Tensor, **options: Any) -> torch.Tensor:
+        rounded = [(one.view(torch.int32) & ~0x1FFF).view(torch.float32) for one in factors]
+        return addmm(add, *rounded, **options)
+
+    monkeypatch.setattr("stoker.pytorch.knn._CHUNK", 16)
+    monkeypatch.setattr(torch, "addmm", in_tf32)
+    table = VectorTable(50)
+    index = TorchIndex(table, device)
+    vectors = 100 + 0.01 * random(50)  # close together, and far from the origin
+    index.changed(table.put(np.arange(50, dtype=np.uint32), vectors))
+    queries = 100 + 0.01 * random(6, seed=1)
+    rows, distances = index.search(queries, 20)
+    true = np.linalg.norm(queries[:, None].astype(float) - table.vectors[None], axis=-1)
+    np.testing.assert_array_equal(rows, np.argsort(true, axis=1)[:, :20])
+    np.testing.assert_allclose(distances, np.sort(true, axis=1)[:, :20], rtol=1e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)

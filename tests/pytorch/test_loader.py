@@ -53,6 +53,35 @@ def test_it_is_a_torch_loader_and_three_lines_are_enough(image_root: Path) -> No
             assert targets.tolist() == [i // 20 for i in ids_in(images_)]
 
 
+def test_newcomer_7_the_loader_says_what_it_is(image_root: Path) -> None:
+    dataset = stoker.ImageFolder(image_root, transform=to_tensor)
+    with stoker.Loader(dataset, batch_size=16, cache="50%") as loader:
+        shown = repr(loader)
+        assert shown == repr(loader)
+    assert f"ImageFolder {image_root}: {NUM_IMAGES} samples" in shown
+    assert "recipe foresight; cache" in shown
+    assert "(50%), in batches of 16 by 0 workers" in shown
+    part = Subset(SampleDataset(numbers(100), number_of), range(30))
+    assert "SampleDataset: 30 of 100 samples" in repr(Loader(part, cache=0))
+    assert "; no cache, in batches" in repr(Loader(part, cache=0))
+    assert "decoded, in batches" in repr(Loader(dataset, cache_stage="decoded"))
+
+
+def test_newcomer_6_the_stats_say_whether_training_waits() -> None:
+    with loader_of() as loader:
+        assert str(loader.stats) == loader.stats.summary
+        for _ in range(2):
+            epoch_ids(loader)
+        stats = loader.stats
+        assert stats.workers == 0
+        assert stats.data_bytes == sum(numbers(100).sizes)
+        each = [epoch.epoch_seconds for epoch in loader.epoch_stats]
+        assert min(each) > 0
+        assert stats.epoch_seconds == pytest.approx(sum(each))
+        assert str(stats).split("\n") == [stats.summary, stats.verdict]
+        assert stats.verdict.startswith("training waits ")
+
+
 def test_every_sample_once_an_epoch_in_a_new_order_that_the_seed_decides() -> None:
     with loader_of() as loader, loader_of() as again, loader_of(seed=1) as other:
         first, second = epoch_ids(loader), epoch_ids(loader)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pytorch.numbered import NUM, SAMPLES, epoch, reads_of, slow_dataset
+from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError, StateMismatch
-from stoker.pytorch import Loader, with_cache, wrap
+from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
+from stoker.source import FileSource
 from stoker.store import disk
 
 
@@ -51,6 +55,48 @@ def test_a_warm_start_reads_nothing(num_workers: int, tmp_path: Path) -> None:
         assert (warm.stats.hits, warm.stats.fetched) == (2 * NUM, 0)
         assert warm.stats.disk_hits >= NUM
     assert reads_of(dataset) == 0
+
+
+def rebuilt(folder: Path, content: int, how: str = "new") -> list[Path]:
+    """Files whose names, sizes and times say nothing of their content."""
+    if how == "new":
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    paths = [folder / f"{number:03d}" for number in range(32)]
+    for path in paths:
+        path.write_bytes(np.full(100, content, np.int32).tobytes())
+        os.utime(path, ns=(10**18, 10**18))
+    return paths
+
+
+@pytest.mark.parametrize("how", ["new", "in place"])
+def test_s12_files_rebuilt_with_the_same_sizes_and_times_are_read_anew(
+    tmp_path: Path, how: str
+) -> None:
+    def served(place: Path) -> set[int]:
+        with loader_of(SampleDataset(FileSource(paths), number_of), place) as loader:
+            return set(epoch(loader))
+
+    paths = rebuilt(tmp_path / "data", 1)
+    assert served(tmp_path / "cache") == {1}
+    assert served(tmp_path / "cache") == {1}, "they are those that the directory is for"
+    before = FileSource(paths).fingerprint
+    rebuilt(tmp_path / "data", 2, how)
+    assert FileSource(paths).fingerprint == before, "it is the same wherever the files are"
+    try:
+        assert served(tmp_path / "cache") == {2}
+    except StateMismatch as error:
+        assert "stoker clean --cache-dir" in str(error)
+    assert served(tmp_path / "other") == {2}
+
+
+def test_s12_a_job_does_not_join_the_cache_of_files_that_are_gone(tmp_path: Path) -> None:
+    paths = rebuilt(tmp_path / "data", 1)
+    with Loader(SampleDataset(FileSource(paths), number_of), 16, cache="100%") as earlier:
+        assert set(epoch(earlier)) == {1}
+        rebuilt(tmp_path / "data", 2)
+        with Loader(SampleDataset(FileSource(paths), number_of), 16, cache="100%") as later:
+            assert set(epoch(later)) == {2}
 
 
 def test_a_warm_start_on_a_part_of_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store.redis_servers import Server, needs_server
+from pool.redis_servers import Server, needs_server
 
 from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from companions import processes_of
+from companions import await_true, processes_of
+from torch import distributed
 
 from pytorch.ranks import run_ranks
 from stoker.pytorch import Loader, SampleDataset
+from stoker.shared import SharedArray
 from stoker.source.memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
@@ -63,16 +64,45 @@ def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -
         assert all(abs(epoch.byte_hit_ratio - 0.2) < 0.03 for epoch in later)
 
 
-def test_without_workers_it_is_much_faster_than_one_read_after_another() -> None:
-    dataset = slow_dataset(latency=0.01)
-    with Loader(dataset, batch_size=4, cache="100%", epochs=1) as loader:
-        begin = time.perf_counter()
-        count = sum(len(batch) for batch in loader)
-        seconds = time.perf_counter() - begin
-        assert count == NUM
-    # Alone, this process reads a batch of 4 at once: 150 times 10 ms or more.
-    print(f"{seconds:.2f} s against {NUM / 4 * 0.01:.2f} s")
-    assert loader.stats.fetched == NUM
+class WatchedSource(SlowSource):
+    """Notes how many requests are under way at once, at most, and which processes read."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.most = SharedArray.create(1, np.int64)
+        self.by_others = SharedArray.create(1, np.int64)
+        self._own, self._under_way, self._mutex = os.getpid(), 0, threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mutex": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _mutex=threading.Lock())
+
+    def read_packed(self, ids: Any) -> Any:
+        with self._mutex:
+            self._under_way += len(ids)
+            self.most.array[0] = max(self.most.array[0], self._under_way)
+            self.by_others.array[0] += len(ids) * (os.getpid() != self._own)
+        try:
+            return super().read_packed(ids)
+        finally:
+            with self._mutex:
+                self._under_way -= len(ids)
+
+
+def test_without_workers_many_samples_are_read_at_once() -> None:
+    """Alone, this process would read a batch of 4 and then the next one."""
+    source = WatchedSource(MemorySource(SAMPLES), latency=0.01)
+    dataset = SampleDataset(source, number_of)
+    with Loader(dataset, batch_size=4, cache="100%") as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        assert await_true(lambda: source.by_others.array[0] > 0, 60), "prefetch has begun"
+        seen += [int(number) for batch in iterator for number in batch]
+    assert sorted(seen) == list(range(NUM))
+    assert source.most.array[0] >= 8
+    assert loader.stats.fetched == source.reads.sum() == NUM
 
 
 def walk(rank: int, latency: float) -> dict[str, Any]:
@@ -87,15 +117,16 @@ def walk(rank: int, latency: float) -> dict[str, Any]:
         multiprocessing_context="fork",
     ) as loader:
         seen = [np.concatenate([b.numpy() for b in loader]).tolist() for _ in range(2)]
-        stats = loader.stats
-        return {
+        distributed.barrier()  # neither rank, nor the process of both, has anything left to read
+        found = {
             "seen": seen,
-            "fetched": stats.fetched,
-            "accesses": stats.accesses,
-            "reads": int(dataset.source.reads.sum()),
-            "prefetchers": len(prefetchers()),
-            "waited": [epoch.stall_seconds for epoch in loader.epoch_stats],
+            "fetched": loader.stats.fetched,
+            "accesses": loader.stats.accesses,
+            "reads": dataset.source.reads.copy(),  # type: ignore[attr-defined]
+            "prefetchers": prefetchers(),
         }
+        distributed.barrier()
+        return found
 
 
 def test_two_ranks_share_a_prefetcher_and_read_nothing_twice(tmp_path: Path) -> None:
@@ -104,29 +135,28 @@ def test_two_ranks_share_a_prefetcher_and_read_nothing_twice(tmp_path: Path) -> 
         both = [number for result in ranks for number in result["seen"][epoch]]
         assert sorted(both) == list(range(NUM))
     assert sum(result["accesses"] for result in ranks) == 2 * NUM
-    assert max(result["prefetchers"] for result in ranks) == 1
+    assert ranks[0]["prefetchers"] == ranks[1]["prefetchers"]
+    assert len(ranks[0]["prefetchers"]) == 1
+    reads = ranks[0]["reads"] + ranks[1]["reads"]
+    assert reads.min() >= 1
+    assert reads.max() <= 2, "once for an access at most"
+    assert reads.sum() == sum(result["fetched"] for result in ranks)
 
 
 def test_killed_again_and_again_the_epoch_goes_on() -> None:
-    stop = threading.Event()
-
-    def kill() -> None:
-        while not stop.wait(0.7):
-            for pid in prefetchers():
-                os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with Loader(
-            slow_dataset(0.02), batch_size=8, cache="30%", epochs=2, num_workers=0
-        ) as loader:
-            for _ in range(2):
-                seen = np.concatenate([batch.numpy() for batch in loader])
-                assert sorted(seen.tolist()) == list(range(NUM))
-    finally:
-        stop.set()
-        killer.join()
+    killed: set[int] = set()
+    with Loader(slow_dataset(), batch_size=8, cache="30%", epochs=2) as loader:
+        for _ in range(2):
+            seen = []
+            for step, batch in enumerate(loader):
+                seen += batch.tolist()
+                if step in (10, 40):
+                    assert await_true(lambda: set(prefetchers()) - killed, 60), "a new one"
+                    for pid in set(prefetchers()) - killed:
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
+            assert sorted(seen) == list(range(NUM))
+    assert len(killed) >= 4
 
 
 def test_switched_off() -> None:

@@ -14,7 +14,7 @@ from pytorch.parts import Squares, images, number_of, numbers
 from stoker import recipes
 from stoker.errors import CapacityError, ConfigError
 from stoker.plan import Plan
-from stoker.policy.minio import MinIO
+from stoker.policy.baselines import MinIO
 from stoker.pytorch import Loader, SampleDataset, with_cache
 from stoker.recipes import Recipe
 from stoker.source import MemorySource
@@ -53,7 +53,7 @@ def samples() -> SampleDataset:
         ({"seed": -1}, "seed=-1"),
         ({"rank": 2, "world_size": 2}, "rank=2 is out of range"),
         ({"on_error": 3}, "on_error=3"),
-        ({"cache_dir": "/tmp"}, "is not empty and not Stoker's"),
+        ({"cache_dir": "/usr"}, "is not empty and not Stoker's"),
         ({"disk_cache": "1GiB"}, "give cache_dir too"),
         ({"rescore": print}, "of no use to recipe 'foresight'"),
         ({"rescore": 3}, "rescore=3 is no function"),
@@ -146,6 +146,7 @@ def test_recipes_that_look_ahead_want_a_plan() -> None:
         with_cache(samples(), recipe="belady")
 
 
+@pytest.mark.filterwarnings("ignore:the recipe goes by validation accuracy")
 def test_every_recipe_serves_every_sample() -> None:
     plain = [recipe for recipe in map(recipes.get, recipes.names()) if not recipe.substitution]
     for recipe in plain:
@@ -187,3 +188,17 @@ def test_samples_of_unequal_size_in_a_small_cache() -> None:
             sizes = sorted(i for batch in loader for i in batch.tolist())
             assert sizes == sorted(source.sizes.tolist())
         assert loader.stats.cache_bytes <= 4000
+
+
+def test_s15_a_group_smaller_than_a_step_is_refused() -> None:
+    """Of 100 samples, with steps of 8: each would hold the 2 or 5 of a group several times."""
+    from pytorch.parts import number_of, numbers
+
+    dataset = SampleDataset(numbers(100), number_of)
+    recipe = recipes.foresight(repeat=8, group=0.05)
+    with pytest.raises(ConfigError, match=r"8 samples and a group 5.*group=0\.08 or more"):
+        Loader(dataset, batch_size=8, recipe=recipe)
+    with pytest.raises(ConfigError, match="16 samples and a group 10"):
+        wide = recipes.foresight(repeat=8, group=0.1)
+        Loader(dataset, batch_size=8, recipe=wide, rank=0, world_size=2)
+    Loader(dataset, batch_size=8, recipe=wide).close()

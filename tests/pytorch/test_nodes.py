@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
 from pytorch.ranks import run_ranks
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader
 from stoker.pytorch.nodes import Nodes, find_nodes, node_name
 from stoker.pytorch.ranks import Ranks, is_first_on_node
 from stoker.recipes import get
-from stoker.store.runtime_dir import runtime_dir
+from stoker.runtime_dir import runtime_dir
 
 
 def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, Any]:
@@ -116,18 +118,55 @@ def test_recipes_keep_each_sample_once(tmp_path: Path) -> None:
     assert 0.34 < np.mean(belady) <= 0.4
 
 
+def interrupted(rank: int) -> Any:
+    """An epoch of Quiver in two parts, with and without homes, and what one node's state lacks."""
+    os.environ["STOKER_NODE"] = f"n{rank}"
+    served = []
+    options: dict[str, Any] = {"recipe": "quiver", "cache": "30%"}
+    for locality in (True, False):
+        options["locality"] = locality
+        with loader_of(**options) as loader:
+            whole = [i for _, meta in loader for i in meta.ids.tolist()]
+            part = [i for _, meta in islice(loader, 7) for i in meta.ids.tolist()]
+            state = loader.state_dict()
+            substituted = loader.stats.substituted
+            distributed.barrier()
+        with loader_of(**options) as loader:
+            loader.load_state_dict(state)
+            part += [i for _, meta in loader for i in meta.ids.tolist()]
+            distributed.barrier()
+        served += [whole, part]
+    states = [state]
+    distributed.broadcast_object_list(states)
+    with loader_of(**options) as loader:
+        loader.load_state_dict(states[0])
+        with pytest.raises(StateMismatch, match="Give each rank the state that it saved") as error:
+            next(iter(loader))
+        distributed.barrier()
+    return served, substituted, str(error.value)
+
+
+def test_s1_nodes_resume_with_substitution(tmp_path: Path) -> None:
+    """Each node's state knows what was served there; together they are all that was served."""
+    first, second = run_ranks(2, tmp_path, interrupted)
+    for here, there in zip(first[0], second[0], strict=True):
+        assert sorted(here + there) == list(range(N))
+    assert first[1] + second[1] > 0
+    assert first[2] == second[2]
+
+
 def loss_of(ids: Any, epoch: int) -> Any:
     """Losses whose ranks move from epoch to epoch, those of the first samples most."""
     ids = np.asarray(ids, np.int64)
     return (ids + (ids < N // 4) * ((epoch * 7919 + ids * 104729) % N)).astype(np.float32)
 
 
-def train_impact(rank: int) -> tuple[list[int], list[int]]:
+def train_impact(rank: int, cache: str) -> tuple[list[int], list[int], float]:
     os.environ["STOKER_NODE"] = f"n{rank}"
-    recipe = get("impact", max_warm_up=3, package_bytes=256)
+    recipe = get("impact", max_warm_up=3, package_bytes=128)
     now = [0]
     with loader_of(
-        recipe=recipe, cache="30%", epochs=8, rescore=lambda batch: loss_of(batch, now[0])
+        recipe=recipe, cache=cache, epochs=8, rescore=lambda batch: loss_of(batch, now[0])
     ) as loader:
         for epoch in range(6):
             now[0] = epoch
@@ -136,16 +175,54 @@ def train_impact(rank: int) -> tuple[list[int], list[int]]:
             distributed.barrier()
         arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
         kept = arena.list("S").tolist()
+        region = arena.stats()["regions"]["S"]
         distributed.barrier()
-        return kept, np.flatnonzero(loader._agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
+        volatile = np.flatnonzero(loader._agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
+        return kept, volatile, region["bytes"] / region["budget"]
 
 
-def test_the_static_set_of_impact_is_divided_between_nodes(tmp_path: Path) -> None:
-    (first, volatile), (second, the_same) = run_ranks(2, tmp_path, train_impact)
-    assert volatile == the_same and volatile
-    assert first and second and not set(first) & set(second)
-    assert set(first + second) <= set(volatile)
-    assert len(first + second) > 0.8 * len(volatile)
+@pytest.mark.parametrize(("nodes", "cache"), [(2, "30%"), (4, "15%")])
+def test_s3_the_static_set_of_impact_fills_its_share_of_all_nodes(
+    tmp_path: Path, nodes: int, cache: str
+) -> None:
+    found = run_ranks(nodes, tmp_path, train_impact, cache)
+    volatile = found[0][1]
+    assert all(of == volatile for _, of, _ in found)
+    # A quarter of what all nodes hold together.
+    assert len(volatile) == pytest.approx(0.25 * 0.6 * N, rel=0.1)
+    kept = [sample for own, _, _ in found for sample in own]
+    assert len(set(kept)) == len(kept), "each on one node"
+    assert set(kept) <= set(volatile)
+    # Homes are drawn at random: a node has some more of them, or less, than it has room for.
+    fills = [fill for _, _, fill in found]
+    assert np.mean(fills) > 0.8, fills
+    assert min(fills) > 0.6, fills
+
+
+def keep_packages(rank: int, place: str) -> list[str]:
+    """Train for an epoch with packages in a place that all nodes share; return their locks."""
+    os.environ["STOKER_NODE"] = f"n{rank}"
+    recipe = get("icache", package_bytes=256, package_url=place)
+    with loader_of(recipe=recipe, cache="30%", epochs=2) as loader:
+        for _, meta in loader:
+            loader.observe(loss_of(meta.ids, 0), meta=meta)
+        deadline = time.monotonic() + 20
+        while len(found := sorted(Path(place).glob(".*.lock"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        distributed.barrier()
+        return [path.name.partition("-")[2] for path in found]
+
+
+@pytest.mark.parametrize("launcher", [{}, {"SLURM_NODEID": "0"}, {"GROUP_RANK": "0"}])
+def test_s11_nodes_that_share_a_place_have_packages_of_their_own(
+    launcher: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the launcher has set, or inherited from another one."""
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    place = tmp_path / "packages"
+    for locks in run_ranks(2, tmp_path, keep_packages, str(place)):
+        assert locks == ["0.lock", "1.lock"]
 
 
 # --- who is where ---

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store.pools import until
-from store.redis_servers import Server, needs_server
+from pool.pools import until
+from pool.redis_servers import Server, needs_server
 from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from pytorch.parts import number_of
 from pytorch.ranks import run_ranks
 from stoker import recipes
+from stoker.errors import StateMismatch
+from stoker.importance.hybrid import Hybrid
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source import FileSource, MemorySource
 from stoker.types import Outcome
@@ -85,6 +88,40 @@ def test_every_recipe_trains(name: str, num_workers: int) -> None:
     if name in ("icache", "impact", "quiver", "ilfu", "infobatch"):
         assert served.max() <= 1, "substitute_never_served_twice_an_epoch"
     assert len(loader.epoch_stats) == 10 and expected >= 10
+
+
+@pytest.mark.parametrize("evaluation", ["hybrid", "realtime"])
+def test_s8_without_rescore_nothing_is_reserved_for_it_and_that_is_said(evaluation: str) -> None:
+    options = {"parts": "iis+hc", "warm_up": 1}
+    recipe = recipes.get("impact", evaluation=evaluation, **options)
+    with pytest.warns(
+        RuntimeWarning, match=r"'impact' scores samples anew .* Give the Loader resc"
+    ):
+        loader = loader_of(recipe)
+    with loader, loader_of(recipes.get("impact", evaluation="history", **options)) as plain:
+        assert (train(loader, 4) == train(plain, 4)).all()
+        assert loader.epoch_stats[-1].hits == plain.epoch_stats[-1].hits
+        arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+        assert "S" not in arena.stats()["regions"]
+
+
+def test_s8_a_scorer_of_ones_own_that_scores_anew_asks_for_rescore() -> None:
+    recipe = replace(recipes.get("shade"), scorer=lambda n: Hybrid(n))
+    with pytest.warns(RuntimeWarning, match=r"Give the Loader rescore="), loader_of(recipe):
+        pass
+    with loader_of(recipe, rescore=lambda batch: batch[0].float()):
+        pass
+
+
+def test_s8_a_run_that_scored_anew_does_not_go_on_without() -> None:
+    recipe = recipes.get("impact", max_warm_up=2, parts="iis+hc")
+    with loader_of(recipe, rescore=lambda batch: signals(*batch)["losses"]) as loader:
+        train(loader, 3)
+        state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match="rescore"):
+        loader = loader_of(recipe)
+    with loader, pytest.raises(StateMismatch, match="make the loader as it was"):
+        loader.load_state_dict(state)
 
 
 def test_low_samples_come_in_packages(tmp_path: Path) -> None:

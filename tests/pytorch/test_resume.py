@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from pytorch.parts import Squares, images, number_of, numbers, to_tensor, with_noise
-from stoker.errors import SegmentError, StateMismatch
+from stoker.errors import ConfigError, SegmentError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset, wrap
 
 NUM = 101
@@ -385,6 +386,112 @@ def test_a_policy_that_looks_ahead_and_prefetch_follow_the_cursor() -> None:
         assert batches(loader) == expected[2]
 
 
+# --- where other samples are served than asked for ---
+
+
+@pytest.mark.parametrize("after", ["quiver", "minio", "no cache"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s1_resume_with_substitution(workers: int, after: str) -> None:
+    """What was really served does not come again, whoever goes on, and the rest does."""
+    with loader_of(recipe="quiver", num_workers=workers) as loader:
+        assert sorted(i for batch in batches(loader) for i in batch) == list(range(NUM))
+        seen = batches(loader, 5)
+        assert loader.stats.substituted
+        state = saved(loader)
+    options = {"cache": 0} if after == "no cache" else {"recipe": after}
+    for steps in (3, 0, 2, None):
+        with resumed(state, num_workers=2 - workers, **options) as loader:
+            assert len(loader) == 13 - len(seen)
+            seen += batches(loader, steps)
+            state = saved(loader)
+    assert sorted(i for batch in seen for i in batch) == list(range(NUM))
+    assert state["epoch"] == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s1_a_state_loaded_into_a_running_loader_takes_its_claims_back(workers: int) -> None:
+    """Also those of batches that workers have ready."""
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    with loader_of(recipe="quiver", **options) as loader:
+        batches(loader)
+        begun = batches(loader, 4)
+        state = saved(loader)
+        for steps in (5, 1, 3):
+            batches(iter(loader), steps)
+            loader.load_state_dict(state)
+        again = saved(loader)
+        assert sorted(i for batch in begun + batches(loader) for i in batch) == list(range(NUM))
+        assert sorted(i for batch in batches(loader) for i in batch) == list(range(NUM))
+        assert again["served"].equal(state["served"])
+
+
+class Held:
+    """A decoder that stops once it has decoded as many samples as it may."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.may, self.free = context.Semaphore(0), context.Event()
+        self.free.set()
+
+    def __call__(self, raw: bytes) -> int:
+        if not self.free.is_set():
+            self.may.acquire()
+        return number_of(raw)
+
+    def hold(self, after: int) -> None:
+        self.free.clear()
+        for _ in range(after):
+            self.may.release()
+
+    def let_go(self) -> None:
+        self.free.set()
+        for _ in range(NUM):
+            self.may.release()
+
+
+def test_s1_batches_of_an_abandoned_epoch_claim_nothing_in_the_next() -> None:
+    """A worker that stays may take up what was asked for in it when the next one has begun."""
+    held = Held()
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 6}
+    options |= {"multiprocessing_context": "fork", "recipe": "quiver"}
+    with loader_of(SampleDataset(numbers(NUM), held), **options) as loader:
+        batches(loader)
+        held.hold(after=8)
+        batches(iter(loader), 1)  # the worker stands in the second batch, with others to come
+        engine: Any = loader._engine
+        begin = engine._placing.begin_epoch
+
+        def begin_and_let_go(*arguments: Any) -> None:
+            begin(*arguments)
+            held.let_go()
+
+        engine._placing.begin_epoch = begin_and_let_go
+        assert sorted(i for batch in batches(loader) for i in batch) == list(range(NUM))
+
+
+def test_replacements_of_failing_samples_take_nobodys_turn(own_images: Path) -> None:
+    dataset = images(own_images)
+    for number in (21, 25, 38):
+        (own_images / "class1" / f"{number:03}.png").unlink()
+    options: dict[str, Any] = {"recipe": "quiver", "batch_size": 4, "on_error": "skip"}
+    with loader_of(dataset, **options) as loader:
+        for _ in range(3):
+            served = [i for _ in loader for i in loader.last_ids.tolist()]
+            assert set(served) == set(range(60)) - {21, 25, 38}
+            assert len(served) == 60
+
+
+def test_batches_out_of_order_have_no_state_in_the_middle() -> None:
+    with loader_of(num_workers=2, in_order=False) as loader:
+        batches(loader, 3)
+        with pytest.raises(ConfigError, match="in_order=False"):
+            loader.state_dict()
+        loader.end_epoch()
+        state = saved(loader)
+    with resumed(state) as loader:
+        assert batches(loader) == whole(1)
+
+
 # --- samplers of one's own ---
 
 
@@ -491,8 +598,8 @@ def test_what_does_not_belong_is_refused_and_changes_nothing() -> None:
     refused("seed 0 and this loader has 9", seed=9)
     refused("order 'plan .* recipe foresight' and this loader has 'plan .*", shuffle=False)
     refused("order 'plan .* recipe foresight' and this loader has 'own sampler", sampler=range(9))
-    state["version"] = 1
-    refused("version 1, and this Stoker reads version 2")
+    state["version"] = 2
+    refused("version 2, and this Stoker reads version 3")
 
 
 @pytest.mark.parametrize("recipe", ["lru", "belady"])

@@ -12,7 +12,10 @@ import torch
 from pytorch.parts import number_of, numbers
 from pytorch.test_recipes_live import signals
 from stoker.errors import StateMismatch
+from stoker.policy.high_low import HighLow
 from stoker.policy.score import Score
+from stoker.policy.shares import FrequencySplit
+from stoker.policy.substitution import Substitution
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe, get
 from stoker.recipes.part import part
@@ -38,7 +41,7 @@ def loader_of(recipe: Any, **options: Any) -> Loader:
 
 
 def rescorer(recipe: Recipe) -> Any:
-    return (lambda batch: signals(*batch)["losses"]) if recipe.name == "impact" else None
+    return (lambda batch: signals(*batch[:2])["losses"]) if recipe.name == "impact" else None
 
 
 class Run:
@@ -47,6 +50,8 @@ class Run:
     def __init__(self, loader: Loader, step: int = 0) -> None:
         self.loader, self.step = loader, step
         self.batches: list[tuple[int, list[int], list[float]]] = []
+        self.plans: dict[int, list[int]] = {}
+        self.high: dict[int, list[int]] = {}
 
     def go(self, stop: int | None = None) -> Any:
         """Train to the end, or return a state after ``stop`` steps of this run."""
@@ -55,6 +60,8 @@ class Run:
             for ids, _, meta in self.loader:
                 losses = ((ids * 37 + self.step * 11) % 101).double() / 50
                 self.batches.append((meta.epoch, ids.tolist(), meta.weights.tolist()))
+                if meta.epoch not in self.plans:
+                    self.note_plan(meta.epoch)
                 self.loader.observe(losses, meta=meta)
                 self.step += 1
                 if len(self.batches) == stop:
@@ -62,6 +69,14 @@ class Run:
             self.loader.end_epoch(accuracy=0.5 + epoch / 50)
             epoch += 1
         return None
+
+    def note_plan(self, epoch: int) -> None:
+        """Note what the epoch is to serve, and which of it nothing else may stand in for."""
+        self.plans[epoch] = self.loader._planner.whole(epoch).ids.tolist()
+        engine: Any = self.loader._engine
+        places = engine.cached.store.places
+        if places is not None:
+            self.high[epoch] = np.flatnonzero(places.array != HighLow.LOW).tolist()
 
 
 def reloaded(state: Any) -> Any:
@@ -129,6 +144,47 @@ def test_the_running_epoch_is_finished_by_another_number_of_ranks() -> None:
             rest += list(loader.sampler)
     assert sorted(set(before + rest)) == sorted(set(plan))
     assert len(before + rest) - len(plan) in (0, 1)  # filled up for two
+
+
+SUBSTITUTING = [
+    get("icache", warm_up=1, full_every=3, package_bytes=64),
+    get("impact", max_warm_up=2, package_bytes=64),
+    Recipe(
+        "low",
+        "",
+        HighLow(0.5, 0.5),
+        sampler=part(SelectiveSampler, warm_up=1, full_every=0),
+        shares=FrequencySplit(start=0.5),
+        substitution=Substitution("low_by_low", "L"),
+    ),
+]
+
+
+@pytest.mark.parametrize("recipe", SUBSTITUTING, ids=lambda recipe: recipe.name)
+def test_s1_resume_with_substitution(recipe: Recipe) -> None:
+    """Each sample once an epoch: those that matter as planned, of the others as many."""
+    served: list[list[int]] = [[] for _ in range(EPOCHS)]
+    plans: dict[int, list[int]] = {}
+    high: dict[int, list[int]] = {}
+    state, steps, substituted, workers = None, 0, 0, 0
+    while steps == 0 or state is not None:
+        with loader_of(recipe, rescore=rescorer(recipe), num_workers=workers) as loader:
+            if state is not None:
+                loader.load_state_dict(reloaded(state))
+            run = Run(loader, steps)
+            state = run.go(13)
+            substituted += loader.stats.substituted
+            steps += len(run.batches)
+            for epoch, ids, _ in run.batches:
+                served[epoch] += ids
+            for epoch, plan in run.plans.items():
+                assert plans.setdefault(epoch, plan) == plan
+            high |= run.high
+        workers = 2 - workers
+    assert substituted
+    for epoch, ids in enumerate(served):
+        assert len(set(ids)) == len(ids) == len(plans[epoch])
+        assert set(ids) >= set(plans[epoch]) & set(high[epoch])
 
 
 def test_what_a_plan_was_made_from_is_part_of_it() -> None:

@@ -4,44 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from pytorch.parts import images, number_of, numbers
 from stoker.errors import SampleCorrupt
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
-from stoker.pytorch.compact import same
-from stoker.pytorch.stage import make_stage, pack_decoded, unpack_decoded
+from stoker.pytorch.stage import make_stage
 from stoker.source import MemorySource
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.arange(24, dtype=np.uint8).reshape(2, 4, 3),
-        np.zeros((0, 3), np.uint8),
-        np.float32(3) * np.ones((3, 5), np.float32).T,
-        np.array(7, ">i2"),
-        np.array([True, False]),
-        np.array([{}]),
-        torch.arange(3),
-        ("text", 5),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_decoded_samples_come_back_the_same(value: Any) -> None:
-    assert same(unpack_decoded(memoryview(pack_decoded(value))), value)
-
-
-def test_pixels_are_views_and_wider_numbers_aligned() -> None:
-    raw = bytearray(pack_decoded(np.zeros((4, 4, 3), np.uint8)))
-    pixels = unpack_decoded(memoryview(raw))
-    raw[-1] = 9
-    assert pixels[-1, -1, -1] == 9 and pixels.flags.writeable
-    assert unpack_decoded(memoryview(bytes(raw))).flags.writeable
-    packed = pack_decoded(np.arange(5.0))
-    assert unpack_decoded(memoryview(b"x" + packed)[1:]).flags.aligned
 
 
 def test_keys_tell_stages_and_decoders_apart(image_root: Path) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from stoker.pytorch import Stats
 from stoker.pytorch.stats import Visits, from_counters
@@ -11,6 +15,59 @@ def test_ratios() -> None:
     assert (stats.hit_ratio, stats.byte_hit_ratio) == (0.25, 0.75)
     assert Stats().hit_ratio == Stats().byte_hit_ratio == 0.0
     assert "hits 25.0% (75.0% of bytes)" in str(stats)
+
+
+MEASURED = Stats(
+    accesses=1000,
+    hits=200,
+    fetched=800,
+    epoch_seconds=10.0,
+    data_bytes=1000,
+    cache_bytes=200,
+    workers=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"stall_seconds": 0.4}, r"waits 4% of the time: it is the limit itself, all is well$"),
+        # Storage gives 80 a second and training takes 1000 / 4: 1 - 80 / 250 are to be cached.
+        (
+            {"stall_seconds": 6.0, "source_seconds": 15.0},
+            r'waits 60% .* for storage: the cache holds 20% .* with cache="68%" or a cache_dir',
+        ),
+        (
+            {"stall_seconds": 6.0, "source_seconds": 8.0, "wait_seconds": 7.0, "workers": 2},
+            r"waits 60% of the time, for storage",
+        ),
+        (
+            {"stall_seconds": 6.0, "source_seconds": 15.0, "cache_bytes": 900},
+            r"holds 90% of the bytes, which is enough if more is read at once: num_workers",
+        ),
+        (
+            {"stall_seconds": 6.0, "source_seconds": 15.0, "fetched": 1000, "hits": 0},
+            r"holds 20% of the bytes; if this was the first epoch, later ones read less",
+        ),
+        (
+            {"stall_seconds": 6.0, "source_seconds": 1.0, "workers": 0},
+            r"waits 60% of the time, for decoding and transforms: num_workers is 0, and",
+        ),
+        (
+            {"stall_seconds": 6.0, "source_seconds": 1.0, "workers": 4096},
+            r'for decoding and transforms: .*cache_stage="decoded"',
+        ),
+    ],
+)
+def test_newcomer_6_the_verdict(change: dict[str, float], expected: str) -> None:
+    stats = replace(MEASURED, **change)  # type: ignore[arg-type]
+    assert re.search(expected, stats.verdict)
+    assert str(stats) == f"{stats.summary}\n{stats.verdict}"
+
+
+def test_newcomer_6_no_verdict_without_counts() -> None:
+    assert Stats().verdict == ""
+    assert str(Stats()) == Stats().summary
 
 
 def test_differences() -> None:

@@ -22,6 +22,9 @@ N, BATCH = 500, 16
 SIZES = np.random.default_rng(0).integers(40, 200, N)
 LOSSES = np.random.default_rng(1).lognormal(0, 1, N)
 
+# Validation is beside the point here.
+pytestmark = pytest.mark.filterwarnings("ignore:the recipe goes by validation accuracy")
+
 
 def dataset(n=N):
     samples = MemorySource([bytes(int(size)) for size in SIZES[:n]])

@@ -34,7 +34,7 @@ def test_icache_part_by_part():
     assert whole.packaging is not None and whole.packaging.min_bytes == 1 << 20
 
 
-def test_icache_by_default_is_that_of_its_paper():
+def test_icache_by_default_is_as_the_public_code_of_its_authors():
     sampler = sampler_of(recipes.icache())
     assert isinstance(sampler, SelectiveSampler)
     assert (sampler.beta, sampler.warm_up, sampler.full_every) == (0.33, 5, 3)

@@ -16,13 +16,14 @@ from stoker.scores import Scores
 from stoker.source.memory import MemorySource
 from stoker.store import MemoryTier, Store
 from stoker.store.arena import Arena
+from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome
 
 SIZE = 100
 
 
 class Algorithm1:
-    """APP of the paper (section 4.4, Algorithm 1): a priority queue and a ghost cache."""
+    """APP of the paper (Algorithm 1): a priority queue and a ghost cache."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -37,7 +38,7 @@ class Algorithm1:
             # What was never seen has no score yet: it is the first to leave until it has one.
             self.queue[sample] = self.ghost.get(sample, -math.inf)
         elif sample in self.ghost:
-            lowest = min(self.queue, key=lambda other: (self.queue[other], other))
+            lowest = min(self.queue, key=lambda other: (self.queue[other], turn_of(other)))
             if self.ghost[sample] >= self.queue[lowest]:
                 del self.queue[lowest]
                 self.queue[sample] = self.ghost[sample]
@@ -115,9 +116,12 @@ def test_the_five_best_of_ten_stay():
 
 
 def test_constants_reach_the_parts():
-    recipe = recipes.shade(b0=5, repetition=3, important=0.1, steep=0.5)
-    sampler = recipe.sampler(50, seed=1, shuffle=True, pad_to=1, drop_last=False, epochs=None)
-    assert (sampler.repetition, sampler.important, sampler.steep) == (3, 0.1, 0.5)
+    job = {"seed": 1, "shuffle": True, "pad_to": 1, "drop_last": False, "epochs": None}
+    recipe = recipes.shade(b0=5, repetition=3, important=0.1)
+    sampler = recipe.sampler(50, **job)
+    assert (sampler.repetition, sampler.important) == (3, 0.1)
     assert recipe.scorer(50).b0 == 5
+    sampler = recipes.shade(steep=0.5, high=2).sampler(50, **job)
+    assert (sampler.steep, sampler.high) == (0.5, 2)
     with pytest.raises(ConfigError, match="b0=0"):
         recipes.shade(b0=0)

@@ -61,7 +61,7 @@ def test_the_factor_of_an_epoch_ignores_what_came_later():
 
 
 def test_the_top_fifth_by_log_rank_holds_a_quarter_of_the_mass_and_three_times_that_is_most():
-    """The published .233, and the .70 that the authors' code makes of it (72.5 % in the paper)."""
+    """Arithmetic, not a figure of the paper: .233, and the .70 that the public code makes of it."""
     scores = scores_of(log_ranks(12_800))
     rng = np.random.default_rng(0)
     top = np.argsort(scores.values)[-2560:]
@@ -129,3 +129,12 @@ def test_spread_has_no_favourite_place():
 def test_refuses_bad_arguments(arguments, named):
     with pytest.raises(ConfigError, match=named):
         PadsSampler(10, **arguments)
+
+
+@pytest.mark.parametrize(
+    "idle", [{"low": 2}, {"high": 4}, {"step": 1}, {"window": 5, "steep": 0.5}]
+)
+def test_s15_what_moves_the_factor_is_refused_beside_a_fixed_one(idle):
+    with pytest.raises(ConfigError, match="with repetition=3 is refused"):
+        PadsSampler(10, repetition=3, **idle)
+    PadsSampler(10, **idle)

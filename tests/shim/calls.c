@@ -86,6 +86,8 @@ static int open_by(const char* name, const char* path) {
   if (is(name, "dup2")) return dup2(fd, 50);
   if (is(name, "__dup2")) return __dup2(fd, 50);
   if (is(name, "dup3")) return dup3(fd, 50, O_CLOEXEC);
+  if (is(name, "fcntl")) return fcntl(fd, F_DUPFD, 50);
+  if (is(name, "fcntl64")) return fcntl64(fd, F_DUPFD_CLOEXEC, 50);
   fprintf(stderr, "unknown call %s\n", name);
   exit(2);
 }

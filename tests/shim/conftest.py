@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,16 +15,25 @@ Compile = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """Compile a C program that lies beside the tests, by its name and with more flags."""
+    """Compile a C program that lies beside the tests, by its name and with more flags.
+
+    ``CC`` and ``STOKER_TEST_EMULATOR`` may name a compiler for another machine and what runs its
+    programs here, with the library that ``STOKER_TEST_SHIM`` names.
+    """
+    emulator = os.environ.get("STOKER_TEST_EMULATOR")
     folder = tmp_path_factory.mktemp("programs")
 
     def build(name: str, *flags: str) -> Path:
         program = folder / "-".join([name, *(flag.strip("-") for flag in flags)])
         if not program.exists():
-            compiler = shutil.which("cc") or shutil.which("gcc") or "c++"
+            compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "c++"
             code = Path(__file__).with_name(f"{name}.c")
-            command = [compiler, "-O1", "-pthread", *flags, "-o", str(program), str(code)]
+            binary = program.with_suffix(".guest") if emulator else program
+            command = [compiler, "-O1", "-pthread", *flags, "-o", str(binary), str(code)]
             subprocess.run(command, check=True, timeout=120)
+            if emulator:
+                program.write_text(f'#!/bin/sh\nexec {emulator} {binary} "$@"\n')
+                program.chmod(0o755)
         return program
 
     return build

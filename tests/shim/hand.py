@@ -5,6 +5,7 @@ A copy with bytes other than its source's shows which of both a program read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -23,19 +24,15 @@ import numpy as np
 
 import stoker._core
 from stoker.store.ofd import unlock
-from stoker.tiering.layout import (
-    COUNTERS,
-    COUNTERS_MAGIC,
-    ENTRY,
-    HEADER,
-    REQUEST,
-    Kind,
-    State,
-    offset_of,
-)
+from stoker.tiering.counters import Ring, create_counters
+from stoker.tiering.layout import COUNTERS, HEADER, REQUEST, Kind, State, offset_of
 from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.types import FileIdentity
 
-LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
+LIBRARY = Path(
+    os.environ.get("STOKER_TEST_SHIM")
+    or Path(stoker._core.__file__).with_name("libstoker_preload.so")
+)
 SMALL = 64 << 10  # bytes: the first open of a file up to this size waits for its copy
 
 
@@ -56,19 +53,23 @@ class HandDaemon:
         self._lock = threading.Lock()
         self._done = threading.Event()
         limits = {
-            "revalidate_ms": 600_000,
             "small_bytes": SMALL,
+            "large_bytes": SMALL,
             "ahead_bytes": 1 << 30,
             "wait_ms": 10_000,
             "heartbeat_ms": 30_000,
         } | settings
         place = TierPlace(self.copies, self.parts, self.copies.stat().st_dev)
         spellings = [source, source.resolve()] if source.resolve() != source else [source]
-        self.table = Table(self.root / "table", spellings, [place], Settings(**limits))
-        self._write_counters()
+        root = source.stat()
+        self.table = Table(self.root / "table", spellings, root, [place], Settings(**limits))
+        create_counters(self.root / "counters")
+        self._ring = Ring(self.root / "counters")
+        self.handed = 0
+        """How many descriptors came with requests."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.root / "socket"))
-        self._socket.settimeout(0.1)
+        self._socket.settimeout(0.02)
         self._thread = threading.Thread(target=self._answer)
 
     def __enter__(self) -> HandDaemon:
@@ -192,41 +193,45 @@ class HandDaemon:
             os.fsencode(name), status, State.REFUSED, is_link=False, seen_ns=time.monotonic_ns()
         )
 
-    def age(self, number: int, seconds: float) -> None:
-        """Let an entry's source have been seen that much earlier."""
-        offset = 4096 + number * ENTRY.itemsize + offset_of(ENTRY, "validated_ns")
-        earlier = self.table.entry(number)["validated_ns"] - int(seconds * 1e9)
-        with (self.root / "table").open("r+b") as table:
-            table.seek(offset)
-            table.write(struct.pack("=Q", earlier))
-
     # --- inside ---
-
-    def _write_counters(self) -> None:
-        counters = np.zeros(1, COUNTERS)
-        counters["magic"] = COUNTERS_MAGIC
-        counters.tofile(self.root / "counters")
 
     def _answer(self) -> None:
         while not self._done.is_set():
             self.table.beat()
-            try:
-                message = self._socket.recv(8192)
-            except TimeoutError:
-                continue
-            kind, name = Kind(REQUEST.unpack_from(message)[1]), message[REQUEST.size :]
-            self.requests.append((kind, name))
-            if self._places:
-                self._handle(kind, name)
+            messages = []
+            with contextlib.suppress(TimeoutError):
+                message, handed, _, _ = socket.recv_fds(self._socket, 8192, 4)
+                for fd in handed:
+                    self.handed += 1
+                    os.close(fd)
+                messages.append(message)
+            for message in messages + self._ring.take(1000):
+                kind, name = Kind(REQUEST.unpack_from(message)[1]), message[REQUEST.size :]
+                self.requests.append((kind, name))
+                if self._places:
+                    self._handle(kind, name)
 
     def _handle(self, kind: Kind, name: bytes) -> None:
         number = self.table.find(name)
-        if kind is Kind.CHECKED and number is not None:
-            self.table.raise_validated(number, time.monotonic_ns())
         if kind is Kind.CHANGED and number is not None:
-            self.table.set_state(number, State.DROPPED)
+            self._look(number)
         if kind is Kind.OPENED and (number is None or self.table.state(number) == State.DROPPED):
             try:
                 self.place(name)
             except OSError:
                 return  # not a file, or not to be read
+
+    def _look(self, number: int) -> None:
+        entry, seen_ns = self.table.entry(number), time.monotonic_ns()
+        name = os.fsdecode(entry["path"])
+        try:
+            source, copy = (self.source / name).stat(), (self.copies / name).stat()
+        except OSError:
+            good = False
+        else:
+            good = FileIdentity.of(source) == entry["identity"]
+            good = good and copy.st_ino == entry["copy_ino"]
+        if good:
+            self.table.raise_validated(number, seen_ns)
+        else:
+            self.table.set_state(number, State.DROPPED)

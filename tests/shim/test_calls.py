@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 
 from shim.conftest import Compile
 from shim.hand import LIBRARY, HandDaemon
+from shim.test_posix import CASES
+from stoker.tiering.layout import Kind
 
 OPENS = ["open", "open64", "openat", "openat64", "__open", "__open64", "__open_2", "__open64_2"]
 OPENS += ["__openat_2", "__openat64_2", "fopen", "fopen64", "freopen", "freopen64"]
-OPENS += ["close", "__close", "dup", "dup2", "__dup2", "dup3", "chdir", "fchdir"]
+OPENS += ["close", "__close", "dup", "dup2", "__dup2", "dup3", "fcntl", "fcntl64"]
+OPENS += ["chdir", "fchdir"]
 STATS = ["fstat", "fstat64", "fstatat", "fstatat64", "statx"]
 STATS += ["__fxstat", "__fxstat64", "__fxstatat", "__fxstatat64"]
 AT_OFFSET = ["pread", "pread64", "__pread64", "__pread_chk", "__pread64_chk"]
@@ -41,7 +45,9 @@ def test_the_documented_functions_are_the_intercepted_ones() -> None:
 
 
 def test_each_intercepted_function_is_called_by_a_test() -> None:
-    assert {*OPENS, *STATS, *AT_OFFSET, *MAPS, *ALONG} == symbols_of_library()
+    called = {word for lines in CASES.values() for line in lines for word in line.split()[1:2]}
+    missing = symbols_of_library() - {*OPENS, *STATS, *AT_OFFSET, *MAPS, *ALONG} - called
+    assert missing == set()
 
 
 def test_runs_with_glibc_2_17() -> None:
@@ -142,17 +148,46 @@ def test_maps_the_copy_once_it_is_complete(name: str, source: Path, compiled: Co
             assert content == expected
 
 
-def test_a_stream_waits_for_a_large_file(source: Path, compiled: Compile) -> None:
-    for ahead, expected in ((1 << 30, b"c" * 251_000), (0, (source / "large").read_bytes())):
-        with HandDaemon(source, ahead_bytes=ahead) as daemon:
+def test_a_stream_waits_for_its_copy_where_opens_do(source: Path, compiled: Compile) -> None:
+    for small, expected in ((1 << 20, b"c" * 251_000), (0, (source / "large").read_bytes())):
+        with HandDaemon(source, small_bytes=small) as daemon:
             number = daemon.begin("large")
             command = [compiled("calls"), "open", "fopen", source / "large"]
             with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE) as reader:
-                while ahead and daemon.counted()["waits"] == 0:
+                while small and daemon.counted()["waits"] == 0:
                     time.sleep(0.01)
-                if ahead:
+                if small:
                     daemon.finish(number, b"c" * 251_000)
                 assert reader.communicate(timeout=60)[0] == expected
+
+
+@pytest.mark.parametrize("name", ["fcntl", "fcntl64"])
+def test_t7_reads_by_a_descriptor_of_f_dupfd_are_seen(
+    name: str, source: Path, compiled: Compile
+) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.place("one", CHANGED)
+        assert daemon.run([compiled("calls"), "open", name, source / "one"]).stdout == CHANGED
+        assert daemon.counted()["tier_bytes"] == len(CHANGED)
+
+
+def test_a_file_that_opens_slowly_is_handed_to_the_daemon(source: Path, compiled: Compile) -> None:
+    slow = compiled("slow", "-shared", "-fPIC", "-ldl")
+    read = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"rb\").read()' "
+    for library, name, handed in (
+        (slow, "one", 1),
+        (slow, "large", 0),  # read past the page cache, by a descriptor of the daemon's own
+        (None, "sub/two", 0),
+    ):
+        with HandDaemon(source, small_bytes=0) as daemon:
+            env = dict(daemon.env)
+            if library:
+                env["LD_PRELOAD"] += f" {library}"
+            daemon.run(["sh", "-c", read + str(source / name)], env=env)
+            daemon.settle()
+            assert daemon.requests == [(Kind.OPENED, name.encode())]
+            assert daemon.handed == handed or (library is None and daemon.handed <= 1)
+            assert daemon.counted()["waits"] == 0
 
 
 def test_open_before_constructors(source: Path, compiled: Compile) -> None:

@@ -62,6 +62,14 @@ def test_spellings(path: str, source: Path) -> None:
         assert cat(daemon, path, cwd=source) == COPY
 
 
+def test_t7_the_working_directory_s_other_name_needs_no_look_at_the_source(source: Path) -> None:
+    with HandDaemon(source) as daemon:
+        daemon.place("one", COPY)
+        (source / "one").unlink()  # behind the program's back
+        assert cat(daemon, "/proc/self/cwd/one", cwd=source) == COPY
+        assert cat(daemon, "/proc/self/cwd//./one", cwd=source) == COPY
+
+
 def test_parent_of_a_linked_directory_is_the_link_s(source: Path) -> None:
     elsewhere = source.parent / "elsewhere"
     (elsewhere / "deep").mkdir(parents=True)

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from shim.hand import SMALL, HandDaemon
 from stoker.tiering.layout import State
 
@@ -88,7 +90,8 @@ def disturb(daemon: HandDaemon, names: list[str]) -> None:
         daemon.drop(number)
 
 
-def test_every_byte_is_right(tmp_path: Path, soak: float) -> None:
+@pytest.mark.parametrize("small", [SMALL, 0])
+def test_every_byte_is_right(tmp_path: Path, soak: float, small: int) -> None:
     random.seed(11)
     folder = tmp_path / "source"
     folder.mkdir()
@@ -97,7 +100,7 @@ def test_every_byte_is_right(tmp_path: Path, soak: float) -> None:
         size = int(random.choice([10, 1000, SMALL, 2 * SMALL, 5 * SMALL]) * random.uniform(1, 1.5))
         (folder / name).write_bytes(content_of(name, size))
     seconds = max(soak, 4.0)
-    with HandDaemon(folder, wait_ms=20, ahead_bytes=SMALL, revalidate_ms=50) as daemon:
+    with HandDaemon(folder, wait_ms=20, ahead_bytes=SMALL, small_bytes=small) as daemon:
         command = [sys.executable, "-c", READER, str(folder), str(seconds)]
         with subprocess.Popen(
             command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -111,3 +114,59 @@ def test_every_byte_is_right(tmp_path: Path, soak: float) -> None:
         assert int(output) > 100
         assert counts["tier_opens"] > 0 and counts["tier_reads"] > 0
         assert counts["source_opens"] > 0
+
+
+CHANGER = """
+import mmap, os, sys, time
+from pathlib import Path
+
+folder, versions = Path(sys.argv[1]), int(sys.argv[2])
+done = mmap.mmap(-1, 8)  # versions that every process must see from now on
+
+def write(path, version):
+    path.write_bytes(b"%08d" % version)
+    os.utime(path, (10**9, 10**9))  # nothing but the file itself tells one from another
+    return path
+
+def change(version):
+    write(folder / "fresh", version).replace(folder / "file")
+    below = folder / f"below{version}"
+    below.mkdir()
+    write(below / "file", version)
+    (folder / "fresh").symlink_to(below.name)
+    (folder / "fresh").replace(folder / "current")
+    done[:] = b"%08d" % version
+
+def read():
+    for path in (folder / "file", folder / "current" / "file"):
+        least = int(done[:])
+        found = int(path.read_bytes())
+        assert found >= least, (path, found, least)
+
+change(0)
+children = []
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        try:
+            while int(done[:]) < versions:
+                read()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+for version in range(1, versions + 1):
+    change(version)
+    for _ in range(version % 4):
+        read()
+    if version % 16 == 0:  # so that copies are made of some, and served
+        time.sleep(0.05)
+sys.exit(sum(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def test_t2_no_process_reads_a_version_older_than_the_last(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with HandDaemon(tmp_path / "source", places=True, small_bytes=0) as daemon:
+        daemon.run([sys.executable, "-c", CHANGER, daemon.source, "300"])
+        assert daemon.counted()["tier_opens"] > 0

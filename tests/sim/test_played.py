@@ -15,6 +15,9 @@ from stoker.sim import Conditions, Trace, replay
 from stoker.sim.played import PlayedSampler, Player, RecordedLosses, Visits, played
 from stoker.source.memory import MemorySource
 
+# Validation is beside the point here.
+pytestmark = pytest.mark.filterwarnings("ignore:the recipe goes by validation accuracy")
+
 N, EPOCHS, BATCH, SHARE = 800, 5, 16, 0.3
 SIZES = np.random.default_rng(0).integers(40, 200, N)
 LOSSES = np.random.default_rng(1).lognormal(0, 1, (EPOCHS, N))

@@ -10,12 +10,13 @@ import pytest
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.loss import LossHistory
-from stoker.policy.lru import LRU
+from stoker.policy.baselines import LRU
 from stoker.policy.score import Score
 from stoker.recipes import Recipe
 from stoker.recipes.part import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import limits, replay
+from stoker.sim.replay import Job
 
 N, BATCH = 2000, 32
 SHARES = [0.05, 0.2, 0.4, 0.6, 0.8]
@@ -204,3 +205,14 @@ def test_the_same_in_any_process(name):
     with spawn.Pool(1) as pool, spawn.Pool(1) as other:
         first, second = (one.apply_async(replay, (name, N, 5, 0.2)) for one in (pool, other))
         assert first.get(60) == second.get(60)
+
+
+def test_s14_ties_favour_no_class():
+    """All losses are the same, and classes of 100 lie one after the other."""
+    job = Job(recipes.get("shade"), np.full(1000, 10), 0.5, lambda ids, _: ids * 0.0, 3, 50, 0)
+    with job.cache:
+        for epoch in range(3):
+            job.run(epoch, None)
+        held = job.cache._arena.list("main")
+    assert len(held) == 500
+    assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5

@@ -77,7 +77,8 @@ class BadServer:
         try:
             with connection:
                 pending = b""
-                while received := connection.recv(65536):
+                # A connection that was accepted as the server stopped is not served either.
+                while self._listening.is_set() and (received := connection.recv(65536)):
                     pending += received
                     while b"\r\n\r\n" in pending:
                         head, _, pending = pending.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""An S3 server that can only list, but fast: keys and versions are what a test says."""
+"""An S3 server that lists fast: keys and versions are what a test says."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ class ListServer:
                     name: value[0] for name, value in parse_qs(urlsplit(self.path).query).items()
                 }
                 server.requests += 1
-                status, body = server.answer(query)
+                key = self.path.partition("/bucket/")[2]
+                if "list-type" in query:
+                    status, body = server.answer(query)
+                else:
+                    status, body = (200, key.encode()) if key in server.keys else (404, b"")
                 self.send_response(status)
+                self.send_header("etag", f'"{server.versions.get(key, "v1")}"')
+                self.send_header("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
+from stoker.prefetch.job import dump
 from stoker.source import ObjectSource, Pace, Retry
 
 from .bad_server import BadServer
@@ -105,6 +109,98 @@ def test_an_outage_costs_the_deadline_once(bad_server: BadServer) -> None:
     _, errors = source.read_each(range(64))
     assert len(errors) == 64
     assert time.monotonic() - begin < 6
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "stoker"]
+
+
+def test_newcomer_1_an_address_where_nothing_answers_is_given_up_soon(
+    bad_server: BadServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad_server.stop()
+    begin = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"Connection refused; check the address"):
+        source_of(bad_server, retry=Retry(deadline=600.0, unanswered=0.3))
+    assert time.monotonic() - begin < 60
+    (line,) = warnings_of(caplog)
+    assert line.startswith(f"{bad_server.url} cannot be read: ")
+    assert re.search(r"Connection refused; trying again until \d\d:\d\d:\d\d, for 0 s", line)
+
+
+@pytest.mark.parametrize("known", ["here", "by a parent"])
+def test_newcomer_1_an_address_that_answered_before_is_waited_for(
+    bad_server: BadServer, known: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = source_of(bad_server, retry=Retry(deadline=60.0, unanswered=0.0, first=0.01))
+    if known == "by a parent":
+        # As a worker has it: with a helper of its own, which has asked for nothing yet.
+        source = passed_on(source)
+    bad_server.stop()
+    reader = threading.Thread(target=lambda: read.extend(source.read(range(20))))
+    read: list[bytes] = []
+    reader.start()
+    wait_until(lambda: bool(warnings_of(caplog)))
+    bad_server.start()
+    reader.join()
+    assert read == expected(bad_server)
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("process", ["this", "another"])
+def test_newcomer_1_an_outage_has_one_deadline_for_all_calls(
+    bad_server: BadServer, process: str
+) -> None:
+    source = source_of(bad_server, retry=Retry(deadline=3.0, unanswered=0.1))
+    other = passed_on(source) if process == "another" else source
+    bad_server.stop()
+    assert given_up_after(source) >= 2.9
+    assert given_up_after(other) < 2.0
+    bad_server.start()
+    assert other.read(range(20)) == expected(bad_server)
+    assert source.read(range(20)) == expected(bad_server)
+
+
+def test_newcomer_1_what_passes_soon_is_not_reported(
+    bad_server: BadServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = source_of(bad_server)
+    bad_server.plan = lambda key, turn, head: "503" if turn < 1 else None
+    assert source.read(range(20)) == expected(bad_server)
+    assert warnings_of(caplog) == []
+
+
+def test_newcomer_1_a_request_that_keeps_failing_is_reported(
+    bad_server: BadServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = source_of(bad_server, retry=Retry(deadline=600.0, first=0.01, longest=0.2))
+    bad_server.plan = lambda key, turn, head: None if warnings_of(caplog) else "500"
+    assert source.read(range(20)) == expected(bad_server)
+    (line,) = warnings_of(caplog)
+    assert "500 Internal Server Error" in line
+
+
+def passed_on(source: ObjectSource) -> ObjectSource:
+    """Return the source as a child process gets it."""
+    pickled, _ = dump(source)
+    passed: ObjectSource = pickle.loads(pickled)
+    return passed
+
+
+def given_up_after(source: ObjectSource) -> float:
+    """Return for how many seconds a read was tried, without the start of a helper process."""
+    with pytest.raises(SourceUnavailable) as raised:
+        source.read([0])
+    told = re.search(r"attempts in (\d+\.\d) s", str(raised.value))
+    assert told is not None
+    return float(told[1])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("status", ["403", "401"])

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
-from stoker.source import ImageFolderSource, Source, folder_listing, image_folder
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
+from stoker.source import ImageFolderSource, Source, folder_cache, folder_listing, image_folder
 from stoker.source.folder_listing import IMAGE_EXTENSIONS
 from stoker.testing import SourceConformance
 
@@ -27,10 +28,12 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 class Listings:
-    """Counts how often folders are really listed."""
+    """Counts how often folders are really listed; ``later`` seconds from now."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = 0
+        self.made, self.later = 0, 10
+        clock = SimpleNamespace(time_ns=lambda: time.time_ns() + self.later * 10**9)
+        monkeypatch.setattr(folder_listing, "time", clock)
         monkeypatch.setattr(image_folder, "list_folder", self._list)
 
     def _list(self, *args: object) -> object:
@@ -163,15 +166,35 @@ def test_a_changed_folder_is_listed_again(
     ]
 
 
+def test_s12_another_tree_with_the_same_times_is_listed_anew(
+    tmp_path: Path, listings: Listings
+) -> None:
+    root = tmp_path / "data"
+    for tree, names in ((root, ("a/1.jpg", "b/x.jpg")), (tmp_path / "v2", ("a/2.jpg", "b/x.jpg"))):
+        put(tree, *names)
+        settle(tree)
+    assert ImageFolderSource(root).name(0).endswith("a/1.jpg")
+    root.rename(tmp_path / "v1")
+    (tmp_path / "v2").rename(root)
+    settle(tmp_path)
+    after = ImageFolderSource(root)
+    assert listings.made == 2
+    assert after.read([0, 1]) == [b"a/2.jpg", b"b/x.jpg"]
+    # Rebuilt where it was, its times set back: as unpacking an archive does.
+    (root / "a" / "2.jpg").rename(root / "a" / "3.jpg")
+    settle(root)
+    assert ImageFolderSource(root).name(0).endswith("a/3.jpg") and listings.made == 3
+
+
 def test_a_folder_that_changed_a_moment_ago_is_not_trusted(
     tmp_path: Path, listings: Listings
 ) -> None:
     put(tmp_path, "a/1.jpg")
+    listings.later = 0
     ImageFolderSource(tmp_path)
     ImageFolderSource(tmp_path)
     assert listings.made == 2
-    os.utime(tmp_path / "a", (time.time() - 60,) * 2)
-    os.utime(tmp_path, (time.time() - 60,) * 2)
+    listings.later = 10
     ImageFolderSource(tmp_path)
     ImageFolderSource(tmp_path)
     assert listings.made == 3
@@ -229,7 +252,22 @@ def test_nothing_is_left_behind_beside_the_listing(tmp_path: Path, cache_home: P
     assert len(list((cache_home / "stoker" / "listings").iterdir())) == 1
 
 
-def test_a_file_rewritten_in_place_is_found_by_its_size(tmp_path: Path, listings: Listings) -> None:
+def test_s12_a_tree_rebuilt_in_place_is_listed_anew(tmp_path: Path, listings: Listings) -> None:
+    names = [f"a/{number:03d}.jpg" for number in range(200)]
+    put(tmp_path, *names)
+    settle(tmp_path)
+    before = ImageFolderSource(tmp_path)
+    assert ImageFolderSource(tmp_path).local_identity == before.local_identity
+    put(tmp_path, *names)
+    settle(tmp_path)
+    assert ImageFolderSource(tmp_path).local_identity != before.local_identity
+    assert listings.made == 2
+
+
+def test_a_file_rewritten_in_place_is_found_by_its_size(
+    tmp_path: Path, listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_cache, "_LOOKED_AT", 0)  # it is not among those drawn
     put(tmp_path, "a/1.jpg")
     settle(tmp_path)
     ImageFolderSource(tmp_path)
@@ -239,6 +277,32 @@ def test_a_file_rewritten_in_place_is_found_by_its_size(tmp_path: Path, listings
     assert listings.made == 1
     with pytest.raises(SampleCorrupt, match="grew since it was listed with 7 bytes"):
         source.read([0])
+
+
+@pytest.mark.parametrize("fault", ["another size", "gone"])
+def test_newcomer_2_the_advice_to_list_again_helps(
+    tmp_path: Path, listings: Listings, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(folder_cache, "_LOOKED_AT", 0)  # it is not among those drawn
+    if fault == "gone":  # as on a mount that keeps no times of directories
+        monkeypatch.setattr(folder_cache, "_still_holds", lambda listing, threads: True)
+    put(tmp_path, "a/1.jpg", "a/2.jpg")
+    settle(tmp_path)
+    source = ImageFolderSource(tmp_path)
+    if fault == "gone":
+        (tmp_path / "a" / "1.jpg").unlink()
+    else:
+        (tmp_path / "a" / "1.jpg").write_bytes(b"others")
+    for _ in range(2):
+        with pytest.raises(SourceError, match="make the data set again, which lists it again"):
+            source.read([0])
+    again = ImageFolderSource(tmp_path)
+    assert listings.made == 2
+    assert again.read([0]) == [b"a/2.jpg" if fault == "gone" else b"others"]
+    with pytest.raises(SourceError):
+        source.read([0])  # of the old one, which discards no listing that is not its own
+    assert ImageFolderSource(tmp_path).fingerprint == again.fingerprint
+    assert listings.made == 2
 
 
 def test_bad_folders_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.errors import ConfigError, SourceUnavailable
+from stoker.errors import ConfigError, SourceError, SourceUnavailable
 from stoker.source import ImagePrefixSource, ObjectSource, Pace, Retry
 
 from .list_server import PAGE, ListServer
@@ -82,6 +82,22 @@ def test_other_changes_are_noticed_by_chance_or_by_age(
     monkeypatch.setattr(time, "time", lambda: late)
     kept = list_from(server, listing_max_age=200)
     assert list_from(server, listing_max_age=99).fingerprint != kept.fingerprint
+
+
+@pytest.mark.parametrize("fault", ["replaced", "gone"])
+def test_newcomer_2_the_advice_to_list_again_helps(
+    server: ListServer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(random, "randrange", lambda n: 3000)  # not where it changes
+    source = list_from(server)
+    if fault == "gone":
+        server.keys = [key for key in server.keys if key != "k/02500"]
+    else:
+        server.versions["k/02500"] = "v2"
+    assert list_from(server).fingerprint == source.fingerprint
+    with pytest.raises(SourceError, match="make the data set again, which lists it again"):
+        source.read([2500])
+    assert list_from(server).fingerprint != source.fingerprint
 
 
 def test_other_places_and_questions_have_other_listings(server: ListServer) -> None:

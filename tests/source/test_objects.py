@@ -20,6 +20,7 @@ import pytest
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
+from stoker.source.remote.place import address_of
 from stoker.testing import SourceConformance
 
 from .conftest import free_port, serve
@@ -286,6 +287,38 @@ def test_an_endpoint_that_cannot_be_asked_is_refused_at_once(
 def test_the_listing_of_a_web_server_is_refused(web: tuple[str, Path]) -> None:
     with pytest.raises(ConfigError):
         ObjectSource(f"{web[0]}/", storage_options={"allow_http": True}, pace=QUICK)
+
+
+def test_c9_a_password_in_the_address_is_not_shown(web: tuple[str, Path], tmp_path: Path) -> None:
+    """Neither in a sample's name, nor in an error, nor in what a description shows."""
+    host = web[0].removeprefix("http://")
+    folder = web[1] / tmp_path.name
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"1")
+    url = f"http://me:hunter2@{host}/{tmp_path.name}"
+    options = {"allow_http": True}
+    source = ObjectSource(url, ["a.bin"], storage_options=options, pace=QUICK)
+    assert source.name(0) == f"http://{host}/{tmp_path.name}/a.bin"
+    assert source.read([0]) == [b"1"]
+    (folder / "a.bin").unlink()
+    with pytest.raises(SampleNotFound) as gone:
+        source.read([0])
+    with pytest.raises(SampleNotFound) as missing:
+        ObjectSource(url, ["b.bin"], storage_options=options, pace=QUICK)
+    with pytest.raises(ConfigError) as queried:
+        ObjectSource(f"{url}/x?sig=hunter2", ["x"], storage_options=options)
+    with pytest.raises(ConfigError) as odd:
+        ObjectSource(url, ["x"], storage_options={**options, "nonsense": 1})
+    for error in (gone, missing, queried, odd):
+        assert "hunter2" not in f"{error.value!r}" and "me:" not in str(error.value)
+    assert "hunter2" not in repr(address_of(url, {"password": "hunter2"}))
+
+
+def test_c9_addresses_in_messages_lose_what_is_secret() -> None:
+    text = "https://u:p@h/x?X-Amz-Date=1&X-Amz-Signature=abc, and s3://b/a@c?sig=d&se=2"
+    shown = "https://h/x?X-Amz-Date=1&X-Amz-Signature=***, and s3://b/a@c?sig=***&se=2"
+    assert str(ConfigError(text)) == str(SampleNotFound(text)) == shown
+    assert str(ConfigError("me@host?sig=1 is no address")) == "me@host?sig=1 is no address"
 
 
 def test_a_real_server_that_is_stopped_and_started_again(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, UntrustedPlace
 from stoker.source.rate_limit import RateLimit
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
     yield tmp_path
 
 
@@ -54,12 +55,13 @@ def test_what_an_earlier_boot_left_behind_is_ignored(folder: Path) -> None:
 def test_files_of_others_are_not_used(folder: Path) -> None:
     limit = RateLimit("a", requests=1)
     limit.path.symlink_to(folder / "elsewhere")
-    with pytest.raises(ConfigError, match="rate limit needs the file"):
+    with pytest.raises(UntrustedPlace, match="is a link or no regular file: remove it"):
         limit.take(0)
     limit.path.unlink()
     os.mkfifo(limit.path)
-    with pytest.raises(ConfigError, match="not this user's file"):
+    with pytest.raises(UntrustedPlace, match="is no regular file: remove it"):
         limit.take(0)
+    assert [path.name for path in folder.iterdir()] == [limit.path.name]
 
 
 def test_impossible_limits_are_refused() -> None:

@@ -32,6 +32,7 @@ def test_it_is_over_by_time_or_by_number() -> None:
     "bad",
     [
         {"deadline": -1},
+        {"unanswered": -1},
         {"first": float("nan")},
         {"longest": float("inf")},
         {"throttled": -0.5},

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import tarfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
 from stoker.source.coalesce import coalesce
 from stoker.source.shard_names import expand
+from stoker.source.tar_members import Member, members
 from stoker.testing import SourceConformance
 
 from .s3 import Bucket
@@ -183,6 +185,20 @@ def test_the_index_is_kept_until_a_shard_changes(tmp_path: Path) -> None:
     assert split_parts(changed.read([1])[0])["x"] == b"3"
 
 
+def test_s12_the_index_of_a_shard_rewritten_with_the_same_size_and_time_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    (path,) = write(tmp_path, [[("a.x", b"1"), ("b.x", b"2")]])
+    os.utime(path, ns=(10**18, 10**18))
+    first = ShardSource(path)
+    path.write_bytes(pack([("c.x", b"3"), ("d.x", b"4")]))
+    os.utime(path, ns=(10**18, 10**18))
+    again = ShardSource(path)
+    assert (first.name(0), again.name(0)) != (first.name(0), first.name(0))
+    assert again.tally.requests > 0 and again.local_identity != first.local_identity
+    assert split_parts(again.read([0])[0])["x"] == b"3"
+
+
 def test_shards_that_change_are_found_out(tmp_path: Path) -> None:
     paths = write(tmp_path, [[("a.x", b"1")], [("b.x", b"2")], [("c.x", b"3")]])
     source = ShardSource(paths)
@@ -215,7 +231,7 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
         "cut off": good[:3000],
         "not one of a tar": good[:100] + b"?" + good[101:],
         "cut off in a header": good[:2600],
-        "two parts": pack([("a.x", b"1"), ("a.X", b"2")]),
+        "second part": pack([("a.x", b"1"), ("a.X", b"2")]),
     }
     for number, (message, data) in enumerate(damaged.items()):
         path = tmp_path / f"{number}.tar"
@@ -247,6 +263,13 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         ShardSource(path)
 
 
+def test_braces_that_stand_for_too_many_are_refused() -> None:
+    for pattern in ("{0..99999999999}.tar", "{0..9999}" * 3 + ".tar"):
+        with pytest.raises(ConfigError, match="give at most"):
+            expand(pattern)
+    assert expand("{0.." + "9" * 5000 + "}.tar")  # no number: a name
+
+
 def test_braces_are_written_out() -> None:
     assert expand("s3://b/{000..002}.tar") == [f"s3://b/00{i}.tar" for i in range(3)]
     assert expand("{a,b}-{9..10}.tar") == ["a-9.tar", "a-10.tar", "b-9.tar", "b-10.tar"]
@@ -259,6 +282,97 @@ def test_braces_are_written_out() -> None:
 def test_parts_are_told_apart(parts: dict[str, bytes]) -> None:
     split = split_parts(join_parts(parts))
     assert {name: bytes(part) for name, part in split.items()} == parts
+
+
+def header(name: str = "a.bin", kind: bytes = tarfile.REGTYPE, **fields: Any) -> bytearray:
+    """Return one header of 512 bytes."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return bytearray(info.tobuf(tarfile.GNU_FORMAT))
+
+
+def summed(block: bytearray) -> bytes:
+    """Return the header with the checksum that it should have."""
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def negative(size: int) -> bytes:
+    block = header()
+    block[124:136] = b"\xff" + size.to_bytes(11, "big", signed=True)
+    return summed(block)
+
+
+def with_pax(*records: bytes, name: str = "a.bin") -> bytes:
+    """Return a pax header with these records, then a file of 3 bytes."""
+    data = b"".join(records)
+    return (
+        bytes(header("pax", tarfile.XHDTYPE, size=len(data)))
+        + data.ljust(-(-len(data) // 512) * 512, b"\0")
+        + bytes(header(name, size=3))
+        + b"abc".ljust(512, b"\0")
+    )
+
+
+def record(name: bytes, value: bytes) -> bytes:
+    body = b" " + name + b"=" + value + b"\n"
+    length = len(body)
+    while len(str(length)) + len(body) != length:
+        length = len(str(length)) + len(body)
+    return str(length).encode() + body
+
+
+def first_members(archive: bytes, most: int = 100) -> list[Member]:
+    """Return at most so many files, so that a loop without end is seen."""
+
+    def read(start: int, length: int) -> memoryview:
+        return memoryview(archive)[start : start + length]
+
+    return list(islice(members(read, len(archive), 1 << 20), most))
+
+
+HOSTILE = {
+    "one block back": negative(-512),
+    "far back": negative(-(1 << 40)),
+    "no number": with_pax(record(b"size", b"abc")),
+    "no digit": with_pax(record(b"size", "²".encode())),
+    "negative": with_pax(record(b"size", b"-512")),
+    "a size of 5,000 digits": with_pax(record(b"size", b"9" * 5000)),
+    "a size past the end": with_pax(record(b"size", b"4096")),
+    "a record without an end": with_pax(b"9 path=a"),
+    "a record of no length": with_pax(b"0 path=a\n"),
+    "a record that is too long": with_pax(b"99999999999999999999 path=a\n"),
+    "a record without a value": with_pax(b"7 path\n"),
+    "a NUL in a name": with_pax(record(b"path", b"a.b\0c")),
+    "a name too long": with_pax(record(b"path", b"a" * 5000 + b".bin")),
+}
+
+
+@pytest.mark.parametrize("archive", HOSTILE.values(), ids=HOSTILE)
+def test_c5_hostile_archives_are_refused(archive: bytes, tmp_path: Path) -> None:
+    archive += bytes(1024)
+    with pytest.raises(SampleCorrupt):
+        first_members(archive)
+    path = tmp_path / "000.tar"
+    path.write_bytes(archive)
+    with pytest.raises(SampleCorrupt, match=r"000\.tar"):
+        ShardSource(path)
+
+
+def test_c5_an_extension_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "000.tar"
+    path.write_bytes(with_pax(record(b"path", b"a.j\xffg")) + bytes(1024))
+    with pytest.raises(SampleCorrupt, match=r"000.tar.*extension that is not UTF-8"):
+        ShardSource(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_what_is_no_file_has_no_data(kind: bytes) -> None:
+    archive = summed(header("x", kind, size=4096)) + with_pax(record(b"comment", b"1"))
+    assert first_members(archive + bytes(1024)) == [Member("a.bin", 2048, 3)]
 
 
 def test_what_has_no_parts_is_corrupt() -> None:

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from stoker.errors import SampleNotFound, SegmentError
-from stoker.policy.lru import LRU
+from stoker.policy.baselines import LRU
 from stoker.source.base import BaseSource
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier

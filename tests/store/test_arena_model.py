@@ -122,13 +122,18 @@ def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> N
         native.configure(regions)
         model.configure(regions)
         everything = np.arange(NUM_IDS)
+        held = [r.name for r in regions if r.holds_bytes]
+        earlier = np.zeros((2, len(held), NUM_IDS), np.uint32)
         for position, step in enumerate(steps):
             got = apply(native, step, position, second)
             assert got == apply(model, step, position, second), step
             cached = native.contains(everything).tolist()
             assert cached == model.contains(everything).tolist(), step
             assert native.where(everything).tolist() == model.where(everything).tolist(), step
-            held = [r.name for r in regions if r.holds_bytes]
+            copies = np.array([[a.copies(everything, r) for r in held] for a in (native, model)])
+            assert ((copies[0] > 0) == (copies[1] > 0)).all(), step
+            assert ((copies[0] > earlier[0]) == (copies[1] > earlier[1])).all(), step
+            earlier = np.maximum(earlier, copies)  # one that comes back has a higher number
             assert [native.list(r).tolist() for r in held] == [model.list(r).tolist() for r in held]
             native.verify()
         assert native.stats()["regions"] == model.stats()["regions"]

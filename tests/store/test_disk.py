@@ -2,12 +2,14 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch
-from stoker.policy.lru import LRU
-from stoker.policy.minio import MinIO
+from stoker.policy.baselines import LRU, MinIO
 from stoker.store import cache_dir, disk
 from stoker.store.cache_dir import CacheDir, DiskMeta
 from stoker.store.disk import file_bytes, open_disk
@@ -189,3 +191,31 @@ def test_two_that_settle_it_at_once(place, monkeypatch):
     place.mark()
     with place.locked(), pytest.raises(SegmentError, match="is busy with"), place.locked():
         pass
+
+
+_DIES_HALFWAY = """
+import resource, signal, sys
+from stoker.policy.baselines import LRU
+from stoker.store.cache_dir import CacheDir, DiskMeta
+from stoker.store.disk import open_disk
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills it within a call
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 20, 100 << 20))
+open_disk(CacheDir(sys.argv[1]), DiskMeta(*eval(sys.argv[2])), LRU().regions(), keep_free=0)
+"""
+
+
+def test_n1_a_job_killed_while_it_makes_the_segment(place):
+    meta = DiskMeta("data-1", 20_000, 150 << 20, 8192)
+    arguments = [str(place.path), repr((meta.key, meta.num_ids, meta.capacity_bytes, 8192))]
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", _DIES_HALFWAY, *arguments], check=False)
+        assert ended.returncode == -signal.SIGXFSZ
+        assert 0 < place.segment.stat().st_size < file_bytes(meta)
+    with open_it(place, meta) as opened:
+        opened.arena.put(7, b"seven")
+        opened.arena.verify()
+    assert place.segment.stat().st_size == file_bytes(meta)
+    with open_it(place, meta) as opened:
+        assert opened.arena.get(7) == b"seven"

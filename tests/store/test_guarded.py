@@ -8,7 +8,7 @@ from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 from store.doubles import BrokenTier, lru_tier
 
 METHODS = (
-    "get_many", "put_many", "place_by", "set_keys", "move", "list", "within", "resize", "claim",
+    "get_many", "put_many", "place_by", "set_keys", "move", "list", "copies", "resize", "claim",
     "abandon", "wait", "discard", "stats",
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_errors_become_misses_counted_each_and_warned_of_once(error):
         tier.set_keys(ids, np.zeros(2))
         assert not tier.move(ids, "main").any()
         assert not tier.list("main").size
-        assert not tier.within(ids, "main").any()
+        assert not tier.copies(ids, "main").any()
         tier.resize({"main": 1.0})
         assert tier.claim(ids).all()
         tier.abandon(ids)

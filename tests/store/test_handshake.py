@@ -146,7 +146,8 @@ def test_nobody_there(tmp_path):
 
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_strangers_are_turned_away(served, monkeypatch, side):
-    monkeypatch.setattr(handshake, "_peer", lambda connection: (1, os.geteuid() + 1))
+    stranger = handshake.Peer(1, os.geteuid() + 1, 0)
+    monkeypatch.setattr(handshake, "peer", lambda connection: stranger)
     if side == "server":
         with pytest.raises(PermissionError, match="is served by user"):
             handshake.inquire(served(say(proper())))

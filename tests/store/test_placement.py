@@ -18,6 +18,7 @@ from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.packed import Packed
 from stoker.store.store import Store
+from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome
 
 N = 24
@@ -89,7 +90,7 @@ class Algorithm1:
         if len(self.h_cache) < self.room:
             self.h_cache.add(i)
         else:
-            lowest = min(self.h_cache, key=lambda j: (self.scores[j], j))
+            lowest = min(self.h_cache, key=lambda j: (self.scores[j], turn_of(j)))
             if self.scores[i] > self.scores[lowest]:
                 self.h_cache ^= {i, lowest}
         return FETCHED, {i}
@@ -155,13 +156,10 @@ def test_spidercache_four_cases():
     policy = Homophily(importance=0.5, transit=0.2)
     with Arena(N, 10 * SIZE, SIZE) as arena:
         arena.configure(policy.regions())
-        serves = SharedArray.create(N, np.uint32)
-        serves.array[:] = 2**32 - 1
         store = Store(
             MemorySource([sample(i) for i in range(N)]),
             MemoryTier(arena, "importance", overflow=policy.overflow),
             substitution=Substitution("neighbour", "homophily"),
-            serves=serves,
         )
         store.serve([1, 2, 3], np.array([3.0, 2.0, 1.0]))
         neighbours = np.array([1, 7, 8], np.uint32)
@@ -196,7 +194,7 @@ def busy():
 def disturb(store, seed, stop):
     """Move budgets and samples about, change places, bring packages, read ahead."""
     random = np.random.default_rng(seed)
-    fresh, arena = store.expect_prefetch().array, store.tier.arena
+    fresh, arena = store.expect_prefetch()[0].array, store.tier.arena
     regions = HighLow(start=0.5).regions()
     for turn in range(10**9):
         if stop.is_set():

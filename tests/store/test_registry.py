@@ -18,12 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import CapacityError, ConfigError
-from stoker.policy.lru import LRU
-from stoker.policy.minio import MinIO
+from stoker.errors import CapacityError, ConfigError, UntrustedPlace
+from stoker.policy.baselines import LRU, MinIO
+from stoker.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
 from stoker.store import meeting
 from stoker.store.registry import clean, list_arenas, open_arena
-from stoker.store.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -172,12 +171,20 @@ def test_a_private_arena_is_not_found():
         assert shared.created
 
 
-def test_sharing_that_fails_gives_a_private_arena_and_a_warning():
-    runtime_dir().chmod(0o777)
-    with pytest.warns(RuntimeWarning, match="cannot share this cache.*chmod 700"):
+def test_sharing_that_fails_gives_a_private_arena_and_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    warned = pytest.warns(RuntimeWarning, match="cannot share this cache.*Not a directory")
+    with monkeypatch.context() as patched, warned:
+        patched.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "file" / "below"))
         shared = open_one()
     assert not shared.shared
     shared.close()
+
+
+def test_c10_a_runtime_directory_that_others_may_enter_is_an_error():
+    runtime_dir().chmod(0o777)
+    with pytest.raises(UntrustedPlace, match=r"open to others \(mode 0777\): run `chmod 700"):
+        open_one()
     runtime_dir().chmod(0o700)
 
 

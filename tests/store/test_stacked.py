@@ -12,8 +12,7 @@ import pytest
 
 from stoker.errors import SampleNotFound
 from stoker.policy.base import Region
-from stoker.policy.lru import LRU
-from stoker.policy.minio import MinIO
+from stoker.policy.baselines import LRU, MinIO
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier

@@ -184,7 +184,7 @@ def test_what_a_claimant_gives_up_is_fetched_and_kept(store):
 
 
 def test_what_was_read_ahead_counts_as_fetched_at_its_access_and_not_at_another(store):
-    fresh = store.expect_prefetch().array
+    fresh = store.expect_prefetch()[0].array
     store.serve([1])
     fresh[[1, 2]] = 1  # 1 for its next access; 2 is read here before the prefetched copy comes
     assert store.serve([1, 2]).outcomes.tolist() == [FETCHED, FETCHED]

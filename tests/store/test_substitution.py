@@ -12,9 +12,12 @@ from stoker.errors import ConfigError, SegmentError
 from stoker.policy import HighLow, Homophily, MinIO, Score, Substitution
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
+from stoker.store.claims import Claims
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
+from stoker.store.shared_arrays import open_arrays
 from stoker.store.store import Store
+from stoker.store.substitutes import StandIns
 from stoker.types import Outcome
 from store.doubles import BrokenTier, CountingSource, check, sample_of
 
@@ -28,6 +31,7 @@ HIT, SUBSTITUTED, FETCHED, PACKAGED = (
 BYTES = int(sum(len(sample_of(i)) for i in range(N)))
 LOW = Substitution("low_by_low", "L")
 ANY = Substitution("any", "main")
+NEIGHBOUR = Substitution("neighbour", "homophily")
 
 
 def tier_of(policy, share=0.5, **options):
@@ -66,6 +70,10 @@ class Unclosed:
 
     def close(self):
         pass
+
+
+def claims_of(num_samples=N, accesses=0):
+    return open_arrays("", Claims.layout(num_samples, accesses), share=False)
 
 
 def ids_of(*ids):
@@ -169,9 +177,9 @@ def test_a_new_epoch_serves_all_again_and_earlier_ones_not(low):
 
 
 def test_a_straggler_of_an_earlier_epoch_takes_nothing_from_the_next():
-    served, displaced = SharedArray.create(N, np.uint32), SharedArray.create(N, np.uint64)
-    shared = {"served": served, "displaced": displaced}
-    with low_store(**shared) as late, low_store(**shared) as early:
+    arrays = claims_of()
+    served = arrays["served"]
+    with low_store(claims=Claims(arrays)) as late, low_store(claims=Claims(arrays)) as early:
         for store in (late, early):
             fill(store, range(1, 60, 2))
             store.begin_epoch(0)
@@ -186,7 +194,7 @@ def test_a_straggler_of_an_earlier_epoch_takes_nothing_from_the_next():
 
 
 def test_what_was_read_ahead_for_its_own_access_is_no_substitute(low):
-    fresh = low.expect_prefetch().array
+    fresh = low.expect_prefetch()[0].array
     fill(low, [1, 3])
     fresh[1] = 1
     low.begin_epoch(0)
@@ -215,11 +223,12 @@ def test_a_substitute_that_another_process_claims_first_is_left_to_it():
                 taken.append(int(ids[0]))
             return got
 
-    taken, served = [], SharedArray.create(N, np.uint32)
+    taken, arrays = [], claims_of()
+    served = arrays["served"]
     policy = HighLow(start=0.5)
     arena = Arena(N, BYTES, 24)
     arena.configure(policy.regions())
-    shared = {"places": every_other_low(), "substitution": LOW, "served": served}
+    shared = {"places": every_other_low(), "substitution": LOW, "claims": Claims(arrays)}
     with Store(CountingSource(N), Racing(arena, "H"), **shared) as store:
         fill(store, [1, 3, 5])
         taken.clear()
@@ -287,13 +296,11 @@ def test_substitute_never_served_twice_an_epoch(kind, method, processes):
 
 def test_two_stores_that_share_the_claims_agree():
     """Ranks of one job: what one has served the other does not serve."""
-    places, served = every_other_low(), SharedArray.create(N, np.uint32)
-    displaced = SharedArray.create(N, np.uint64)
-    shared = {"places": places, "substitution": LOW, "served": served, "displaced": displaced}
+    arrays, shared = claims_of(), {"places": every_other_low(), "substitution": LOW}
     tier = tier_of(HighLow(start=0.5))
     with (
-        Store(CountingSource(N), tier, **shared) as first,
-        Store(CountingSource(N), tier.attached(), **shared) as second,
+        Store(CountingSource(N), tier, claims=Claims(arrays), **shared) as first,
+        Store(CountingSource(N), tier.attached(), claims=Claims(arrays), **shared) as second,
     ):
         fill(first, range(1, 60, 2))
         for store in (first, second):
@@ -301,7 +308,7 @@ def test_two_stores_that_share_the_claims_agree():
         order = np.random.default_rng(1).permutation(np.arange(1, N, 2)).reshape(-1, 4)
         got = [(first, second)[turn % 2].serve(batch).ids for turn, batch in enumerate(order)]
         assert sorted(np.concatenate(got)) == list(range(1, N, 2))
-        np.testing.assert_array_equal(np.flatnonzero(served.array), np.arange(1, N, 2))
+        np.testing.assert_array_equal(np.flatnonzero(arrays["served"].array), np.arange(1, N, 2))
 
 
 # --- by neighbour ---
@@ -310,11 +317,8 @@ def test_two_stores_that_share_the_claims_agree():
 @pytest.fixture
 def spider():
     policy = Homophily(importance=0.5)
-    serves = SharedArray.create(N, np.uint32)
-    serves.array[:] = 2**32 - 1
     tier = tier_of(policy, 0.3, overflow=policy.overflow)
-    substitution = Substitution("neighbour", "homophily")
-    with Store(CountingSource(N), tier, substitution=substitution, serves=serves) as store:
+    with Store(CountingSource(N), tier, substitution=NEIGHBOUR) as store:
         yield store
         store.tier.arena.verify()
 
@@ -340,7 +344,7 @@ def test_only_cached_samples_with_neighbours_become_key_samples(spider):
     spider.serve([1])
     degrees, offsets = np.array([0, 2]), np.array([0, 0, 2])
     assert spider.keep_key_sample(ids_of(1, 5), degrees, offsets, ids_of(10, 11)) is None
-    assert (spider.serves.array == 2**32 - 1).all()
+    assert spider.serve([10, 11]).ids.tolist() == [10, 11]
 
 
 def test_what_the_importance_region_refuses_can_still_become_a_key_sample(spider):
@@ -362,7 +366,7 @@ def test_a_key_sample_that_left_the_queue_serves_no_more(spider):
     assert spider.tier.move(ids_of(2), "importance", np.array([9.0])).all()
     served = spider.serve([10])
     assert (served.ids.tolist(), served.outcomes.tolist()) == ([10], [FETCHED])
-    spider.serves.array[11] = N  # no sample
+    spider.stand_ins.serves.array[11] = 1 << 32 | N  # no sample
     assert spider.serve([11]).ids.tolist() == [11]
 
 
@@ -414,7 +418,7 @@ def test_samples_move_to_their_places(low):
     low.tier.arena.verify()
 
 
-@pytest.mark.parametrize("method", ["list", "within", "get_many", "place_by", "move"])
+@pytest.mark.parametrize("method", ["list", "copies", "get_many", "place_by", "move"])
 def test_a_failing_cache_degrades_to_reading_what_was_asked_for(method):
     class Broken(MemoryTier):
         def _fail(self, *args):
@@ -430,7 +434,7 @@ def test_a_failing_cache_degrades_to_reading_what_was_asked_for(method):
         store.begin_epoch(0)
         for _ in range(2):
             check(store.serve([1, 2, 3]), [1, 2, 3])
-        store._tier.within(ids_of(1), "L")
+        store._tier.copies(ids_of(1), "L")
         store._tier.move(ids_of(1), "L")
     assert store.stats()["bypassed"]
     store.close()
@@ -450,9 +454,9 @@ def test_arrays_that_are_missing_or_wrong_are_refused():
     source, tier = CountingSource(N), NullTier()
     with pytest.raises(ConfigError, match="needs places"):
         Store(source, tier, substitution=LOW)
-    with pytest.raises(ConfigError, match="needs a table"):
-        Store(source, tier, substitution=Substitution("neighbour", "homophily"))
+    with pytest.raises(ConfigError, match="serves of shape"):
+        Store(source, tier, substitution=NEIGHBOUR, stand_ins=StandIns.create(N + 1))
     with pytest.raises(ConfigError, match="places of shape"):
         Store(source, tier, places=SharedArray.create(N + 1, np.uint8))
     with pytest.raises(ConfigError, match="served of shape"):
-        Store(source, tier, substitution=ANY, served=SharedArray.create(N, np.int64))
+        Store(source, tier, substitution=ANY, claims=Claims(claims_of(N + 1)))

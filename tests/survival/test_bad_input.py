@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import subprocess
@@ -311,9 +312,10 @@ def test_a_segment_of_another_version(arena: Arena) -> None:
 
 def test_a_segment_that_is_cut_short(arena: Arena) -> None:
     (fd,) = arena.handle.fds
-    copy = os.memfd_create("copy")
+    copy = os.memfd_create("copy", os.MFD_ALLOW_SEALING)
     try:
         os.write(copy, os.pread(fd, os.fstat(fd).st_size - 4096, 0))
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         with same_descriptors(), pytest.raises(SegmentError, match="short"):
             Arena.attach(Handle((copy,), {}))
     finally:

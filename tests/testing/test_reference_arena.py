@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import S3FIFO, Region
 from stoker.testing.reference_arena import ReferenceArena
+from stoker.testing.reference_region import turn_of
 
 
 def arena_of(*regions: Region, capacity: int = 10) -> ReferenceArena:
@@ -53,11 +55,13 @@ def test_an_empty_sample_is_a_sample() -> None:
     assert arena.get(1) == b""
 
 
-def test_equal_keys_leave_in_the_order_of_ids() -> None:
-    arena = arena_of(capacity=3)
-    put(arena, 7, 2, 5, keys=[1, 1, 1])
-    put(arena, 9, keys=[1])
-    assert cached(arena) == {5, 7, 9}
+def test_equal_keys_leave_in_the_order_of_their_turns_whenever_they_came() -> None:
+    assert sorted([7, 2, 5], key=turn_of) == [5, 2, 7]
+    for order in permutations([7, 2, 5]):
+        arena = arena_of(capacity=3)
+        put(arena, *order, keys=[1, 1, 1])
+        put(arena, 9, keys=[1])
+        assert cached(arena) == {2, 7, 9}
 
 
 def test_keys_decide_and_can_be_changed() -> None:

@@ -123,3 +123,19 @@ def test_children_ignored_by_who_started_us(tmp_path: Path) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     assert run(tmp_path, "sh", "-c", "exit 3", preexec_fn=ignore)[0] == 3
+
+
+def test_stopped_and_continued_it_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, "sh", "-c", "echo ready; read line; exit 9", stdin=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    tick = tmp_path / "tick"
+    for _ in range(20):
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        tick.unlink(missing_ok=True)
+        time.sleep(0.06)  # past the deadline of the wait, which is what goes wrong
+        process.send_signal(signal.SIGCONT)
+        while process.poll() is None and not tick.exists():
+            time.sleep(0.001)
+    _, err = process.communicate("\n", timeout=60)
+    assert (process.returncode, err) == (9, "")

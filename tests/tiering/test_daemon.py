@@ -33,7 +33,7 @@ def request(path: bytes, kind: int = Kind.OPENED, entry: int = NONE, **more: int
     values = {"magic": REQUEST_MAGIC, "source": 0, "length": len(path)} | more
     return (
         REQUEST.pack(
-            values["magic"], kind, values["source"], values["length"], 0, entry, zlib.crc32(path)
+            values["magic"], kind, values["source"], values["length"], entry, zlib.crc32(path)
         )
         + path
     )
@@ -68,7 +68,7 @@ def test_what_makes_no_sense_is_ignored(member: Membership, tmp_path: Path) -> N
         request(b"a\0b"),
         request(b""),
         request(b"none"),
-        request(b"a", kind=Kind.CHECKED, entry=12345),
+        request(b"other", length=1),
         request(b"a", kind=Kind.CHANGED, entry=12345),
         request(b"a", kind=Kind.CHANGED),
     ):

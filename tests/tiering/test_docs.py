@@ -1,4 +1,4 @@
-"""What README and docs/tiering.md show works as it stands, but for paths and sizes."""
+"""What docs/tiering.md shows works as it stands, but for paths and sizes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "tiering.md").read_text()
 
 
-def test_the_readmes_command(tmp_path: Path) -> None:
+def test_the_examples_command(tmp_path: Path) -> None:
     write_files(tmp_path / "nfs" / "train", {f"{i}.bin": 10_000 for i in range(8)})
-    text = (ROOT / "README.md").read_text().partition("## Any program, unchanged\n")[2]
+    text = DOCUMENT.partition("## An example\n")[2]
     command = re.findall(r"```\n(stoker run .*?)```", text, re.DOTALL)[0].replace("\\\n", " ")
     here = command.replace("/mnt/nfs", f"{tmp_path}/nfs").replace("/dev/shm", f"{tmp_path}")
     words = shlex.split(here)
@@ -45,7 +45,7 @@ def test_every_option_is_documented() -> None:
         assert f"`{key}`" in DOCUMENT
     defaults = Config(Path(), (), Path())
     assert (defaults.threads, defaults.revalidate) == (6, 60)
-    assert (defaults.small, defaults.ahead) == (8 << 20, 128 << 20)
+    assert (defaults.small, defaults.ahead) == (0, 128 << 20)
     shown = direct(*STOKER, "--help")
     for flag in set(re.findall(r"--[a-z]+", shown)) - {"--help"}:
         assert flag.removeprefix("--") in DOCUMENT, flag

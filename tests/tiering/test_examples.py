@@ -22,11 +22,15 @@ def epochs(said: str) -> list[tuple[str, ...]]:
 
 
 def compare(source: Path, script: str, *options: str, quota: int) -> Done:
-    """Run an example with and without tiers: it must say the same."""
+    """Run an example with and without tiers: it must say the same.
+
+    First opens wait for copies, so that how much is read does not depend on who is faster.
+    """
     program = [sys.executable, EXAMPLES / script, source, "--workers=2", *options]
     expected = epochs(direct(*program))
     assert expected
-    done = Setup(source, ((source.parent / "tier", quota),), ("--json",)).run(*program)
+    tier = source.parent / "tier", quota
+    done = Setup(source, (tier,), ("--json", "--small=8MiB")).run(*program)
     assert done.status == 0, done.err
     assert epochs(done.out) == expected
     return done

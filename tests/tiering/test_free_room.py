@@ -41,7 +41,7 @@ def test_a_tier_in_memory_may_not_take_more_than_there_is(
     monkeypatch.setattr(free_room, "file_system", lambda dev: "tmpfs")
     monkeypatch.setattr(free_room, "read_memory", lambda: SimpleNamespace(available=5000))
     check_room(tier, 5000)
-    with pytest.raises(CapacityError, match="available as memory"):
+    with pytest.raises(OSError, match="available as memory"):
         check_room(tier, 5001)
     tier.used = 1
     check_room(tier, 5001)

@@ -47,6 +47,12 @@ def test_other_arrays_are_refused(tmp_path: Path, arrays: dict[str, object], say
         read_order(tmp_path / "s.npz", SOURCE)
 
 
+def test_c11_names_with_line_feeds_stand_in_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "warm"
+    path.write_bytes(b"a\nb\0#c\0" + bytes(SOURCE) + b"/d\n\0/elsewhere\0\0")
+    assert read_order(path, SOURCE) == ([b"a\nb", b"#c", b"d\n"], 1)
+
+
 def test_what_is_no_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_bytes(b"garbage")
     with pytest.raises(ConfigError, match="importance scores"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.tiering import copier, placer
+from stoker.tiering import copier, placer, tier_dir
 from stoker.tiering.config import Config, TierConfig
 from stoker.tiering.layout import State
 from stoker.tiering.placer import Placer
@@ -32,9 +33,10 @@ class Rig:
         self.tiers = [TierDir(tier.path, self.source) for tier in tiers]
         places = [TierPlace(tier.copies, tier.parts, tier.dev) for tier in self.tiers]
         (folder / "table").unlink(missing_ok=True)
-        limits = Settings(60_000, 8 << 20, 16 << 20, 3_000, 2_000)
-        self.table = Table(folder / "table", [self.source], places, limits)
-        self.placer = Placer(self.config, self.table, self.tiers)
+        limits = Settings(0, 8 << 20, 16 << 20, 3_000, 2_000)
+        root = self.source.stat()
+        self.table = Table(folder / "table", [self.source], root, places, limits)
+        self.placer = Placer(self.config, self.source, self.table, self.tiers)
 
     def open(self, *names: str) -> None:
         """Ask for files, and wait until all is settled."""
@@ -57,7 +59,7 @@ class Rig:
         """The copy that the table leads to, checked."""
         entry = self.entry(name)
         assert entry["state"] is State.PLACED
-        copy = self.tiers[entry["tier"]].copies / name
+        copy = self.tiers[entry["tier"]].called[0] / name
         status, original = copy.stat(), (self.source / name).stat()
         assert status.st_ino == entry["copy_ino"]
         assert (status.st_size, status.st_mtime_ns) == (original.st_size, original.st_mtime_ns)
@@ -127,9 +129,9 @@ def test_the_next_run_uses_the_copies_without_reading_the_source(
     age(tmp_path / "source" / "b", 1000)
     read = []
 
-    def watched(path: Path, *rest: Any, **more: Any) -> None:
+    def watched(path: Path, *rest: Any, **more: Any) -> copier.Origin:
         read.append(path.name)
-        copier.copy_file(path, *rest, **more)
+        return copier.copy_file(path, *rest, **more)
 
     monkeypatch.setattr(placer, "copy_file", watched)
     with rig(tmp_path, 200, checksum=checksum) as it:
@@ -139,6 +141,134 @@ def test_the_next_run_uses_the_copies_without_reading_the_source(
         assert read == ["b"], "it has changed since"
         assert it.placer.rooms.used() == [100]
         assert it.placer.counts.tiers[0].reused == 1
+
+
+def test_t1_a_file_rebuilt_with_the_same_size_and_time_is_copied_again(tmp_path: Path) -> None:
+    write_files(tmp_path / "source", {"in place": 60, "replaced": 60, "kept": 60})
+    with rig(tmp_path, 200) as it:
+        it.open("in place", "replaced", "kept")
+    for name in ("in place", "replaced"):
+        path = tmp_path / "source" / name
+        normalised = path.stat().st_mtime_ns
+        if name == "replaced":
+            path.unlink()
+        path.write_bytes(os.urandom(60))
+        os.utime(path, ns=(normalised, normalised))
+    with rig(tmp_path, 200) as it:
+        it.open("in place", "replaced", "kept")
+        for name in ("in place", "replaced", "kept"):
+            it.copy(name)  # compares the bytes
+        assert it.placer.counts.tiers[0].reused == 1
+        assert it.placer.rooms.used() == [180]
+
+
+@pytest.mark.parametrize("loss", ["gone", "damaged", "of another device"])
+def test_a_copy_of_which_nothing_sure_is_known_is_made_again(tmp_path: Path, loss: str) -> None:
+    write_files(tmp_path / "source", {"a": 60})
+    with rig(tmp_path, 200) as it:
+        it.open("a")
+    origins = tmp_path / "tier0" / "origins.db"
+    if loss == "gone":
+        origins.unlink()
+    elif loss == "damaged":
+        origins.write_bytes(os.urandom(5000))
+    else:
+        rows = tier_dir.Origins(origins)
+        was = rows.get(b"a")
+        assert was is not None
+        rows.put(b"a", was._replace(source=was.source._replace(device=2**64 - 1)))
+        rows.close()
+    with rig(tmp_path, 200) as it:
+        it.open("a")
+        it.copy("a")
+        assert it.placer.counts.tiers[0].reused == 0 and it.placer.rooms.used() == [60]
+    with rig(tmp_path, 200) as it:
+        it.open("a")
+        assert it.placer.counts.tiers[0].reused == 1, "and is known from then on"
+
+
+def test_a_descriptor_of_the_program_is_copied_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage is not asked to open the file again; the program's offset stays where it is."""
+    write_files(tmp_path / "source", {"a": 60, "b": 60, "large": 9 << 20})
+    own = (tmp_path / "source" / "a").open("rb", buffering=0)
+    own.seek(7)
+
+    def refused(source: Path) -> None:
+        raise OSError(errno.EIO, f"{source} is opened")
+
+    with monkeypatch.context() as patched, rig(tmp_path, 10 << 20) as it:
+        patched.setattr(copier, "_open", refused)
+        it.placer.opened(b"a", io.FileIO(os.dup(own.fileno())))
+        stream = (tmp_path / "source" / "large").open("rb", buffering=0)
+        it.placer.opened(b"large", io.FileIO(os.dup(stream.fileno())))
+        it.settle()
+        it.copy("a"), it.copy("large")
+        assert own.tell() == 7
+        it.placer.opened(b"a", handed := io.FileIO(os.dup(own.fileno())))
+        it.settle()
+        assert handed.closed
+    with rig(tmp_path, 10 << 20) as it:  # one of another file, as another mount namespace has it
+        it.placer.opened(b"b", io.FileIO(os.dup(own.fileno())))
+        it.settle()
+        it.copy("b")
+    own.close(), stream.close()
+
+
+@pytest.mark.parametrize("small", [0, 16 << 20])
+def test_t5_copying_waits_while_the_program_rushes_unless_its_opens_wait(
+    tmp_path: Path, small: int
+) -> None:
+    write_files(tmp_path / "source", {"a": 3000})
+    rig = Rig(tmp_path, (100_000,), small=small)
+    rig.placer.hold(600)
+    rig.placer.opened(b"a")
+    if not small:
+        time.sleep(0.1)
+        assert not rig.placer.is_idle() and rig.table.find(b"a") is None
+        rig.placer.hold(0)
+    rig.settle()
+    rig.copy("a")
+    rig.close()
+
+
+def test_t6_sources_of_copies_are_looked_at_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    write_files(source, {"kept": 60, "rebuilt": 60, "gone": 60, "unreachable": 60})
+    with rig(tmp_path, 400) as it:
+        it.open("kept", "rebuilt", "gone", "unreachable")
+        numbers = [it.table.find(name) or 0 for name in (b"kept", b"rebuilt", b"gone")]
+        seen = [it.table.entry(number)["validated_ns"] for number in numbers]
+        longest_unseen = sorted(range(4), key=lambda n: it.table.entry(n)["validated_ns"])
+        assert it.table.placed_before(2**63, 2) == longest_unseen[:2]
+        assert it.table.placed_before(0, 2) == []
+        normalised = (source / "rebuilt").stat().st_mtime_ns
+        (source / "rebuilt").write_bytes(os.urandom(60))
+        os.utime(source / "rebuilt", ns=(normalised, normalised))
+        (source / "gone").unlink()
+        for number in numbers:
+            it.placer.revalidate(number)
+        it.settle()
+        assert it.states("kept", "gone") == [State.PLACED, State.DROPPED]
+        it.copy("rebuilt")
+        assert (it.placer.counts.checks, it.placer.counts.changes) == (3, 2)
+        assert it.table.entry(numbers[0])["validated_ns"] > max(seen)
+        # A source that does not answer is no reason to part with copies.
+        real = Path.stat
+
+        def silent(path: Path, **more: Any) -> os.stat_result:
+            if path.name == "unreachable" and path.is_relative_to(source):
+                raise OSError(errno.ETIMEDOUT, "no answer")
+            return real(path, **more)
+
+        monkeypatch.setattr(Path, "stat", silent)
+        it.placer.revalidate(it.table.find(b"unreachable") or 0)
+        monkeypatch.undo()
+        it.settle()
+        assert it.states("unreachable") == [State.PLACED]
 
 
 def test_a_damaged_copy_is_found_by_its_checksum(tmp_path: Path) -> None:
@@ -279,11 +409,11 @@ def test_a_copy_that_keeps_failing_is_left_alone_and_its_room_given_back(
     monkeypatch.setattr(placer, "_PAUSE", 0.001)
     attempts = []
 
-    def broken(source: Path, *rest: Any, **more: Any) -> None:
+    def broken(source: Path, *rest: Any, **more: Any) -> copier.Origin:
         if source.name == "bad":
             attempts.append(source)
             raise OSError(errno.EIO, "input/output error")
-        copier.copy_file(source, *rest, **more)
+        return copier.copy_file(source, *rest, **more)
 
     monkeypatch.setattr(placer, "copy_file", broken)
     with rig(tmp_path, 100) as it:
@@ -334,7 +464,7 @@ def test_a_source_that_changes_while_it_is_copied(
     write_files(tmp_path / "source", {"a": 3 << 20})
     monkeypatch.setattr(placer, "_PAUSE", 0.001)
 
-    def change_once(*arguments: Any, **more: Any) -> None:
+    def change_once(*arguments: Any, **more: Any) -> copier.Origin:
         progress = more.pop("progress")
 
         def changing(done: int) -> None:
@@ -343,7 +473,7 @@ def test_a_source_that_changes_while_it_is_copied(
                 age(source, 60)
             progress(done)
 
-        copier.copy_file(*arguments, progress=changing, **more)
+        return copier.copy_file(*arguments, progress=changing, **more)
 
     monkeypatch.setattr(placer, "copy_file", change_once)
     with rig(tmp_path, 4 << 20) as it:

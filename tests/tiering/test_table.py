@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,15 +28,16 @@ STRUCTURES = {
     "table": layout.HEADER,
     "row": layout.ROW,
     "shard": layout.SHARD,
+    "ring": layout.RING,
     "counters": layout.COUNTERS,
 }
-LIMITS = Settings(60_000, 8 << 20, 16 << 20, 3_000, 2_000)
+LIMITS = Settings(0, 8 << 20, 16 << 20, 3_000, 2_000)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
     places = [TierPlace(tmp_path / f"c{i}", tmp_path / f"p{i}", 40 + i) for i in range(2)]
-    return Table(tmp_path / "table", [tmp_path], places, LIMITS)
+    return Table(tmp_path / "table", [tmp_path], tmp_path.stat(), places, LIMITS)
 
 
 def test_layout_is_the_compilers(tmp_path: Path) -> None:
@@ -52,7 +54,8 @@ def test_layout_is_the_compilers(tmp_path: Path) -> None:
         "STOKER_MAX_TIERS": layout.MAX_TIERS,
         "STOKER_BUCKETS": layout.BUCKETS,
         "STOKER_SHARDS": layout.SHARDS,
-        "STOKER_WRITTEN_BITS": layout.WRITTEN_BITS,
+        "STOKER_MARKS": layout.MARKS,
+        "STOKER_RING_BYTES": layout.RING_BYTES,
         **{f"STOKER_{state.name}": int(state) for state in layout.State},
         **{f"STOKER_{kind.name}": int(kind) for kind in layout.Kind},
     }
@@ -186,7 +189,7 @@ def test_against_a_dictionary(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_module, "_FIRST_INDEX_LOG2", log2)
         places = [TierPlace(folder, folder, 40 + i) for i in range(2)]
-        table = Table(folder / "table", [folder], places, LIMITS)
+        table = Table(folder / "table", [folder], folder.stat(), places, LIMITS)
         paths: dict[bytes, int] = {}
         copies: dict[tuple[int, int], int] = {}
         for path, ino, tier in steps:
@@ -204,6 +207,36 @@ def test_against_a_dictionary(
             index = reader.index(name)
             assert np.count_nonzero(index) <= len(index) * 3 // 4
     (folder / "table").unlink()
+
+
+class Recorder:
+    """Notes in what order a memory is written."""
+
+    def __init__(self, memory: Any, kind: str, log: list[str]) -> None:
+        self._memory, self._kind, self._log = memory, kind, log
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._memory[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._log.append(self._kind)
+        self._memory[at] = value
+
+
+def test_t7_words_are_published_behind_a_fence(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a program on ARM might see an entry's number and then an entry that is not there yet."""
+    log: list[str] = []
+    monkeypatch.setattr(table_module, "release_fence", lambda: log.append("fence"))
+    monkeypatch.setattr(table, "_words", Recorder(table._words, "word", log))
+    monkeypatch.setattr(table, "_map", Recorder(table._map, "bytes", log))
+    monkeypatch.setattr(table_module, "wake", lambda memory, offset: None)
+    add(table, b"file", State.WANTED)
+    assert log == ["bytes", "bytes", *["fence", "word"] * 3], "path, entry; count, slot, change"
+    log.clear()
+    table.set_state(0, State.REFUSED)
+    assert log == ["fence", "word"] * 2, "state, change"
 
 
 def test_memory_stays_below_200_bytes_a_file(table: Table) -> None:

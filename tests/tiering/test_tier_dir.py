@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from stoker.cli.root import root
 from stoker.errors import ConfigError, SegmentError, StateMismatch
+from stoker.prefetch.channel import Channel
 from stoker.tiering import tier_dir
 from stoker.tiering.tier_dir import TierDir
 
@@ -20,7 +21,9 @@ def test_it_is_made_marked_and_empty(tmp_path: Path) -> None:
     tier = TierDir(tmp_path / "new" / "tier", SOURCE)
     assert tier_dir.is_tier(tier.path) and tier.used == 0 and tier.is_there()
     assert tier.path.stat().st_mode & 0o077 == 0
-    assert tier.copy_of(b"a/\xff") == tier.path / "copies" / "a" / os.fsdecode(b"\xff")
+    assert tier.copy_of(b"a/\xff") == tier.copies / "a" / os.fsdecode(b"\xff")
+    for inside, called in zip((tier.copies, tier.parts), tier.called, strict=True):
+        assert called.parent == tier.path and inside.samefile(called)
     tier.close()
 
 
@@ -99,8 +102,9 @@ def test_what_a_dead_daemon_left_is_cleaned(runtime_dir: Path) -> None:
     (runtime_dir / ".stoker").touch()
     folder = runtime_dir / "tiering-0123456789abcdef"
     folder.mkdir()
-    for name in ("lock", "table", "counters", "members", "somebody's"):
+    for name in ("lock", "table", "counters", "somebody's"):
         (folder / name).touch()
+    Channel.listen(folder / "members").close()
     result = CliRunner().invoke(root, ["clean"])
     assert result.exit_code == 0 and "removed the files of 1 cache" in result.output
     assert {path.name for path in folder.iterdir()} == {"lock", "somebody's"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -62,7 +64,8 @@ def test_a_helper_that_hangs_is_killed_and_replaced(
 def test_a_helper_that_keeps_dying_is_given_up(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper_module, "_BOOT", "raise SystemExit(3)")
+    dying = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(helper_module.child, "command", lambda *arguments: dying)
     with pytest.raises(SourceUnavailable, match=r"ended.*3 times"):
         fetch(client, tmp_path)
 
@@ -117,3 +120,29 @@ def test_descriptors_do_not_add_up(client: Client, tmp_path: Path) -> None:
         fetch(client, tmp_path)
     assert open_files("/proc/self/fd") <= before  # fewer: what other tests left has gone
     assert abs(open_files(f"/proc/{helper}/fd") - theirs) <= 4
+
+
+def held(pid: int) -> list[str]:
+    """Return the sockets and the memory for what is fetched that a process has open."""
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(fd.readlink()))
+    return [name for name in found if name.startswith("socket:") or "fetched" in name]
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_helper_without_descriptors_is_replaced(
+    client: Client, tmp_path: Path, spare: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fetch(client, tmp_path) == b"hello"
+    pid = client._link._process.pid  # type: ignore[union-attr]
+    deadline = time.monotonic() + 30
+    while len(left := held(pid)) > 1:  # the control socket; what the call had is closed later
+        assert time.monotonic() < deadline, left
+    taken = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    free = [number for number in range(1000) if number not in taken]
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[spare], hard))
+    assert fetch(client, tmp_path) == b"hello"
+    assert "starting it again" in caplog.text

@@ -31,7 +31,7 @@ def prefetchers() -> list[int]:
     return working_for_us("stoker.prefetch.process")
 
 
-def wait_for_prefetcher(seconds: float = 15.0) -> int:
+def wait_for_prefetcher(seconds: float = 60.0) -> int:
     """Return the prefetch process, once there is one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -49,7 +49,7 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 @contextlib.contextmanager
-def nothing_left(seconds: float = 15.0) -> Iterator[None]:
+def nothing_left(seconds: float = 60.0) -> Iterator[None]:
     """Fail when a process of the test outlives it, and end that process."""
     try:
         yield

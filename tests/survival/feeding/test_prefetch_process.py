@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from companions import await_true
 
+from stoker.prefetch import companion
 from stoker.pytorch import Loader, SampleDataset
+from stoker.shared import SharedArray
+from stoker.source.base import Packed, Source
 from stoker.source.memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
@@ -20,6 +28,7 @@ from .samples import number_of, sample, served, walk
 
 NUM = 240
 BATCH = 8
+_COMMAND = Path("/proc/self/cmdline")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
@@ -63,34 +72,60 @@ def test_killed_every_two_seconds(soak: float, caplog: pytest.LogCaptureFixture)
     assert complaints(caplog) == 1
 
 
-def test_stopped_for_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    """Its reads under way are the workers' soon; none of them waits for the stopped process."""
-    stopped: list[int] = []
-    steps: list[float] = []
+class StoppingSource(SlowSource):
+    """Storage in a read of which the prefetch process stops, once that is wanted."""
+
+    def __init__(self, source: Source, **how: Any) -> None:
+        super().__init__(source, **how)
+        self._is_due = SharedArray.create(1, np.uint8, "due")
+
+    def stop_next(self) -> None:
+        self._is_due.array[0] = 1
+
+    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+        if self._is_due.array[0] and b"stoker.prefetch.process" in _COMMAND.read_bytes():
+            self._is_due.array[0] = 0
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().read_packed(ids)
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as proc(5) has it; nothing when it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def test_one_that_stops_in_a_read_is_replaced(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers get what it has claimed, and the epoch ends although it never goes on."""
+    heard: list[int] = []  # the silence begins with a process's first sign of life
+
+    def hear(message: dict[str, Any]) -> int:
+        heard.append(pid_here(message))
+        return heard[-1]
+
+    pid_here = companion._pid_here
+    monkeypatch.setattr(companion, "_pid_here", hear)
+    source = StoppingSource(MemorySource([sample(n) for n in range(NUM)]), latency=0.01)
+    dataset = SampleDataset(source, number_of)
     with (
         caplog.at_level(logging.WARNING, "stoker"),
-        Loader(slow_dataset(), BATCH, cache="30%", num_workers=2, return_meta=True) as loader,
+        Loader(dataset, BATCH, cache="30%", num_workers=2, return_meta=True) as loader,
     ):
-        seen = []
-        begin = last = time.monotonic()
-        awake = threading.Timer(13.0, lambda: signal_all(stopped, signal.SIGCONT))
-        awake.start()
-        try:
-            for batch in loader:
-                steps.append(time.monotonic() - last)
-                seen += served(batch)
-                time.sleep(0.4)
-                if not stopped and prefetchers() and time.monotonic() - begin > 3.0:
-                    stopped.append(wait_for_prefetcher())  # it has said that it is alive
-                    os.kill(stopped[0], signal.SIGSTOP)
-                last = time.monotonic()
-        finally:
-            awake.cancel()
-        assert stopped
+        batches = iter(loader)
+        seen = served(next(batches))
+        assert await_true(lambda: heard)
+        source.stop_next()
+        while state_of(heard[0]) != "T":
+            seen += served(next(batches))
+        stopped = heard[0]
+        for batch in batches:
+            seen += served(batch)
         assert sorted(seen) == list(range(NUM))
-        assert stopped[0] not in prefetchers()
-        wait_for_prefetcher()  # another one works
         assert loader.stats.accesses == NUM
-    assert max(steps[1:]) < 5.0
-    assert float(np.median(steps)) < 0.1
+        assert await_true(lambda: stopped not in prefetchers()), "it is still there"
+        assert wait_for_prefetcher() != stopped  # another one works
+        assert walk(loader) == list(range(NUM))
     assert complaints(caplog) == 1

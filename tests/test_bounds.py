@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stoker.cli._verdict import (
+from stoker.bounds import (
     Rates,
     bound_by,
     epoch,

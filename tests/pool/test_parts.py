@@ -2,6 +2,7 @@
 
 import threading
 import time
+import traceback
 import zlib
 
 import numpy as np
@@ -10,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
+from stoker.pool.address import PASSWORD_VARIABLE, PoolAddress
+from stoker.pool.background import PoolWriter, Threads, Watch
+from stoker.pool.order import LEVELS, PoolOrder
+from stoker.pool.servers import Breakers
+from stoker.pool.values import (
+    BUCKETS,
+    HEAD_BYTES,
+    OWNER_BYTES,
+    SLOTS,
+    PoolKeys,
+    seal,
+    slot_of,
+    unseal,
+)
 from stoker.store.packed import Packed
-from stoker.store.pool_address import PASSWORD_VARIABLE, PoolAddress
-from stoker.store.pool_breakers import Breakers
-from stoker.store.pool_frame import HEAD_BYTES, OWNER_BYTES, seal, unseal
-from stoker.store.pool_keys import BUCKETS, SLOTS, PoolKeys, slot_of
-from stoker.store.pool_order import LEVELS, PoolOrder
-from stoker.store.pool_threads import Threads, Watch
-from stoker.store.pool_writer import PoolWriter
 
 OWNER = b"o" * OWNER_BYTES
 
@@ -79,6 +87,28 @@ def test_what_is_no_address_is_refused(url, names):
         PoolAddress.parse(url)
     assert names in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey://:hunter/2@h1",
+        "valkey://user:hunter?2=3@h1",
+        "valkey://user:hunter#2@h1",
+        "valkey://user:hunter\u21002@h1",
+        "valkey://user:[hunter2@h1",
+        "valkey://hunter/2@h1?timeout=3",
+        "valkey://h?hunter2",
+    ],
+)
+def test_c9_a_password_that_cuts_the_address_is_not_shown(url):
+    with pytest.raises(ConfigError, match="pool=") as refused:
+        PoolAddress.parse(url)
+    assert "hunter" not in "".join(traceback.format_exception(refused.value)).replace(url, "")
+
+
+def test_an_option_may_have_the_sign_in_it():
+    assert PoolAddress.parse("valkey://h?password_file=/a@b").password_file == "/a@b"
 
 
 # --- frames ---

@@ -7,22 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from store.doubles import CountingSource
 
+from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
+from pool.redis_servers import needs_server
 from stoker.errors import SampleNotFound
+from stoker.pool.address import PoolAddress
+from stoker.pool.tier import PoolTier
 from stoker.store.packed import Packed
-from stoker.store.pool import PoolTier
-from stoker.store.pool_address import PoolAddress
 from stoker.store.upstream import Upstream
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
-from store.doubles import CountingSource
-from store.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
-from store.redis_servers import needs_server
 
 pytestmark = [
     needs_server,
     pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
+
+_FOREVER = 1e6  # seconds: a test that waits for them fails
 
 
 @pytest.fixture
@@ -49,8 +51,19 @@ class TestPool(TierConformance):
         with self.server.client() as client:
             assert client.dbsize() == 1
 
-    def test_a_sample_larger_than_the_tier_is_refused(self, tier):
-        """Servers have no room of ours: one that is full refuses, see below."""
+    def test_a_sample_larger_than_the_tier_is_refused(self, make_server):
+        """A server has the last word: what it refuses is counted, and smaller ones are stored."""
+        server = make_server("--maxmemory", "4mb", *TTL)
+        tier = pool_at(server)
+        size = 5 << 20
+        large = Packed(np.zeros(size, np.uint8), np.array([0, size]))
+        assert not tier.put_many(as_ids([1]), large).any()
+        check(tier, [1], [False])
+        assert tier.stats()["pool_dropped"] == 1
+        tier.close()  # with the connection, in whose buffer at the server the large one still is
+        until(lambda: fill(tier, [1, 2]).all())
+        check(tier, [1, 2], [True, True])
+        tier.close()
 
     def test_the_capacity_is_never_exceeded(self, tier):
         """Only as many of the best samples are stored as have room."""
@@ -81,16 +94,24 @@ class TestPool(TierConformance):
         assert tier.claim(as_ids(range(5))).all()
 
     def test_claims_end_by_putting_or_abandoning(self, tier):
-        """There are none."""
-        tier.abandon(as_ids([1]))
+        """They bind nobody: neither what was put nor what was abandoned is anyone's."""
+        assert tier.claim(as_ids([1, 2])).all()
+        tier.abandon(as_ids([1, 5]))
+        assert fill(tier, [2]).all()
+        check(tier, [1, 2, 5], [False, True, False])
+        assert tier.claim(as_ids([1, 2, 5])).all()
 
     def test_waiting_is_bounded(self, tier):
-        """It ends at once."""
-        assert not tier.wait(as_ids([1]), 30.0).any()
+        """It ends at once, also for what somebody claimed."""
+        assert tier.claim(as_ids([2])).all()
+        assert not tier.wait(as_ids([1, 2]), _FOREVER).any()
 
     def test_waiting_ends_when_the_claimant_is_done(self, tier):
-        """There is none."""
-        assert not tier.wait(as_ids([1]), 30.0).any()
+        """There is none to wait for; whoever asks again after a put finds it."""
+        assert tier.claim(as_ids([1])).all()
+        assert not tier.wait(as_ids([1]), _FOREVER).any()
+        assert fill(tier, [1]).all()
+        check(tier, [1], [True])
 
 
 # --- what is kept ---

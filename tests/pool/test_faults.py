@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.store.pool import PoolTier
-from stoker.store.pool_address import PoolAddress
-from stoker.store.pool_keys import PREFIX
-from store.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
-from store.redis_servers import make_certificates, needs_server
+from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
+from pool.redis_servers import make_certificates, needs_server
+from stoker.pool.address import PoolAddress
+from stoker.pool.servers import Breakers
+from stoker.pool.tier import PoolTier
+from stoker.pool.values import PREFIX
 
 pytestmark = [
     needs_server,
@@ -74,25 +75,34 @@ def test_without_a_server_from_the_start_nothing_waits(make_server):
 
 
 def test_a_stopped_server_delays_one_read_by_the_bound_at_most(make_server):
+    """Those after it do not ask, until the pause is over and a probe finds the server well."""
     server = make_server(*TTL)
-    tier = pool_at(server, options="?timeout=0.2")
+    tier, now = pool_at(server, options="?timeout=1"), 0.0
+    tier.breakers = Breakers(clock=lambda: now)
     fill(tier)
+    before = reads_seen_by(server)
     server.pause()
-    took = []
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        begin = time.monotonic()
+    assert not tier.get_many(EVERY)[1].any()  # ends though the server stays stopped
+    assert tier.stats()["pool_errors"] == tier.stats()["pool_trips"] == 1
+    for _ in range(100):
         assert not tier.get_many(EVERY)[1].any()
-        took.append(time.monotonic() - begin)
-        time.sleep(0.01)
-    late = [seconds for seconds in took if seconds > 0.15]
-    assert len(late) == 1
-    assert tier.stats()["pool_open"] == 1
+        assert tier.stats()["pool_errors"] == 1, "one more waited for it"
+    assert tier.stats()["pool_trips"] == tier.stats()["pool_open"] == 1
     server.resume()
-    until(lambda: tier.get_many(EVERY)[1].all())
-    assert check(tier, range(NUM)).all()
+    until(lambda: reads_seen_by(server) > before)
+    assert not tier.get_many(EVERY)[1].any(), "it is asked before the pause is over"
+    assert reads_seen_by(server) == before + 1
+    now = 10.0
+    until(lambda: check(tier, range(NUM)).all())
     assert tier.stats()["pool_open"] == 0
+    assert tier.stats()["pool_trips"] == 1
     tier.close()
+
+
+def reads_seen_by(server):
+    """Return how many reads the server has executed."""
+    with server.client() as client:
+        return client.info("commandstats").get("cmdstat_mget", {"calls": 0})["calls"]
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import redis
 
-from stoker.store.pool import PoolTier
-from stoker.store.pool_address import PoolAddress
+from pool.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes, until
+from pool.redis_servers import make_cluster, needs_server
+from stoker.pool.address import PoolAddress
+from stoker.pool.tier import PoolTier
 from stoker.testing.tier_conformance import as_ids
-from store.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes, until
-from store.redis_servers import make_cluster, needs_server
 
 pytestmark = [
     needs_server,

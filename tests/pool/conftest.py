@@ -2,7 +2,7 @@
 
 import pytest
 
-from store.redis_servers import Server
+from pool.redis_servers import Server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,8 @@ import tempfile
 
 import pytest
 
-from stoker.store.runtime_dir import (
+from stoker.errors import UntrustedPlace
+from stoker.runtime_dir import (
     MARKER,
     existing_runtime_dir,
     prepare_runtime_dir,
@@ -57,7 +58,7 @@ def test_a_directory_without_the_marker_is_not_stokers():
 def test_links_and_files_are_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     runtime_dir().symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotADirectoryError, match="is a link or not a directory"):
+    with pytest.raises(UntrustedPlace, match="is a link or not a directory"):
         prepare_runtime_dir()
     assert existing_runtime_dir() is None
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -71,8 +72,21 @@ def test_a_directory_open_to_others_is_refused():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give directories away")
-def test_another_users_directory_is_refused():
+def test_c10_processes_settle_on_another_directory_than_somebody_elses():
+    taken = runtime_dir()
+    taken.mkdir(mode=0o700)
+    os.chown(taken, 12345, 12345)
+    ours = prepare_runtime_dir()
+    assert ours == taken.with_name(f"{taken.name}+1") == existing_runtime_dir()
+    taken.rmdir()  # he goes away; those who come now must find those who came before
+    assert runtime_dir() == prepare_runtime_dir() == ours
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give directories away")
+def test_c10_a_chosen_directory_of_somebody_else_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "mine"))
     runtime_dir().mkdir(mode=0o700)
     os.chown(runtime_dir(), 12345, 12345)
-    with pytest.raises(PermissionError, match="belongs to user 12345"):
+    with pytest.raises(UntrustedPlace, match="belongs to user 12345: set STOKER_RUNTIME_DIR"):
         prepare_runtime_dir()
+    assert existing_runtime_dir() is None

@@ -1,4 +1,4 @@
-"""The README's section on jobs that share a node runs as it stands."""
+"""The example of docs/serve.md, jobs that share a node, runs as it stands."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 
 from pytorch.conftest import write_images
 
-README = Path(__file__).parents[2] / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "serve.md"
 
 
 def test_the_section_runs(tmp_path: Path) -> None:
-    (section,) = re.findall(
-        r"^## Jobs that share a node\n(.*?)^## ", README.read_text(), re.DOTALL | re.M
-    )
+    (section,) = re.findall(r"^## An example\n(.*?)^## ", DOCUMENT.read_text(), re.DOTALL | re.M)
     (script, commands) = [
         text for _, text in re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
     ]

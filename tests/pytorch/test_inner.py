@@ -1,0 +1,78 @@
+"""Workers of the inner loader begin, and end, with the training process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stoker.pytorch import Loader, SampleDataset, inner
+from stoker.pytorch.inner import BeginWorker
+from stoker.source.memory import MemorySource
+
+TRAINING = """
+import multiprocessing, os, sys, threading, time
+from stoker.pytorch import inner
+
+inner._LOOK = inner._GRACE = 0.1
+
+def worker(parent, when):
+    print(os.getpid(), flush=True)
+    if when == "later":
+        inner.BeginWorker(None, "fork")(0)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    if when == "at once":
+        inner.BeginWorker(None, "fork")(0)
+    threading.Event().wait()
+
+multiprocessing.set_start_method("fork")
+for when in sys.argv[1:]:
+    multiprocessing.Process(target=worker, args=(os.getpid(), when)).start()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("workers", [["at once"], ["later"], ["later", "at once", "later"]])
+def test_workers_end_after_training_was_killed_whatever_they_wait_for(workers: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, *workers], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        for _ in workers:
+            assert int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout.read() == ""  # which ends when all workers have ended
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_stay_as_long_as_training_does(method: str) -> None:
+    """By all ways to start them; with no time to look for another parent in between."""
+    dataset = SampleDataset(MemorySource([bytes([n]) for n in range(40)]), ord)
+    options = {"num_workers": 2, "multiprocessing_context": method, "prefetch_bytes": 0}
+    with Loader(dataset, batch_size=4, worker_init_fn=hurry, **options) as loader:
+        for _ in range(2):
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+
+
+def hurry(worker: int) -> None:
+    inner._LOOK = inner._GRACE = 0.0
+
+
+def test_what_the_user_wants_done_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner, "_end_after", lambda parent: None)
+    begun: list[int] = []
+    BeginWorker(begun.append, "fork")(3)
+    assert begun == [3]
+
+    def refuse(worker: int) -> None:
+        raise KeyError(worker)
+
+    with pytest.raises(KeyError):
+        BeginWorker(refuse, "fork")(0)
