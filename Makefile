@@ -1,7 +1,9 @@
 # Every target works alone on a fresh clone: it makes .venv and builds what it needs first.
-#   make demo | test | lint | bench | docs | native-test | sanitize | format | clean | build
+#   make demo | test | soak | lint | bench | docs | native-test | sanitize | arm-test | fuzz |
+#        format | clean | build
 # PYTHON chooses the interpreter of the virtual environment, ARGS is passed on, e.g.
-#   make test ARGS="tests/plan -x"        make demo ARGS="--data DIR --cache 10%"
+#   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
+# SECONDS is how long each fuzzer looks for new input, and a survival test lasts: make fuzz SECONDS=600
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,6 +13,7 @@ SHELL       := /bin/bash
 
 PYTHON ?= python3
 ARGS   ?=
+SECONDS ?= 60
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -20,7 +23,7 @@ STAMPS := $(VENV)/.stamps
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
 CPP    := $(shell find native bindings shim -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
-.PHONY: build demo test lint format bench docs native-test sanitize clean
+.PHONY: build demo test soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 build: $(STAMPS)/installed
@@ -30,6 +33,10 @@ demo: $(STAMPS)/installed
 
 test: $(STAMPS)/installed
 	python -m pytest $(ARGS)
+
+# The survival tests, for SECONDS each at least.
+soak: $(STAMPS)/installed
+	python -m pytest tests/survival tests/tiering/test_run.py --soak $(SECONDS) --timeout 3600 $(ARGS)
 
 lint: $(STAMPS)/installed
 	ruff check .
@@ -63,6 +70,46 @@ sanitize: $(STAMPS)/tools
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	    ctest --test-dir $$folder --output-on-failure $(ARGS)
 	done
+
+# The core and the preload library for aarch64, their tests run by qemu-user. Of the library's, those
+# that drive C programs; not what qemu lacks (preadv2, the shared memory of vfork).
+arm-test: $(STAMPS)/installed
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64-static; do
+	  command -v $$tool >/dev/null || { echo "$$tool was not found. On Debian or Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }
+	done
+	cmake -S . -B build/arm -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release \
+	  --toolchain cmake/aarch64-linux-gnu.cmake
+	cmake --build build/arm
+	export STOKER_TEST_EMULATOR="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
+	ctest --test-dir build/arm --output-on-failure --timeout 300 -j2
+	CC=aarch64-linux-gnu-gcc \
+	  STOKER_TEST_SHIM=$(CURDIR)/build/arm/libstoker_preload.so \
+	  python -m pytest -q tests/shim/test_calls.py tests/shim/test_sharing.py \
+	  -k "not documented and not preadv2 and not vfork and not parent_and_child and not identity and not slowly"
+
+# Looks for input that breaks what reads bytes from outside, two fuzzers at once. What it finds lies
+# in build/fuzz; new inputs that are worth keeping go to native/fuzz/corpus by
+#   build/fuzz/X_fuzz -merge=1 native/fuzz/corpus/X_fuzz build/fuzz/corpus/X_fuzz
+fuzz-native: $(STAMPS)/tools
+	@command -v clang++ >/dev/null || { echo "The fuzzers need clang with its runtime libraries. On Debian or Ubuntu: apt-get install clang libclang-rt-dev (on Debian 12: libclang-rt-14-dev)" >&2; exit 1; }
+	cmake -S . -B build/fuzz -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_FUZZ=ON -DSTOKER_SHIM=OFF \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTOKER_SANITIZE=address,undefined \
+	  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
+	cmake --build build/fuzz
+	export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+	printf '%s\n' native/fuzz/*_fuzz.c* | xargs -P 2 -I{} bash -c '
+	  name=$$(basename {}); name=$${name%.*}
+	  mkdir -p build/fuzz/corpus/$$name
+	  build/fuzz/$$name -max_total_time=$(SECONDS) -max_len=600 -rss_limit_mb=4096 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name native/fuzz/corpus/$$name \
+	    >build/fuzz/$$name.log 2>&1 || { tail -n 60 build/fuzz/$$name.log; exit 1; }
+	  echo "$$name: $$(sed -n "s/.*number_of_executed_units: *//p" build/fuzz/$$name.log) inputs, none breaks it"'
+
+# The parsers in Python. What it finds lies in tests/fuzz/corpus, which the tests try too.
+fuzz-python: $(STAMPS)/installed
+	PYTHONPATH=tests python -m fuzz.run --seconds $(SECONDS) $(ARGS)
+
+fuzz: fuzz-native fuzz-python
 
 clean:
 	rm -rf build dist demo-output bench-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -175,10 +175,6 @@ class Recorder:
             raise AttributeError(name)
         return getattr(self._scorer, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        target = self._scorer if name == "cache_samples" else self
-        object.__setattr__(target, name, value)
-
 
 class Player:
     """A scorer that gives out the scores of a record, whatever it is shown.
@@ -197,9 +193,13 @@ class Player:
             # An overlap above 1 never is: the warm-up is as long as it was.
             warm_up = record.ready.index(True)
             self._hybrid = Hybrid(num_samples, overlap=1.0, max_warm_up=warm_up)
-        self.cache_samples: int | None = None
         self.neighbours: Neighbours | None = None
         self.volatile: Ids = np.empty(0, np.uint32)
+
+    def cache_holds(self, samples: int) -> None:
+        """Tell how many samples the cache holds."""
+        if self._hybrid is not None:
+            self._hybrid.cache_holds(samples)
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the recorded scores of this step."""
@@ -210,7 +210,6 @@ class Player:
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Say what the recorded scorer said, and ask for what was scored anew then."""
         if self._hybrid is not None:
-            self._hybrid.cache_samples = self.cache_samples
             self._hybrid.begin_epoch(scores, epoch)
         if self._record.ready:  # nothing is said where nobody looks at scores
             scores.ready = self._record.ready[epoch]

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from harness import Report, interleave, paired_ratio, parser
 
+from stoker.pool.address import PoolAddress
+from stoker.pool.tier import PoolTier
 from stoker.store.packed import Packed
-from stoker.store.pool import PoolTier
-from stoker.store.pool_address import PoolAddress
 
 SMALL, SMALL_BATCH = 3 * 1024, 256
 LARGE, LARGE_BATCH = 110 * 1024, 64

@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 from harness import Report, parser
 
 import stoker._core
-from stoker.tiering.layout import COUNTERS, COUNTERS_MAGIC, State
+from stoker.tiering.counters import create_counters
+from stoker.tiering.layout import State
 from stoker.tiering.table import Settings, Table, TierPlace
 
 LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
@@ -69,10 +69,10 @@ def measure(root: Path, rounds: int, calls: int) -> list[tuple[str, float, float
 def make_run(root: Path, source: Path, copies: Path) -> None:
     """Write a run's directory with one file placed, one refused, and ten thousand beside them."""
     limits = Settings(
-        revalidate_ms=MONTH, small_bytes=1 << 23, ahead_bytes=1 << 27, wait_ms=1, heartbeat_ms=MONTH
+        small_bytes=0, large_bytes=1 << 23, ahead_bytes=1 << 27, wait_ms=1, heartbeat_ms=MONTH
     )
     place = TierPlace(copies, copies, copies.stat().st_dev)
-    table = Table(root / "table", [source], [place], limits)
+    table = Table(root / "table", [source], source.stat(), [place], limits)
     status = (source / "placed").stat()
     now = time.monotonic_ns()
     for number in range(10_000):
@@ -81,9 +81,7 @@ def make_run(root: Path, source: Path, copies: Path) -> None:
     table.add(b"refused", status, State.REFUSED, is_link=False, seen_ns=now)
     inode = (copies / "placed").stat().st_ino
     table.add(b"placed", status, State.PLACED, is_link=False, seen_ns=now, copy_ino=inode)
-    counters = np.zeros(1, COUNTERS)
-    counters["magic"] = COUNTERS_MAGIC
-    counters.tofile(root / "counters")
+    create_counters(root / "counters")
 
 
 if __name__ == "__main__":
