@@ -43,6 +43,8 @@ _BEAT = 0.2  # seconds between two signs of life
 _SILENT = 30.0  # after which programs take a daemon for gone that lives but says nothing
 _WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
 _LOOK_IN = 0.02  # seconds after which requests in the ring are looked for
+_NAP = 0.001  # seconds between two looks at the socket while requests come in
+_AT_ONCE = 16  # requests off the socket before the next look at the ring
 _LONGEST_REQUEST = 8192  # bytes, more than a path has
 _MOST_WAITING = 1 << 17  # files that wait to be looked at
 _RUSH = 50  # requests in the ring at once: the source is so fast that copying would be felt
@@ -108,10 +110,20 @@ class Daemon:
 
     def _listen(self) -> None:
         """Take requests off the socket at once, which holds few, and off the ring now and then."""
+        busy_until = 0.0
         while True:
+            if time.monotonic() < busy_until and not self.config.small:
+                # Waking a blocked thread would cost the program a tenth of a slow open.
+                time.sleep(_NAP)
+                self._requests.settimeout(0)
+            else:
+                self._requests.settimeout(_LOOK_IN)
             with contextlib.suppress(ValueError, OSError):
-                message, handed, _, _ = socket.recv_fds(self._requests, _LONGEST_REQUEST, 4)
-                self._obey(message, [io.FileIO(fd) for fd in handed])
+                for _ in range(_AT_ONCE):
+                    message, handed, _, _ = socket.recv_fds(self._requests, _LONGEST_REQUEST, 4)
+                    self._requests.settimeout(0)
+                    busy_until = time.monotonic() + _LOOK_IN
+                    self._obey(message, [io.FileIO(fd) for fd in handed])
             with contextlib.suppress(ValueError, OSError):
                 # What there is no room for in the queue stays in the ring, until that is full.
                 messages = self._ring.take(_MOST_WAITING - self.placer.waiting)
