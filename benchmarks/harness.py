@@ -130,7 +130,7 @@ class Report:
         )
 
     def to_text(self) -> str:
-        """Return the report as a table in Markdown, ready for RESULTS.md."""
+        """Return the report as a table in Markdown, ready for a page of results/."""
         lines = [f"### {self.title}", "", f"`{command()}` on {machine()}", ""]
         if self.rows:
             names = list(dict.fromkeys(name for row in self.rows for name in row))
