@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import stoker
 from stoker.pytorch.decode import decode_image
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 NUM = 4_000  # samples of part flight

@@ -21,7 +21,7 @@ from stoker.pytorch import decode_image
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 
 
 @dataclass(frozen=True)

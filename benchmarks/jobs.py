@@ -40,7 +40,7 @@ from stoker.jobs import Sharing
 from stoker.jobs.survey import survey
 from stoker.recipes import Recipe, get
 from stoker.sim.losses import MadeUpLosses
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 SIZE, BANDWIDTH, BATCH = 20_000, 60e6, 32

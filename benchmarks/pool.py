@@ -24,7 +24,7 @@ from harness import Report, interleave, paired_ratio, parser
 
 from stoker.pool.address import PoolAddress
 from stoker.pool.tier import PoolTier
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 
 SMALL, SMALL_BATCH = 3 * 1024, 256
 LARGE, LARGE_BATCH = 110 * 1024, 64

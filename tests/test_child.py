@@ -14,9 +14,9 @@ from companions import await_true, processes_of
 import stoker.errors
 from stoker.prefetch.companion import Companion
 from stoker.source.pace import Pace
+from stoker.source.remote.address import address_of
 from stoker.source.remote.helper import Helper
 from stoker.source.remote.outage import Outage
-from stoker.source.remote.place import address_of
 
 SOURCE = Path(stoker.errors.__file__).parent
 # What the standard library's own modules are called, by which our processes begin.

@@ -17,11 +17,7 @@ ALLOWED = {
     "prefetch/attend.py": {"pickle.load": OWN_PIPE},
     "tiering/daemon.py": {"pickle.load": OWN_PIPE},
     "source/remote/helper.py": {
-        "pickle.loads": "a socketpair with the child that it started",
-        "Connection.recv_bytes": "bytes; what becomes of them is the line above",
-    },
-    "source/remote/helper_main.py": {
-        "pickle.loads": "a socketpair with its parent",
+        "pickle.loads": "a socketpair of the helper with the process that started it",
         "Connection.recv_bytes": "bytes; what becomes of them is the line above",
     },
     "source/remote/obstore_backend.py": {"pickle.loads": "options that this job was given"},

@@ -19,7 +19,7 @@ from stoker.pool.address import PoolAddress
 from stoker.pool.service import MARKER, PoolService
 from stoker.pool.values import PREFIX
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 
 pytestmark = needs_server
 

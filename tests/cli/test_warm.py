@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from stoker import ImageFolder, Loader
 from stoker.cli.root import root
 from stoker.errors import SampleNotFound, SourceUnavailable
+from stoker.source.base import without
 from stoker.source.image_folder import ImageFolderSource
-from stoker.source.packed_source import without
 from stoker.store.cache_dir import MARKER
 
 KEEP = ["--keep-free", "0"]

@@ -44,19 +44,18 @@ from stoker.pytorch.codec import decode, encode
 from stoker.pytorch.decode import decode_image
 from stoker.sim.trace import Trace
 from stoker.sim.trace_file import Kind, TraceReader, TraceWriter
-from stoker.source.folder_cache import FolderCache
-from stoker.source.folder_listing import list_folder
+from stoker.source.folder_listing import FolderCache, list_folder
+from stoker.source.in_memory import MemorySource
 from stoker.source.listing_cache import ListingCache
-from stoker.source.memory import MemorySource
+from stoker.source.packed import Packed
 from stoker.source.parts import join_parts, split_parts
 from stoker.source.shard_index import ShardIndex, index_of
-from stoker.source.shard_names import expand
+from stoker.source.shards import expand
 from stoker.source.tar_members import members
 from stoker.store import handshake
 from stoker.store.arena import Arena
 from stoker.store.cache_dir import MARKER, CacheDir, DiskMeta
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.tiering.config import read_config
 from stoker.tiering.order import read_order
 from stoker.types import parse_bytes

@@ -21,7 +21,7 @@ from stoker.packaging.totals import FIELDS, Totals
 from stoker.packaging.workshop import Epoch, Workshop
 from stoker.policy.base import Region
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.slow_source import SlowSource
 

@@ -22,8 +22,7 @@ from stoker.packaging.package import (
     stamp_of_files,
 )
 from stoker.source import FileSource
-from stoker.source.packed import pack
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed, pack
 
 STAMP = stamp_of("fingerprint", 1000)
 

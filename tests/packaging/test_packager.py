@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 from stoker.packaging import Packager, Packaging
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.slow_source import SlowSource
 
@@ -158,7 +158,7 @@ import numpy as np
 from packaging_bench import L, MIN_BYTES, NUM, SAMPLES, two_regions
 from stoker.packaging import Packager, Packaging
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 arena, served = two_regions(4 * MIN_BYTES), SharedArray.create(NUM, np.uint32)
 packager = Packager(MemorySource(SAMPLES), arena, served, Packaging(MIN_BYTES), low=L)
 places = SharedArray.copy_of(np.full(NUM, L, np.uint8))

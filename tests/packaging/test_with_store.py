@@ -14,7 +14,7 @@ from packaging_bench import MIN_BYTES, NUM, SAMPLES, H, L, two_regions
 from stoker.packaging import Packager, Packaging
 from stoker.policy.substitution import Substitution
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.store.store import Store

@@ -12,7 +12,7 @@ from packaging_bench import MIN_BYTES, NUM, SAMPLES, SIZES, Bench, CountingDepot
 from stoker.errors import SourceUnavailable
 from stoker.packaging.loader import Loaded
 from stoker.packaging.workshop import Epoch
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.faulty_source import FaultySource
 
 ALL = np.ones(NUM, np.bool_)

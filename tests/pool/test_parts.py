@@ -25,7 +25,7 @@ from stoker.pool.values import (
     slot_of,
     unseal,
 )
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 
 OWNER = b"o" * OWNER_BYTES
 

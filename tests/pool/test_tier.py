@@ -14,7 +14,7 @@ from pool.redis_servers import needs_server
 from stoker.errors import SampleNotFound
 from stoker.pool.address import PoolAddress
 from stoker.pool.tier import PoolTier
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.store.upstream import Upstream
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 

@@ -12,11 +12,10 @@ from stoker.prefetch.feed import Feed, Segment
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.marks import SERVED, STARTED, Marks
 from stoker.prefetch.pace import Pace
-from stoker.source.memory import MemorySource
-from stoker.source.packed import pack
+from stoker.source.in_memory import MemorySource
+from stoker.source.packed import Packed, pack
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.store.substitutes import ByNeighbour, StandIns
 from stoker.store.upstream import Meter
 from stoker.testing.slow_source import SlowSource

@@ -19,7 +19,7 @@ from stoker.prefetch.job import Job
 from stoker.prefetch.progress import Progress
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
 from stoker.testing.slow_source import SlowSource

@@ -17,7 +17,7 @@ from stoker.pool import values as pool_frame
 from stoker.pool.values import PoolKeys
 from stoker.pytorch import with_cache, wrap
 from stoker.pytorch.compact import same
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.types import Outcome
 
 

@@ -12,7 +12,7 @@ import torch
 
 from stoker.pytorch import Loader, SampleDataset, inner
 from stoker.pytorch.inner import BeginWorker
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 
 TRAINING = """
 import multiprocessing, os, sys, threading, time

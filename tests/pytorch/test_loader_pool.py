@@ -13,7 +13,7 @@ from pool.redis_servers import Server, needs_server
 from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 
 pytestmark = [needs_server, pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning")]
 SIZE = sum(map(len, SAMPLES))

@@ -16,7 +16,7 @@ from torch import distributed
 from pytorch.ranks import run_ranks
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 NUM = 600

@@ -13,7 +13,7 @@ from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.scores import Scores
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store import MemoryTier, Store
 from stoker.store.arena import Arena
 from stoker.testing.reference_region import turn_of

@@ -20,7 +20,7 @@ import pytest
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
-from stoker.source.remote.place import address_of
+from stoker.source.remote.address import address_of
 from stoker.testing import SourceConformance
 
 from .conftest import free_port, serve

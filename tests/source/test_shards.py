@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
-from stoker.source.coalesce import coalesce
-from stoker.source.shard_names import expand
+from stoker.source.shard_index import coalesce
+from stoker.source.shards import expand
 from stoker.source.tar_members import Member, members
 from stoker.testing import SourceConformance
 

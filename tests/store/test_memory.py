@@ -6,9 +6,9 @@ import pytest
 from stoker.policy.base import Region
 from stoker.policy.baselines import LRU
 from stoker.shared import SharedArray
+from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.store.rearrange import drop_strays
 from stoker.store.tier import NOWHERE
 from stoker.testing.reference_arena import ReferenceArena

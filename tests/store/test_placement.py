@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from stoker.policy import HighLow, Homophily, Substitution
 from stoker.scores import Scores
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
+from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.store.store import Store
 from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome

@@ -14,9 +14,9 @@ from stoker.errors import SampleNotFound
 from stoker.policy.base import Region
 from stoker.policy.baselines import LRU, MinIO
 from stoker.shared import SharedArray
+from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE

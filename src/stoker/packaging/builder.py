@@ -15,10 +15,9 @@ from stoker.packaging.depot import Depot, new_name
 from stoker.packaging.package import Package, decode, encode, stamp_of_files
 from stoker.packaging.packer import mixed_packages
 from stoker.packaging.totals import Totals
-from stoker.source.base import Source
-from stoker.source.packed_source import read_whole
+from stoker.source.base import Source, read_whole
+from stoker.source.packed import Packed, gather
 from stoker.store.arena import Arena
-from stoker.store.packed import Packed, gather
 from stoker.store.tier import Ids
 
 log = logging.getLogger("stoker.packaging")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from stoker.errors import ConfigError
 from stoker.packaging.directory_depot import DirectoryDepot, check_directory
-from stoker.source.remote.place import Address, address_of
+from stoker.source.remote.address import Address, address_of
 
 Pieces = Sequence[bytes | memoryview]
 """One package, to be written one piece after the other."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from stoker.packaging.package import stamp_of
 from stoker.shared import SharedArray
 from stoker.source.base import Source
-from stoker.source.remote.place import Address
+from stoker.source.remote.address import Address
 from stoker.store.arena import Handle
 
 

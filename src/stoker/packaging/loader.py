@@ -15,8 +15,8 @@ from stoker.packaging.package import Package, stamp_of_files
 from stoker.packaging.totals import Totals
 from stoker.shared import SharedArray
 from stoker.source.base import Source
+from stoker.source.packed import pick
 from stoker.store.arena import Arena
-from stoker.store.packed import pick
 from stoker.store.tier import Ids, Mask
 
 _FRESH = 0.5  # seconds for which a look at the whole region holds

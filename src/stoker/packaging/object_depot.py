@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from stoker.errors import ConfigError
 from stoker.packaging.lease import EXPIRY, RENEW, Keeper, Lease, Seen, Version
+from stoker.source.pace import Retry
+from stoker.source.remote.address import Address
 from stoker.source.remote.backend import Fault, ObstorePlace, Why
 from stoker.source.remote.obstore_backend import ObstoreBackend
-from stoker.source.remote.place import Address
-from stoker.source.retry import Retry
 
 MARKER = ".stoker-packages"
 """Object that marks a prefix as one for packages; nothing is removed from one without it."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker import _core
 from stoker.errors import SegmentError
 from stoker.source.base import Source, local_identity
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.store.tier import Ids
 
 _MAGIC = b"STOKRPKG"

@@ -29,8 +29,8 @@ from stoker.pool.servers import (
 )
 from stoker.pool.servers import answers as read_answers
 from stoker.pool.values import HEAD_BYTES, PoolKeys, seal, unseal
+from stoker.source.packed import Packed
 from stoker.store.counters import Counters
-from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Mask
 
 log = logging.getLogger("stoker.pool")

@@ -21,10 +21,10 @@ from stoker.pool.order import PoolOrder
 from stoker.pool.servers import Breakers, require_redis
 from stoker.pool.survey import ServerState, advise, survey, total_room
 from stoker.pool.values import PoolKeys
+from stoker.source.packed import Packed, pick
 from stoker.store.counters import Counters
 from stoker.store.disk_plan import Wanted
 from stoker.store.null import NullTier
-from stoker.store.packed import Packed, pick
 from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import parse_bytes
 

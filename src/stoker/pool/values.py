@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.store.tier import Ids, Mask
 
 _HEAD = np.dtype(

@@ -19,9 +19,9 @@ from stoker.errors import SourceUnavailable, StokerError
 from stoker.prefetch.feed import Feed, Group
 from stoker.prefetch.pace import Pace
 from stoker.source.base import Source
+from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed
 from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import ByNeighbour
 from stoker.store.tier import Pool

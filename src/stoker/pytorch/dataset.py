@@ -16,12 +16,10 @@ from stoker.errors import ConfigError, SampleCorrupt
 from stoker.pytorch.decode import Decode, decode_image, to_pil
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
-from stoker.source.base import Source
-from stoker.source.image_folder import ImageFolderSource
-from stoker.source.image_prefix import ImagePrefixSource
+from stoker.source.base import Source, read_whole
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
 from stoker.source.open import open_image_folder
 from stoker.source.pace import Pace
-from stoker.source.packed_source import read_whole
 
 Transform = Callable[[Any], Any]
 

@@ -18,7 +18,7 @@ from stoker.pytorch.cursor import Cursor
 from stoker.pytorch.planner import Planner
 from stoker.pytorch.ranks import Ranks
 from stoker.shared import SharedArray
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.store.memory import MemoryTier
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store

@@ -12,8 +12,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.pytorch.codec import decode, encode
 from stoker.pytorch.dataset import SourceDataset
 from stoker.pytorch.wrapped import WrappedDataset
-from stoker.source.base import BaseSource, Source
-from stoker.source.packed_source import read_whole
+from stoker.source.base import BaseSource, Source, read_whole
 from stoker.store.counters import Counters
 
 _PROBES = 32  # samples decoded to learn how large decoded ones are

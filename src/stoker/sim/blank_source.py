@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from stoker.source.base import BaseSource, Packed, check_ids
+from stoker.source.base import BaseSource, PackedRead, check_ids
 from stoker.source.packed import Offsets, unpack
 
 
@@ -46,7 +46,7 @@ class BlankSource(BaseSource):
         data, offsets, _ = self.read_packed(ids)
         return unpack(data, offsets)
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return samples of no bytes; there are never errors."""
         count = len(check_ids(ids, len(self)))
         return np.empty(0, np.uint8), np.zeros(count + 1, np.int64), {}

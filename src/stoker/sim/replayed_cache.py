@@ -19,9 +19,9 @@ from stoker.scores import Scores
 from stoker.sim.accounting import AccountingArena
 from stoker.sim.blank_source import BlankSource
 from stoker.sim.packages import Packages
+from stoker.source.packed import Packed
 from stoker.store import MemoryTier, Store
 from stoker.store.null import NullTier
-from stoker.store.packed import Packed
 from stoker.store.served import Served
 from stoker.store.tier import Keys, Tier
 from stoker.types import Outcome

@@ -3,15 +3,12 @@
 from stoker.source.adapt import as_source
 from stoker.source.base import BaseSource, Source
 from stoker.source.files import FileSource
-from stoker.source.fsspec_source import FsspecSource
-from stoker.source.image_folder import ImageFolderSource
-from stoker.source.image_prefix import ImagePrefixSource
-from stoker.source.memory import MemorySource
-from stoker.source.objects import ObjectSource
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
+from stoker.source.in_memory import MemorySource
+from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
-from stoker.source.pace import Pace
+from stoker.source.pace import Pace, Retry
 from stoker.source.parts import join_parts, split_parts
-from stoker.source.retry import Retry
 from stoker.source.shards import ShardSource
 
 __all__ = [

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from stoker import _core
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, Packed, check_ids
+from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
 from stoker.source.listing import AnyPath, Listing, failure, list_paths
 from stoker.source.listing_cache import ListingCache
 from stoker.source.packed import Offsets, offsets_of
-from stoker.source.packed_source import PackedSource, without
 
 
 class FileSource(PackedSource):
@@ -90,7 +89,7 @@ class FileSource(PackedSource):
         begin, end = self._offsets.array[sample_id : sample_id + 2]
         return os.fsdecode(self._root + self._names.array[begin:end].tobytes())
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the contents in one array; see :meth:`Source.read_packed`."""
         reader = self._reader
         if reader is None:

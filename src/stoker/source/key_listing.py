@@ -11,13 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from stoker.errors import ConfigError, SourceError
-from stoker.source.failures import error_of
 from stoker.source.keys import Keys, pack_entries
 from stoker.source.listing_cache import Arrays, ListingCache
+from stoker.source.remote.address import Address
 from stoker.source.remote.backend import Entry
 from stoker.source.remote.client import Client
-from stoker.source.remote.place import Address
-from stoker.source.remote.request import Failure
+from stoker.source.remote.request import Failure, error_of
 
 DAY = 86400.0
 _T = TypeVar("_T")

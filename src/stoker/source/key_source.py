@@ -7,15 +7,13 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import Packed, check_ids
-from stoker.source.failures import error_of
+from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.keys import Keys
 from stoker.source.listing_cache import ListingCache
 from stoker.source.packed import Offsets, offsets_of
-from stoker.source.packed_source import PackedSource, without
 from stoker.source.remote.backend import Why
 from stoker.source.remote.client import Client
-from stoker.source.remote.request import Tally, Wanted
+from stoker.source.remote.request import Tally, Wanted, error_of
 
 _STALE = (Why.NOT_FOUND, None)  # the object is gone, or another one
 
@@ -78,7 +76,7 @@ class KeySource(PackedSource):
         begin, end = self._offsets.array[sample_id : sample_id + 2]
         return self._prefix + self._names.array[begin:end].tobytes().decode()
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the contents in one array; see :meth:`Source.read_packed`.
 
         Raises :class:`ConfigError` also when the credentials are refused, after asking for new

@@ -1,4 +1,4 @@
-"""A data set of objects in S3, Google Cloud Storage, Azure, or behind HTTP."""
+"""Data sets of objects: in S3, Google Cloud Storage, Azure, behind HTTP, or what fsspec reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stoker.errors import ConfigError
 from stoker.source.key_listing import DAY, KeyListing
 from stoker.source.key_source import KeySource
 from stoker.source.pace import Pace
+from stoker.source.remote.address import Address, address_of
 from stoker.source.remote.client import Client
-from stoker.source.remote.place import Address, address_of
 
 
 class ObjectSource(KeySource):
@@ -82,3 +82,31 @@ def check_keys(keys: Sequence[str]) -> Sequence[str]:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"keys has {key!r}: keys are texts that are not empty")
     return keys
+
+
+class FsspecSource(ObjectSource):
+    """The files below a folder of any file system of fsspec, or those of a list of paths.
+
+    For what :class:`ObjectSource` does not read. fsspec does not say which version of a file it
+    reads, so one that was replaced is noticed only by its size. Listings are not stored, because
+    fsspec cannot list in pages.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keys: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """List the files below ``url``, or ask after those of ``keys``, which are below it.
+
+        ``storage_options`` go to the file system. ``memory://`` is read in this process, and so
+        in children only after a fork; everything else in the helper process.
+
+        Raises as :class:`ObjectSource` does.
+        """
+        address = address_of(url, storage_options, by_fsspec=True)
+        in_memory = url.partition("://")[0].lower() == "memory"
+        self._find(address, keys, pace or Pace(), 0.0, in_process=in_memory)

@@ -9,13 +9,10 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.source.base import Source
 from stoker.source.files import FileSource
-from stoker.source.fsspec_source import FsspecSource
-from stoker.source.image_folder import ImageFolderSource
-from stoker.source.image_prefix import ImagePrefixSource
-from stoker.source.objects import ObjectSource
-from stoker.source.remote.place import OBJECT_SCHEMES
-from stoker.source.shard_names import expand
-from stoker.source.shards import ShardSource
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
+from stoker.source.objects import FsspecSource, ObjectSource
+from stoker.source.remote.address import OBJECT_SCHEMES
+from stoker.source.shards import ShardSource, expand
 
 Place = str | Path
 

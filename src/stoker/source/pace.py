@@ -2,10 +2,65 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass, field
 
 from stoker.errors import ConfigError
-from stoker.source.retry import Retry
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Exponential backoff with full jitter, up to a deadline.
+
+    Before attempt ``n + 1`` a request waits a random time between 0 and
+    ``min(longest, first * 2 ** (n - 1))`` seconds, so that those who failed together do not come
+    back together (Brooker, "Exponential Backoff and Jitter", AWS 2015). Told that it asks too
+    often (429, 503, ``SlowDown``), it waits ``throttled`` times that.
+
+    A request is given up ``deadline`` seconds after its first attempt, or after ``attempts`` of
+    them. An outage costs the deadline once, not per sample, call or process: it begins with the
+    first failure after which nothing is read, and ``deadline`` seconds later whatever still waits
+    is tried once and then given up too. A call that begins later, while the storage still fails,
+    gets ``unanswered`` seconds. Those are also all there is where nothing has ever answered
+    (connections refused, an unknown host): more often that is a wrong address than an outage.
+
+    An outage is reported once in each process that reads, as a warning of the logger ``stoker``.
+
+    Raises :class:`ConfigError` for values that are negative, zero where that makes no sense, or
+    not numbers.
+    """
+
+    deadline: float = 120.0
+    """Seconds."""
+    unanswered: float = 5.0
+    """Seconds to try where nothing has ever answered; no more than ``deadline`` counts."""
+    attempts: int | None = None
+    """At most so many requests for one sample; None leaves it to the deadline."""
+    first: float = 0.1
+    """Seconds: the longest first wait."""
+    longest: float = 10.0
+    """Seconds: the longest of all waits."""
+    throttled: float = 4.0
+    """How many times longer to wait when the storage says that it is asked too often."""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "unanswered", "first", "longest", "throttled"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name}={value} is not possible: give 0 or more")
+        if self.attempts is not None and self.attempts < 1:
+            raise ConfigError(f"attempts={self.attempts} is not possible: give 1 or more, or None")
+
+    def wait(self, failures: int, throttled: bool, draw: random.Random) -> float:
+        """Return how many seconds to wait after ``failures`` failures (1 or more)."""
+        # The exponent is bounded because a float is.
+        bound = min(self.longest, self.first * 2.0 ** min(failures - 1, 60))
+        return draw.uniform(0.0, bound * (self.throttled if throttled else 1.0))
+
+    def is_over(self, failures: int, elapsed: float) -> bool:
+        """Return whether to give up after so many failures and seconds."""
+        return elapsed >= self.deadline or (self.attempts is not None and failures >= self.attempts)
 
 
 @dataclass(frozen=True)

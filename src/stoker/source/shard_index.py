@@ -179,3 +179,52 @@ class _Builder:
             names=np.frombuffer(b"".join(self._keys), np.uint8),
             offsets=offsets_of(lengths),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """R requests that cover n ranges."""
+
+    shards: npt.NDArray[np.uint32]
+    """The object of each request, u32[R]."""
+    starts: Offsets
+    """Where it begins, i64[R]."""
+    lengths: Offsets
+    """Bytes of it, i64[R]."""
+    request_of: Offsets
+    """The request that covers each range, i64[n]."""
+
+
+def coalesce(
+    shards: npt.NDArray[np.uint32], starts: Offsets, ends: Offsets, gap: int, largest: int
+) -> Requests:
+    """Return requests that cover the ranges ``[starts, ends)`` of these ``shards``.
+
+    Ranges of one shard with at most ``gap`` bytes between them come in one request, as long as
+    it has at most ``largest`` bytes; a single range may be larger.
+    """
+    order = np.lexsort((starts, shards))
+    request_of = np.empty(len(order), np.int64)
+    joined: list[tuple[int, int, int]] = []
+    ranges = zip(
+        order.tolist(),
+        shards[order].tolist(),
+        starts[order].tolist(),
+        ends[order].tolist(),
+        strict=True,
+    )
+    shard, begin, end = -1, 0, 0
+    for index, here, start, stop in ranges:
+        close = here == shard and start - end <= gap and max(end, stop) - begin <= largest
+        if not close:
+            if shard >= 0:
+                joined.append((shard, begin, end))
+            shard, begin, end = here, start, stop
+        end = max(end, stop)
+        request_of[index] = len(joined)
+    if shard >= 0:
+        joined.append((shard, begin, end))
+    table = np.array(joined, np.int64).reshape(-1, 3)
+    return Requests(
+        table[:, 0].astype(np.uint32), table[:, 1].copy(), table[:, 2] - table[:, 1], request_of
+    )

@@ -1,10 +1,13 @@
-"""A data set in tar shards, in the layout of WebDataset: read by ranges, in any order."""
+"""A data set of samples in tar files, on disk or in an object store: ``train-{000..099}.tar``."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +16,68 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import Packed, check_ids
-from stoker.source.coalesce import Requests, coalesce
-from stoker.source.failures import error_of
+from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.key_listing import KeyListing
 from stoker.source.keys import Keys
 from stoker.source.listing import list_names
 from stoker.source.listing_cache import ListingCache
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of
-from stoker.source.packed_source import PackedSource, without
 from stoker.source.parts import part_header
+from stoker.source.remote.address import OBJECT_SCHEMES, Address, address_of, local_address
 from stoker.source.remote.client import Client
-from stoker.source.remote.place import OBJECT_SCHEMES, Address, address_of, local_address
-from stoker.source.remote.request import Tally, Wanted
-from stoker.source.shard_index import ShardIndex, index_of
-from stoker.source.shard_names import expand
+from stoker.source.remote.request import Tally, Wanted, error_of
+from stoker.source.shard_index import Requests, ShardIndex, coalesce, index_of
 from stoker.source.tar_members import Member, members
 
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_MOST = 10_000_000
+_COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _INDEXING = 16  # shards indexed at once
 # How much data is rather read along than skipped, when only the headers are wanted.
 _SEEK_LOCAL, _SEEK_REMOTE = 64 << 10, 1 << 20
+
+
+def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return the addresses of the shards, braces written out.
+
+    Raises :class:`ConfigError` when there are none, or one is a compressed archive.
+    """
+    given = [shards] if isinstance(shards, str | Path) else list(shards)
+    names = [name for pattern in given for name in _written_out(str(pattern))]
+    if not names:
+        raise ConfigError("shards is empty: give at least one tar file")
+    for name in names:
+        if name.lower().endswith(_COMPRESSED):
+            raise ConfigError(
+                f"{name} is compressed, so samples in it cannot be read one by one: unpack it to "
+                "a plain .tar (images do not get smaller anyway)"
+            )
+    return names
+
+
+def _written_out(pattern: str) -> list[str]:
+    """Return what a pattern with braces stands for."""
+    pieces = _BRACES.split(pattern)
+    choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
+    _check_number(pattern, math.prod(map(len, choices)))
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if count := _COUNT.fullmatch(inside):
+        low, high = int(count[1]), int(count[2])
+        if low > high:
+            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
+        _check_number(f"{{{inside}}}", high - low + 1)
+        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
+    return inside.split(",")
+
+
+def _check_number(what: str, number: int) -> None:
+    if number > _MOST:
+        raise ConfigError(f"{what} stands for {number:,} shards: give at most {_MOST:,}")
 
 
 class ShardSource(PackedSource):
@@ -199,7 +243,7 @@ class ShardSource(PackedSource):
         shard = int(index.shards[index.first[sample_id]])
         return redacted(f"{self._root}{self._shards[shard].decode()}#{index.key(sample_id)}")
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`.
 
         Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.

@@ -4,9 +4,9 @@ The one arrow: ``Store -> Tier -> arena``, and ``Store -> Source`` for what the 
 tier never reads the source, and the source knows of no tier.
 """
 
+from stoker.source.packed import Packed
 from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
-from stoker.store.packed import Packed
 from stoker.store.served import Served
 from stoker.store.store import Store
 from stoker.store.tier import Tier

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.errors import SourceError, SourceUnavailable
-from stoker.source.base import Source
-from stoker.source.packed_source import read_whole
+from stoker.source.base import Source, read_whole
+from stoker.source.packed import Packed, pick
 from stoker.store.arena import Arena
-from stoker.store.packed import Packed, pick
 from stoker.store.tier import Ids
 
 _BATCH_BYTES = 4 << 20

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import SourceError
-from stoker.store.packed import Packed, pick
+from stoker.source.packed import Packed, pick
 from stoker.store.tier import Ids, Keys, Pool, Tier
 from stoker.store.upstream import Upstream
 from stoker.types import Outcome

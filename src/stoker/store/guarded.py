@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import StokerError
 from stoker.shared import SharedArray
+from stoker.source.packed import Packed
 from stoker.store.null import NullTier
-from stoker.store.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask, Tier
 
 _T = TypeVar("_T")

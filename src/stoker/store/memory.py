@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
-from stoker.store.packed import Packed, pick
+from stoker.source.packed import Packed, pick
 from stoker.store.tier import NOWHERE, Ids, Keys, Mask
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask
 
 

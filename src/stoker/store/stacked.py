@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from stoker.errors import SegmentError
 from stoker.shared import SharedArray
+from stoker.source.packed import Packed, gather, pick
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
 from stoker.store.guarded import GuardedTier
 from stoker.store.memory import MemoryTier
-from stoker.store.packed import Packed, gather, pick
 from stoker.store.tier import Ids, Keys, Mask
 
 FIELDS = ("disk_hits", "disk_bytes", "disk_errors")

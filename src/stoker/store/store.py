@@ -16,11 +16,11 @@ from stoker.policy.substitution import Substitution
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids
+from stoker.source.packed import Packed, gather
 from stoker.store.claims import Claims, Turns
 from stoker.store.counters import Counters
 from stoker.store.flight import Flight
 from stoker.store.guarded import GuardedTier
-from stoker.store.packed import Packed, gather
 from stoker.store.rearrange import drop_strays, rearrange
 from stoker.store.served import Served
 from stoker.store.shared_arrays import open_arrays

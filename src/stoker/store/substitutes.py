@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from stoker import _core
 from stoker.shared import SharedArray
+from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
-from stoker.store.packed import Packed, gather, pick
 from stoker.store.shared_arrays import Layout
 from stoker.store.tier import Ids, Mask, Tier
 

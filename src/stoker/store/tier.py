@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 
 Ids = NDArray[np.uint32]
 """Sample ids, ``u32[n]``, contiguous, each below the number of samples."""

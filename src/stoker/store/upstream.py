@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import SourceError
-from stoker.source.packed_source import read_whole
-from stoker.store.packed import Packed, gather, pick
+from stoker.source.base import read_whole
+from stoker.source.packed import Packed, gather, pick
 from stoker.store.tier import Ids, Keys, Mask, Pool
 
 if TYPE_CHECKING:

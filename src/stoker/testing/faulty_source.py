@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, Packed, Source, check_ids
+from stoker.source.base import Errors, PackedRead, Source, check_ids, without
 from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
-from stoker.source.packed_source import without
 from stoker.testing.slow_source import SlowSource, uniform
 
 FAULTS = ("unavailable", "not_found", "corrupt", "short", "flip", "stall")
@@ -99,7 +98,7 @@ class FaultySource(SlowSource):
             samples[index] = None
         return samples, errors
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array, with what befell them."""
         wanted = check_ids(ids, len(self))
         with self._as_slow_as(wanted) as earlier:
@@ -132,7 +131,7 @@ class FaultySource(SlowSource):
 
     def _damage(
         self, lots: npt.NDArray[np.int64], data: Bytes, offsets: Offsets, errors: Errors
-    ) -> Packed:
+    ) -> PackedRead:
         """Flip bits and cut ends."""
         flipped, short = lots == FAULTS.index("flip"), lots == FAULTS.index("short")
         lengths = np.diff(offsets)

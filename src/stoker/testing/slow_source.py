@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, Errors, Packed, Source, check_ids
+from stoker.source.base import BaseSource, Errors, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets
 
 
@@ -111,7 +111,7 @@ class SlowSource(BaseSource):
         with self._as_slow_as(ids):
             return self._source.read_each(ids)
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Read from the source behind, no faster than the storage allows."""
         with self._as_slow_as(ids):
             return self._source.read_packed(ids)

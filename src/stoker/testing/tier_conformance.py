@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
-from stoker.store.packed import Packed
+from stoker.source.packed import Packed
 from stoker.store.tier import Tier
 
 _NUM_IDS = 200

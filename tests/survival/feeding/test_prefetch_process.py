@@ -19,8 +19,8 @@ from companions import await_true
 from stoker.prefetch import companion
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
-from stoker.source.base import Packed, Source
-from stoker.source.memory import MemorySource
+from stoker.source.base import PackedRead, Source
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 from .processes import prefetchers, signal_all, wait_for_prefetcher
@@ -82,7 +82,7 @@ class StoppingSource(SlowSource):
     def stop_next(self) -> None:
         self._is_due.array[0] = 1
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         if self._is_due.array[0] and b"stoker.prefetch.process" in _COMMAND.read_bytes():
             self._is_due.array[0] = 0
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -10,7 +10,7 @@ import pytest
 from pytorch.ranks import run_ranks
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 from .samples import number_of, sample, served

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 
 from .processes import wait_for_prefetcher

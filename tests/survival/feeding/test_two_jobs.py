@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.memory import MemorySource
+from stoker.source.in_memory import MemorySource
 
 from .processes import prefetchers
 from .samples import number_of, sample, walk

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.shared import SharedArray
-from stoker.source.base import Packed, Source
+from stoker.source.base import PackedRead, Source
 from stoker.testing.slow_source import SlowSource
 
 
@@ -27,7 +27,7 @@ class WatchedSource(SlowSource):
         """The samples that two readers were reading at the same time."""
         return np.flatnonzero(self._twice.array).tolist()
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         with self._watched(np.asarray(ids)):
             return super().read_packed(ids)
 

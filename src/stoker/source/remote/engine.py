@@ -1,4 +1,4 @@
-"""Gets many pieces of many objects at once: bounded concurrency, retries, hedging, rate limit."""
+"""Reads and lists one place in storage: concurrency, retries, second requests for late ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import count
 from typing import TypeVar
@@ -15,21 +15,77 @@ from typing import TypeVar
 import numpy as np
 
 from stoker.errors import redacted
-from stoker.source.keys import Keys, concatenate, pack_entries
+from stoker.source.keys import Keys, KeyTable, concatenate, pack_entries
 from stoker.source.pace import Pace
 from stoker.source.rate_limit import RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
-from stoker.source.remote.latencies import Latencies
-from stoker.source.remote.listing import list_prefix
 from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted
 
+_WINDOW = 1024
+_ENOUGH = 64
+_REFRESH = 32
+Page = list[Entry]
+Ask = Callable[[Callable[[], Page | None]], Page | None]
+"""Calls what it is given until that succeeds or is given up."""
 _T = TypeVar("_T")
 _log = logging.getLogger("stoker")
 _NO_USE = (Why.NOT_FOUND, Why.INVALID, Why.REFUSED)
 _NO_ANSWER = (Why.UNREACHABLE, Why.NO_CREDENTIALS, Why.INVALID)
 _NOTICEABLE = 2.0  # seconds after which a request that keeps failing is worth a line
 _TELL_EVERY = 60.0  # seconds between two lines at least: some outages come in pieces
+
+
+class Latencies:
+    """The last thousand latencies and a percentile of them. Thread-safe."""
+
+    def __init__(self, quantile: float) -> None:
+        """Watch the ``quantile`` (between 0 and 1) of the latencies."""
+        self._quantile = quantile
+        self._recent = np.zeros(_WINDOW)
+        self._count = 0
+        self._late: float | None = None
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float) -> None:
+        """Note how long a request took."""
+        with self._lock:
+            self._recent[self._count % _WINDOW] = seconds
+            self._count += 1
+            if self._count >= _ENOUGH and self._count % _REFRESH == 0:
+                known = self._recent[: min(self._count, _WINDOW)]
+                self._late = float(np.quantile(known, self._quantile))
+
+    @property
+    def late(self) -> float | None:
+        """After how many seconds a request is late; None while too few are known."""
+        return self._late
+
+
+def list_prefix(backend: Backend, prefix: str, ask: Ask) -> Keys:
+    """Return all objects whose keys begin with ``prefix``, sorted by key.
+
+    A page that fails is asked for again through ``ask``, from the last key on where the storage
+    lists in order, from the beginning where it does not. One thread.
+    """
+    table = KeyTable()
+    pages: Iterator[Page] | None = None
+
+    def next_page() -> Page | None:
+        nonlocal table, pages
+        if pages is None:
+            if not table.is_sorted:
+                table = KeyTable()
+            pages = iter(backend.pages(prefix, table.last.decode()))
+        try:
+            return next(pages, None)
+        except BaseException:
+            pages = None
+            raise
+
+    while (page := ask(next_page)) is not None:
+        table.add(page)
+    return table.finish()
 
 
 class Engine:

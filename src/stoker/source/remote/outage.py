@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
-from stoker.source.retry import Retry
+from stoker.source.pace import Retry
 
 _ANSWERED, _SINCE, _LATEST = range(3)
 

@@ -1,4 +1,4 @@
-"""Finds the backend for an address."""
+"""What an address means: which backend reads it, and from which key on."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, Packed, check_ids
+from stoker.source.base import BaseSource, PackedRead, check_ids
 from stoker.source.packed import Bytes, Offsets, offsets_of, pack, unpack
 
 
@@ -61,7 +61,7 @@ class MemorySource(BaseSource):
         data, offsets, _ = self.read_packed(ids)
         return unpack(data, offsets)
 
-    def read_packed(self, ids: npt.ArrayLike) -> Packed:
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; there are never errors."""
         if self._closed:
             raise ConfigError("this MemorySource is closed: make a new one to read from")

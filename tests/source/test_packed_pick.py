@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.store.packed import Packed, gather, pick
+from stoker.source.packed import Packed, gather, pick
 
 
 def packed(samples):

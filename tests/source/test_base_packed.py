@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from stoker.errors import SampleCorrupt
-from stoker.source.base import BaseSource
-from stoker.source.memory import MemorySource
-from stoker.source.packed_source import read_whole
+from stoker.source.base import BaseSource, read_whole
+from stoker.source.in_memory import MemorySource
 from stoker.testing import FaultySource
 
 
