@@ -28,6 +28,18 @@ def test_import_loads_nothing_heavy_and_warns_of_nothing() -> None:
     assert not loaded & HEAVY
 
 
+def test_an_epoch_needs_no_framework() -> None:
+    """Every module of ``stoker.epoch``: what a loader for another framework is made of."""
+    done = run(
+        "import importlib, json, pkgutil, sys, stoker.epoch as e\n"
+        "for m in pkgutil.iter_modules(e.__path__, e.__name__ + '.'):\n"
+        "    importlib.import_module(m.name)\n"
+        "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert not set(json.loads(done.stdout)) & HEAVY
+
+
 def test_import_starts_no_thread_and_no_process() -> None:
     done = run(
         "import stoker, threading, multiprocessing as m; "

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stoker.cluster import Alone, exchange, joined
+from stoker.cluster import Alone, exchange
+from stoker.cluster.group import joined
 from stoker.errors import ConfigError
 from stoker.scores import Scores
 

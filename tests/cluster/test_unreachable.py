@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from torch import distributed
 
-from stoker.cluster import Group
+from stoker.cluster.group import Group
+from stoker.epoch.ranks import Ranks
 from stoker.errors import RanksUnavailable
-from stoker.pytorch.ranks import Ranks, from_rank_zero
+from stoker.pytorch.ranks import from_rank_zero
 
 TIMEOUT = 3.0
 

@@ -29,6 +29,7 @@ from PIL import Image
 
 from fuzz.harness import Target
 from stoker import _core
+from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
@@ -43,7 +44,6 @@ from stoker.prefetch.process import Rank
 from stoker.pytorch.codec import decode, encode
 from stoker.pytorch.decode import decode_image
 from stoker.sim.trace import Trace
-from stoker.sim.trace_file import Kind, TraceReader, TraceWriter
 from stoker.source.folder_listing import FolderCache, list_folder
 from stoker.source.in_memory import MemorySource
 from stoker.source.listing_cache import ListingCache

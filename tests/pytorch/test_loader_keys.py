@@ -9,8 +9,8 @@ import pytest
 from torch.utils.data import Subset
 
 from pytorch.parts import number_of, numbers
+from stoker.epoch.cursor import Cursor
 from stoker.pytorch import Loader, SampleDataset
-from stoker.pytorch.cursor import Cursor
 from stoker.recipes import get
 from stoker.source import MemorySource
 

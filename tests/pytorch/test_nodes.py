@@ -14,10 +14,11 @@ from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
 from pytorch.ranks import run_ranks
+from stoker.epoch.nodes import Nodes, node_name
+from stoker.epoch.ranks import Ranks, is_first_on_node
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader
-from stoker.pytorch.nodes import Nodes, find_nodes, node_name
-from stoker.pytorch.ranks import Ranks, is_first_on_node
+from stoker.pytorch.ranks import find_nodes
 from stoker.recipes import get
 from stoker.runtime_dir import runtime_dir
 

@@ -7,7 +7,7 @@ from torch.utils.data import Subset
 from pytorch.parts import number_of, numbers
 from stoker.errors import ConfigError
 from stoker.pytorch import SampleDataset
-from stoker.pytorch.population import Population
+from stoker.pytorch.population import DatasetPopulation
 
 
 def base() -> SampleDataset:
@@ -15,7 +15,7 @@ def base() -> SampleDataset:
 
 
 def test_the_whole_data_set() -> None:
-    population = Population(base())
+    population = DatasetPopulation(base())
     assert (len(population), population.label) == (20, "")
     assert population.ids(np.array([3, -1])).tolist() == [3, 19]
     assert population.sizes(population.base.source.sizes).shape == (20,)
@@ -23,7 +23,7 @@ def test_the_whole_data_set() -> None:
 
 def test_nested_subsets_and_repeats() -> None:
     dataset = base()
-    population = Population(Subset(Subset(dataset, [5, 6, 7, 7, -1]), [4, 0, 2, 3]))
+    population = DatasetPopulation(Subset(Subset(dataset, [5, 6, 7, 7, -1]), [4, 0, 2, 3]))
     assert population.base is dataset
     assert population.ids(np.arange(4)).tolist() == [19, 5, 7, 7]
     assert population.ids(np.array([-1, 0])).tolist() == [7, 19]
@@ -34,6 +34,6 @@ def test_nested_subsets_and_repeats() -> None:
 
 
 def test_labels_tell_subsets_apart() -> None:
-    labels = {Population(Subset(base(), part)).label for part in ([1, 2], [2, 1], range(20))}
+    labels = {DatasetPopulation(Subset(base(), part)).label for part in ([1, 2], [2, 1], range(20))}
     assert len(labels) == 3 and "" not in labels
-    assert Population(Subset(base(), [1, 2])).label in labels
+    assert DatasetPopulation(Subset(base(), [1, 2])).label in labels

@@ -198,11 +198,12 @@ def test_what_a_plan_was_made_from_is_part_of_it() -> None:
 
 def test_a_rank_leaves_to_another_what_that_one_observed() -> None:
     """Or the observations of the rank whose state all load would count once for each of them."""
-    from stoker.pytorch.state import LoaderState
+    from stoker.epoch.state import RankState
+    from stoker.pytorch.state import array_of
 
     with loader_of(RECIPES[2]) as loader:
         state = reloaded(Run(loader).go(25))
-    agreed = LoaderState.from_dict(state).agreed
+    agreed = RankState.from_dict(state, array_of).agreed
     assert agreed is not None
     with loader_of(RECIPES[2], rank=0, world_size=2) as loader:
         loader.load_state_dict(state)

@@ -173,7 +173,7 @@ def test_a_killed_run_leaves_whole_blocks(tmp_path):
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import test_tracing as t
-        from stoker.pytorch import tracing
+        from stoker.epoch import tracing
         tracing._BLOCK_BYTES = 1000
         loader = t.make({str(path)!r})
         t.train(loader, 1)
@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path, monkeypatch):
         raise PermissionError(13, "no")
 
     loader = make(tmp_path / "trace")
-    monkeypatch.setattr("stoker.pytorch.tracing.TraceWriter", refuse)
+    monkeypatch.setattr("stoker.epoch.tracing.TraceWriter", refuse)
     with loader, pytest.warns(RuntimeWarning, match="training goes on") as told:
         train(loader, 2)
     assert len(told) == 1

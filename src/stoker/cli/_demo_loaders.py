@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from stoker import recipes
 from stoker.cli._choice import DATALOADER
 from stoker.cli._demo_data import DemoData, Settings, Storage
+from stoker.epoch.stats import Stats
 from stoker.pytorch import Loader, SampleDataset
-from stoker.pytorch.stats import Stats
 from stoker.recipes import Recipe
 
 _SHORT = {"icache": {"warm_up": 1}, "ilfu": {"warm_up": 1}, "impact": {"max_warm_up": 2}}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stoker.cli._demo_data import DemoData, Settings, Storage
 from stoker.cli._demo_loaders import BatchLoader, open_loader, predicted_hit_ratio
-from stoker.pytorch.stats import Stats
+from stoker.epoch.stats import Stats
 
 _RATE = 4e-3  # highest learning rate
 _QUICK = 0.05  # of all steps: what else runs on the machine only ever makes a step slower

@@ -1,6 +1,9 @@
-"""Beyond one process: what the ranks of a job tell each other."""
+"""Beyond one process: what the ranks of a job tell each other.
 
-from stoker.cluster.collective import Alone, Collective, Group, joined
+Only :mod:`stoker.cluster.group`, which is not imported here, needs torch.
+"""
+
+from stoker.cluster.collective import Alone, Collective
 from stoker.cluster.exchange import exchange
 
-__all__ = ["Alone", "Collective", "Group", "exchange", "joined"]
+__all__ = ["Alone", "Collective", "exchange"]

@@ -1,6 +1,6 @@
 """The PyTorch face: data sets, the Loader and what goes with them.
 
-Besides ``cluster``, the only part of Stoker that imports torch. The arrow of one batch::
+Besides ``cluster.group``, the only part of Stoker that imports torch. The arrow of one batch::
 
     Loader -> Planner -> RequestSampler -> [worker: BatchServer -> CachedDataset -> Store]
                                                         |
@@ -8,15 +8,16 @@ Besides ``cluster``, the only part of Stoker that imports torch. The arrow of on
           '-> observe -> Observer -> Scores
 """
 
+from stoker.epoch.batch import Failure
+from stoker.epoch.stats import Stats
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
 from stoker.pytorch.decode import decode_image
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.losses import per_sample_loss
-from stoker.pytorch.meta import Failure, Meta
+from stoker.pytorch.meta import Meta
 from stoker.pytorch.open_cache import with_cache
-from stoker.pytorch.stats import Stats
 from stoker.pytorch.with_ids import WithIds
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 

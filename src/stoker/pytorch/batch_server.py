@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
+from stoker.epoch.batch import Failure, Request
 from stoker.prefetch.progress import Progress
 from stoker.pytorch.cached import CachedDataset, Fetched
-from stoker.pytorch.meta import Envelope, Failure, Meta, Request
+from stoker.pytorch.meta import Envelope, Meta
 from stoker.pytorch.on_error import OnError, Replacer
 from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
 from stoker.types import Outcome

@@ -12,11 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import distributed
 from torch.utils.data import Sampler as TorchSampler
 
-from stoker.cluster import Alone, Collective, exchange, joined
+from stoker.cluster import Alone, Collective, exchange
+from stoker.cluster.group import joined
+from stoker.epoch.cursor import Cursor
+from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan
-from stoker.pytorch.cursor import Cursor
-from stoker.pytorch.ranks import LazyRanks, Ranks
+from stoker.pytorch.ranks import current_ranks
 from stoker.sampler.epoch import has_evidence
 from stoker.sampler.uniform import UniformSampler
 from stoker.sampler.weighted import WeightedSampler
@@ -97,7 +99,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
             replacement=replacement,
         )
         self._uniform = UniformSampler(count, seed)
-        self._ranks = LazyRanks(rank, num_replicas)
+        self._ranks = LazyRanks(rank, num_replicas, current_ranks)
         self._drop_last = drop_last
         self._scores = Scores(count)
         self._function: Callable[[Scores], ArrayLike] | None = None

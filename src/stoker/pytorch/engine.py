@@ -15,42 +15,45 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
-from stoker.cluster import Alone, joined
-from stoker.errors import ConfigError, StokerError
-from stoker.jobs.member import Member, token_of
-from stoker.jobs.merged import Merged
-from stoker.jobs.settings import Sharing
-from stoker.jobs.table import JobTable
-from stoker.plan import Plan
-from stoker.pytorch.agreement import (
+from stoker.cluster import Alone
+from stoker.cluster.group import joined
+from stoker.epoch.agreement import (
     AgreedRescore,
     Agreement,
     Ended,
     put_together,
     scores_of,
 )
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.nodes import Locality, Nodes
+from stoker.epoch.placing import Placing, make_packager
+from stoker.epoch.planner import BatchSpec, Planner
+from stoker.epoch.ranks import LazyRanks, Ranks, is_first_on_node
+from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.epoch.records import Records
+from stoker.epoch.state import Owner, RankState, dataset_name, state_of
+from stoker.epoch.stats import Stats
+from stoker.epoch.trace_file import check_continues
+from stoker.epoch.tracing import Tracer, rank_path
+from stoker.errors import ConfigError, StokerError
+from stoker.jobs.member import Member, token_of
+from stoker.jobs.merged import Merged
+from stoker.jobs.settings import Sharing
+from stoker.jobs.table import JobTable
+from stoker.plan import Plan
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset
-from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.inner import InnerLoader
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.pytorch.nodes import Locality, Nodes, find_nodes
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError
 from stoker.pytorch.open_cache import CacheSetup
-from stoker.pytorch.placing import Placing
-from stoker.pytorch.planner import Draw, Planner, draws_of
-from stoker.pytorch.ranks import LazyRanks, Ranks
-from stoker.pytorch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
-from stoker.pytorch.records import Records
+from stoker.pytorch.plan_sampler import sampled_batch_specs
+from stoker.pytorch.ranks import find_nodes
 from stoker.pytorch.requests import RequestSampler
-from stoker.pytorch.rescoring import Rescore, rescoring_draws, score_anew
-from stoker.pytorch.state import LoaderState, Owner, dataset_name, state_of
-from stoker.pytorch.stats import Stats
-from stoker.pytorch.tracing import Tracer, rank_path
+from stoker.pytorch.rescoring import Rescore, rescoring_specs, score_anew
 from stoker.scores import Scores
-from stoker.sim.trace_file import check_continues
 from stoker.store.registry import SharedArena
 
 log = logging.getLogger("stoker")
@@ -143,7 +146,7 @@ class Engine:
         places = 0 if self._own_order else self._planner.most_places
         cached = setup.open(ranks, window, join, has_homes=has_homes, accesses=places)
         try:
-            self._placing = Placing(setup, cached, ranks, self._seed, nodes)
+            self._placing = self._make_placing(cached, ranks, nodes)
         except BaseException:
             cached.close()
             raise
@@ -177,23 +180,23 @@ class Engine:
         now = self.stats()
         if self._own_order:
             self.walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
-            draws: Callable[[], Iterator[Draw]] = partial(self._own_draws, outer, at)
+            specs: Callable[[], Iterator[BatchSpec]] = partial(self._own_batch_specs, outer, at)
             if self._setup.member is not None:
                 self._setup.member.begin_epoch(None, 0, 2 * self._sharing.probe)
         else:
-            draws = partial(self._planner.draws, self._plan(outer, at), at)
+            specs = partial(self._planner.batch_specs, self._plan(outer, at), at)
             self.walk, earlier = self._planner.walk(at), self._planner.earlier(at)
         self._records.begin_epoch(at.epoch, earlier, now)
         bare = 0 if self._setup.member is None else self._setup.member.probe.count
         stamp = self.cached.store.stamp
         self.inner.requests.begin(
-            self._next_token(), at.epoch, draws, earlier, stamp=stamp, bare=bare
+            self._next_token(), at.epoch, specs, earlier, stamp=stamp, bare=bare
         )
         return iter(self.inner), self.walk
 
     def receive(self, envelope: Envelope) -> Meta:
         """Note a batch that the training loop gets; return what it gets to know of it."""
-        self._records.add_batch(envelope)
+        self._records.add_batch(envelope.meta.ids, envelope.failures)
         if self.tracer is not None:
             self.tracer.batch(envelope.meta, self._records.last_stall)
         if envelope.missed is not None and self._placing is not None:
@@ -215,7 +218,7 @@ class Engine:
                 records.epoch, supply=records.supply(), hit_ratio=records.epochs[-1].hit_ratio
             )
 
-    def save(self, outer: DataLoader[Any], owner: Owner) -> LoaderState:
+    def save(self, outer: DataLoader[Any], owner: Owner) -> RankState:
         """Return the state of this rank; see ``Loader.state_dict``."""
         walk = self.walk
         coming = self._planner.coming
@@ -231,7 +234,7 @@ class Engine:
         has_begun = walk is not None or self._resumed == coming.epoch
         if placing is not None:
             self._accesses = placing.accesses_before if has_begun else placing.accesses
-        return LoaderState(
+        return RankState(
             owner=owner,
             cursor=coming if walk is None else walk.cursor,
             served=self._served(coming if walk is None else walk.start, walk),
@@ -247,7 +250,7 @@ class Engine:
             backward=state_of(self._observer.backward),
             stats=self.stats(),
             failures=tuple(self._records.failures.values()),
-            generator=generator,
+            generator=None if generator is None else generator.numpy(),
         )
 
     def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
@@ -269,7 +272,7 @@ class Engine:
             return None
         return np.concatenate([planner.served(start), since])
 
-    def plan_of(self, state: LoaderState) -> str:
+    def plan_of(self, state: RankState) -> str:
         """Return the identity that the plan of a state's epoch has here."""
         planner, epoch = self._planner, state.cursor.epoch
         if not planner.uses_scores:
@@ -277,7 +280,7 @@ class Engine:
         scores = scores_of(state.agreed, len(state.scores["values"]))
         return planner.identity_from(scores, epoch, is_uniform=state.is_uniform)
 
-    def restore(self, outer: DataLoader[Any], state: LoaderState) -> None:
+    def restore(self, outer: DataLoader[Any], state: RankState) -> None:
         """Go on from a state that is this loader's; see ``Loader.load_state_dict``."""
         self.finish_epoch()
         ranks = self._ranks.now()
@@ -302,15 +305,21 @@ class Engine:
         self._resumed = state.cursor.epoch if state.has_begun else None
         self._records.restore(state.stats, state.failures, self.stats())
         if outer.generator is not None and state.generator is not None:
-            outer.generator.set_state(state.generator)
+            outer.generator.set_state(torch.from_numpy(state.generator))
 
     def stats(self) -> Stats:
         """Return the counts of this rank and its workers."""
         share = -(-len(self._setup.population) // self._ranks.now().world_size)
+        counters, rescored = None, {}
+        if self.cached is not None:
+            counters = self.cached.store.stats()
+            rescored = {} if self._aside is None else self._aside.store.counters.totals()
+            stored = counters["bytes_from_source"] + int(rescored.get("bytes_from_source", 0))
+            counters["bytes_from_source"] = self.cached.stage.bytes_from_source(stored)
         return self._records.stats(
-            self.cached,
-            self._aside,
+            counters,
             share,
+            rescored=int(rescored.get("accesses", 0)),
             non_finite=self._observer.non_finite,
             scoring_seconds=self._observer.seconds,
             data_bytes=self._setup.data_bytes,
@@ -356,12 +365,33 @@ class Engine:
                 log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
         return nodes
 
+    def _make_placing(self, cached: CachedDataset, ranks: Ranks, nodes: Nodes | None) -> Placing:
+        setup = self._setup
+        packager = make_packager(
+            setup.recipe,
+            cached.store,
+            setup.policy,
+            region_bytes=setup.least_low,
+            is_bytes_of_source=setup.stage.is_bytes_of_source,
+            node=0 if nodes is None else nodes.own,
+            seed=self._seed,
+        )
+        return Placing(
+            cached.store,
+            setup.policy,
+            setup.shares,
+            rank=ranks.rank,
+            is_node_leader=is_first_on_node(ranks) if nodes is None else nodes.is_first,
+            member=setup.member,
+            packager=packager,
+        )
+
     def _join(self, ranks: Ranks, arena: SharedArena, policy: Merged) -> Member | None:
         """Join the jobs that share the cache; None, and training goes on, if that fails."""
         setup, recipe = self._setup, self._setup.recipe.name
         inode = os.fstat(arena.arena.handle.fds[0]).st_ino
         try:
-            table = JobTable(f"{setup.key} {inode}", len(setup.population.base))
+            table = JobTable(f"{setup.key} {inode}", setup.population.num_samples)
         except (StokerError, OSError) as error:
             log.info("other jobs at this cache are not known: %s", error)
             return None
@@ -401,8 +431,8 @@ class Engine:
         """Return what a trace is of."""
         population = self._setup.population
         return {
-            "dataset": dataset_name(population),
-            "num_samples": len(population.base),
+            "dataset": dataset_name(population.base.source, population.label),
+            "num_samples": population.num_samples,
             "visited": len(population),
             "recipe": self._setup.recipe.name,
             "seed": self._seed,
@@ -426,10 +456,10 @@ class Engine:
         self._iterations += 1
         return (self._iterations - 1) << 32
 
-    def _own_draws(self, outer: DataLoader[Any], at: Cursor) -> Iterator[Draw]:
+    def _own_batch_specs(self, outer: DataLoader[Any], at: Cursor) -> Iterator[BatchSpec]:
         """Yield the batches that the user's sampler asks for."""
         indices: Any = outer.sampler if outer.batch_sampler is None else outer.batch_sampler
-        return draws_of(indices, self._setup.population, self._ranks.now(), at)
+        return sampled_batch_specs(indices, self._setup.population, self._ranks.now(), at)
 
     def _plan(self, outer: DataLoader[Any], at: Cursor) -> Plan:
         """Return the plan of all ranks from ``at`` on, once they agree on it and it is prepared."""
@@ -487,8 +517,8 @@ class Engine:
             begin = time.perf_counter()
             ids = self._setup.population.visited(ids)
             ids = self._planner.by_node(ids, epoch)
-            draws = partial(rescoring_draws, ids, self._ranks.now(), outer.batch_size, keys)
-            inner.requests.begin(self._next_token(), epoch, draws, _NONE, is_aside=True)
+            specs = partial(rescoring_specs, ids, self._ranks.now(), outer.batch_size, keys)
+            inner.requests.begin(self._next_token(), epoch, specs, _NONE, is_aside=True)
             score_anew(inner, rescore, self._observer)
             self._records.rescoring_seconds += time.perf_counter() - begin
 

@@ -14,9 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from stoker.epoch.agreement import Agreement
+from stoker.epoch.batch import Failure
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.planner import Planner
+from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.records import Records
+from stoker.epoch.state import OWN_ORDER, Owner, RankState, dataset_name
+from stoker.epoch.stats import Stats
+from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.jobs.settings import Sharing
-from stoker.pytorch.agreement import Agreement
 from stoker.pytorch.arguments import (
     as_scored,
     check_accuracy,
@@ -26,22 +34,18 @@ from stoker.pytorch.arguments import (
     check_rescore,
     follows_scores,
 )
-from stoker.pytorch.cursor import Cursor, Walk
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.export import export_scores
 from stoker.pytorch.iterator import LoaderIterator
-from stoker.pytorch.meta import Envelope, Failure, Meta, attach
+from stoker.pytorch.meta import Envelope, Meta, attach
 from stoker.pytorch.observe import Observer
 from stoker.pytorch.on_error import OnError, check_on_error
 from stoker.pytorch.open_cache import CacheSetup, as_recipe
-from stoker.pytorch.planner import Planner, PlanSampler
-from stoker.pytorch.population import Population
-from stoker.pytorch.ranks import LazyRanks
-from stoker.pytorch.records import Records
+from stoker.pytorch.plan_sampler import PlanSampler
+from stoker.pytorch.population import DatasetPopulation
+from stoker.pytorch.ranks import current_ranks
 from stoker.pytorch.signals import Shown
-from stoker.pytorch.state import OWN_ORDER, LoaderState, Owner, dataset_name
-from stoker.pytorch.stats import Stats
-from stoker.pytorch.tracing import trace_path
+from stoker.pytorch.state import array_of, tensor_of
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.baselines import minio
 from stoker.scores import Scores
@@ -152,7 +156,7 @@ class Loader(DataLoader[Any]):
     ) -> None:
         check_on_error(on_error)
         check_epochs(epochs)
-        self._population = Population(dataset)
+        self._population = DatasetPopulation(dataset)
         own_order = sampler is not None or batch_sampler is not None
         self._recipe = as_recipe(recipe or ("minio" if own_order else "foresight"))
         if own_order:
@@ -170,9 +174,9 @@ class Loader(DataLoader[Any]):
             pool,
             pool_cache,
         )
-        self._ranks = LazyRanks(rank, world_size)
+        self._ranks = LazyRanks(rank, world_size, current_ranks)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
-        scores = Scores(len(self._population.base))
+        scores = Scores(self._population.num_samples)
         self._planner = Planner(
             self._population,
             self._recipe.sampler if shuffle is not False else uniform,
@@ -223,7 +227,7 @@ class Loader(DataLoader[Any]):
         self._agreement = Agreement(
             self._observer, needed=follows or shared, without_accuracy=without
         )
-        self._records = Records(len(self._population.base))
+        self._records = Records(self._population.num_samples)
         self._engine = Engine(
             setup,
             self._ranks,
@@ -421,7 +425,7 @@ class Loader(DataLoader[Any]):
         walk = self._engine.walk
         epoch = (self._planner.coming if walk is None else walk.cursor).epoch
         plan = OWN_ORDER if self._own_order else self._planner.identity(epoch)
-        return self._engine.save(self, self._owner(plan)).to_dict()
+        return self._engine.save(self, self._owner(plan)).to_dict(tensor_of)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the loader that gave this state was: with the samples not yet handed out.
@@ -439,9 +443,9 @@ class Loader(DataLoader[Any]):
         raises it where the states that ranks loaded do not say together what was really served.
         """
         self._check_open()
-        state = LoaderState.from_dict(state_dict)
+        state = RankState.from_dict(state_dict, array_of)
         plan = OWN_ORDER if self._own_order else self._engine.plan_of(state)
-        state.refuse_other(self._owner(plan), len(self._population.base))
+        state.refuse_other(self._owner(plan), self._population.num_samples)
         self._engine.restore(self, state)
         self._tell_epoch(state.cursor.epoch)
 
@@ -532,7 +536,7 @@ class Loader(DataLoader[Any]):
         """Return what a state of this loader belongs to, whose plan is ``plan``."""
         ranks = self._ranks.now()
         return Owner(
-            dataset=dataset_name(self._population),
+            dataset=dataset_name(self._population.base.source, self._population.label),
             num_samples=len(self._population),
             seed=self._seed,
             recipe=self._recipe.name,

@@ -1,83 +1,25 @@
-"""What travels with a batch: from the plan to the worker, and with the samples back."""
+"""What travels with a batch back from the worker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stoker.epoch.batch import Failure, ServedBatch
 from stoker.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Request:
-    """One batch to load, as the main process sends it to a worker."""
-
-    token: int
-    """Names the batch within its loader."""
-    epoch: int
-    ids: NDArray[np.uint32]
-    """``u32[n]``, ids of the base data set."""
-    positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job; augmentation derives from them."""
-    weights: NDArray[np.float32] | None
-    """``f32[n]``, or None when all are one."""
-    keys: NDArray[np.float64] | None
-    """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
-    spares: NDArray[np.uint32]
-    """``u32[k]``, what this rank served before: replacements for samples that fail."""
-    first: int = 0
-    """Place of the first sample among this rank's accesses of the epoch."""
-    stamp: int = 0
-    """:attr:`Claims.stamp <stoker.store.claims.Claims.stamp>` of the epoch; 0 without claims."""
-    single: bool = False
-    """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
-    is_aside: bool = False
-    """Whether the batch is none of training's: its samples are to be scored anew."""
-    is_bare: bool = False
-    """Whether it is to be read past the cache, to measure what that is worth."""
-
-
-class Failure(NamedTuple):
-    """A sample that could not be served."""
-
-    id: int
-    name: str
-    """What its source calls it: a path, a key."""
-    reason: str
-
-
-class Use:
-    """Whether the training loop uses what goes with its batches; one for all of a loader's."""
-
-    weights = False
-    """Whether it has asked for weights."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Meta:
+class Meta(ServedBatch):
     """What a batch of ``n`` samples is made of; give it to ``Loader.observe``.
 
     Stays on the host: frameworks that move batches to a device leave it as it is.
     """
-
-    token: int
-    """Names the batch within its loader."""
-    epoch: int
-    ids: NDArray[np.uint32]
-    """``u32[n]``, ids of the base data set, of the samples really served."""
-    outcomes: NDArray[np.int8]
-    """``i8[n]``, a :class:`~stoker.types.Outcome` per sample."""
-    positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job."""
-    plan_weights: NDArray[np.float32] | None = None
-    """``f32[n]``, or None when all are one."""
-    use: Use | None = field(default=None, repr=False)
-    """Where it is noted that weights were asked for."""
 
     @property
     def weights(self) -> torch.Tensor:
@@ -85,8 +27,7 @@ class Meta:
 
         A recipe that learns from a part of each batch only sets them in ``Loader.observe``.
         """
-        if self.use is not None:
-            self.use.weights = True
+        self.note_weights_used()
         if self.plan_weights is None:
             return torch.ones(len(self.ids))
         return torch.from_numpy(self.plan_weights.copy())
@@ -94,9 +35,6 @@ class Meta:
     def to(self, *args: Any, **kwargs: Any) -> Meta:
         """Return itself: called by frameworks that move everything in a batch to a device."""
         return self
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Envelope(NamedTuple):

@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stoker.epoch.batch import Use
+from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.neighbours import Neighbours
 from stoker.pytorch.knn import search_on
-from stoker.pytorch.meta import Meta, Use
+from stoker.pytorch.meta import Meta
 from stoker.pytorch.signals import Copy, Shown, start_copy
-from stoker.pytorch.tracing import Tracer
 from stoker.scores import Scores
 
 OnScored = Callable[[NDArray[np.uint32], Neighbours | None, Scores], None]

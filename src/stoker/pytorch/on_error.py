@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stoker.epoch.batch import Failure, Request
 from stoker.errors import ConfigError, SourceError
 from stoker.pytorch.cached import CachedDataset, Fetched
-from stoker.pytorch.meta import Failure, Request
 from stoker.store.claims import ASIDE, Turns
 from stoker.types import Outcome
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from stoker import recipes
+from stoker.epoch.ranks import Ranks
+from stoker.epoch.read_ahead import with_window
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
@@ -22,9 +24,8 @@ from stoker.pool.tier import plan_pool
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.population import Population
-from stoker.pytorch.ranks import Ranks, current_ranks, from_rank_zero
-from stoker.pytorch.read_ahead import with_window
+from stoker.pytorch.population import DatasetPopulation
+from stoker.pytorch.ranks import current_ranks, from_rank_zero
 from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit_packages, fit_shares, make_store
@@ -69,9 +70,8 @@ def with_cache(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
         )
-    setup = CacheSetup(
-        Population(dataset), cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache
-    )
+    every = DatasetPopulation(dataset)
+    setup = CacheSetup(every, cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache)
     return setup.open(current_ranks())
 
 
@@ -95,7 +95,7 @@ class CacheSetup:
 
     def __init__(
         self,
-        population: Population,
+        population: DatasetPopulation,
         cache: int | float | str,
         recipe: Recipe,
         cache_stage: str,
@@ -135,7 +135,7 @@ class CacheSetup:
         self._local_identity = local_identity(population.base.source)
         wanted = Wanted(
             self.stage.key,
-            len(population.base),
+            population.num_samples,
             self.data_bytes,
             everything,
             largest,
@@ -159,7 +159,7 @@ class CacheSetup:
 
         The same for all jobs: they may share the caches.
         """
-        every = len(self.population.base)
+        every = self.population.num_samples
         never_evicts = all(region.admission == "while_room" for region in self.policy.regions())
         if not never_evicts or self._disk is not None:
             return Homes(every, num_nodes)
@@ -234,7 +234,7 @@ class CacheSetup:
             return None
         # Ranks that cannot agree are refused when the epoch begins.
         job = from_rank_zero(uuid.uuid4().hex, ranks)
-        num_samples = len(self.population.base)
+        num_samples = self.population.num_samples
         layout = StandIns.layout(num_samples)
         if substitution.is_once_each:
             layout = Claims.layout(num_samples, accesses)
@@ -304,7 +304,9 @@ class CacheSetup:
 
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
-        allowed = capacity_allowed(key, len(self.population.base), wanted, self.mean_size, regions)
+        allowed = capacity_allowed(
+            key, self.population.num_samples, wanted, self.mean_size, regions
+        )
         if allowed < wanted and allowed < self._largest:
             raise CapacityError(
                 f"the service of this node has room for {format_bytes(allowed)}, and the largest "
@@ -339,7 +341,7 @@ class CacheSetup:
     def __str__(self) -> str:
         """Return what is cached, and how, in one line."""
         share = min(1.0, self.capacity / self.data_bytes) if self.data_bytes else 0.0
-        visited, every = len(self.population), len(self.population.base)
+        visited, every = len(self.population), self.population.num_samples
         part = "" if visited == every else f" of {every:,}"
         kept = f"cache {format_bytes(self.capacity)} ({share:.0%})" if self.capacity else "no cache"
         return (

@@ -1,91 +1,24 @@
-"""Which data-parallel rank this process is."""
+"""Which data-parallel rank this process is, as torch.distributed says, and which node it is on."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+import warnings
 
 import numpy as np
 from torch import distributed
 
-from stoker.cluster import Group
-from stoker.errors import ConfigError
-
-
-class Ranks(NamedTuple):
-    """The place of a process among the data-parallel processes of the job."""
-
-    rank: int
-    world_size: int
-
-
-class LazyRanks:
-    """The ranks that the caller gave, or else what holds at the first iteration.
-
-    torch.distributed may come up after a loader is made. Raises ConfigError as
-    :func:`checked_ranks` does.
-    """
-
-    def __init__(self, rank: int | None, world_size: int | None) -> None:
-        self._fixed = checked_ranks(rank, world_size)
-
-    def now(self) -> Ranks:
-        """Return the ranks as far as they can be known now."""
-        return self._fixed or current_ranks()
-
-    def fix(self) -> Ranks:
-        """Return the ranks, which from now on stay as they are."""
-        self._fixed = self.now()
-        return self._fixed
-
-
-def checked_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
-    """Return what the caller gave, or None when it is to be found out later.
-
-    Raises :class:`~stoker.errors.ConfigError` unless both or neither are given and
-    ``0 <= rank < world_size``.
-    """
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None:
-        raise ConfigError(f"rank={rank!r} and world_size={world_size!r}: give both or neither")
-    if world_size < 1:
-        raise ConfigError(f"world_size={world_size} is refused: use 1 or more processes")
-    if not 0 <= rank < world_size:
-        raise ConfigError(
-            f"rank={rank} is out of range: with world_size={world_size} use 0..{world_size - 1}"
-        )
-    return Ranks(rank, world_size)
+from stoker.cluster.group import Group, joined
+from stoker.epoch.nodes import Nodes, node_name
+from stoker.epoch.ranks import Ranks, launched_ranks
+from stoker.runtime_dir import chosen_node
 
 
 def current_ranks() -> Ranks:
     """Return what torch.distributed says, else what torchrun or srun set, else a single process."""
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size())
-    for names in _TORCHRUN, _SLURM:
-        if not os.environ.keys() >= set(names):
-            continue
-        where = {name: os.environ[name] for name in names}
-        try:
-            given = checked_ranks(*(int(value) for value in where.values()))
-        except ValueError as error:
-            raise ConfigError(f"the environment says {where}, which is no rank: {error}") from error
-        return given or Ranks(0, 1)
-    return Ranks(0, 1)
-
-
-_TORCHRUN = ("RANK", "WORLD_SIZE")
-# Of the step that srun started: a batch script has SLURM_NTASKS too, and is one process.
-_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-
-
-def is_first_on_node(ranks: Ranks) -> bool:
-    """Whether this rank does what has to be done once per machine, by torchrun or srun."""
-    if "LOCAL_RANK" in os.environ:
-        return os.environ["LOCAL_RANK"] == "0"
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == str(ranks.world_size):
-        return os.environ.get("SLURM_LOCALID", "0") == "0"
-    return ranks.rank == 0
+    return launched_ranks()
 
 
 def from_rank_zero(text: str, ranks: Ranks) -> str | None:
@@ -102,3 +35,39 @@ def from_rank_zero(text: str, ranks: Ranks) -> str | None:
         return None
     texts = Group().gather(np.frombuffer(text.encode(), np.uint8))
     return texts[0].tobytes().decode()
+
+
+def find_nodes(ranks: Ranks) -> Nodes | None:
+    """Return the nodes of the job; every rank must call this, and all get the same.
+
+    None where all ranks are known to be on one machine, and where no process group has these ranks
+    to ask; that warns if there seem to be several machines.
+
+    Raises :class:`~stoker.errors.RanksUnavailable` when a rank does not answer.
+    """
+    if ranks.world_size == 1 or (_ranks_here() == ranks.world_size and not chosen_node()):
+        return None
+    is_up = distributed.is_available() and distributed.is_initialized()
+    if not is_up or Ranks(distributed.get_rank(), distributed.get_world_size()) != ranks:
+        if chosen_node() or _ranks_here() is not None:
+            warnings.warn(
+                "the nodes of this job cannot agree on which of them keeps which samples, so each "
+                "keeps what it reads: call torch.distributed.init_process_group() before the "
+                "first iteration, or give the Loader locality=False",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return None
+    own = np.frombuffer(node_name().encode(), np.uint8)
+    names = [part.tobytes() for part in joined(*ranks).gather(own)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return Nodes(tuple(numbers[name] for name in names), ranks.rank)
+
+
+def _ranks_here() -> int | None:
+    """Return how many ranks torchrun or srun started on this machine; None if they did not."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        return 0  # not all of them
+    return None

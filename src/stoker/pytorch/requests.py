@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.pytorch.meta import Request
-from stoker.pytorch.planner import Draw
+from stoker.epoch.batch import Request
+from stoker.epoch.planner import BatchSpec
 
 SPARES = 8
 """Replacements that travel with each batch: what the rank was given just before it."""
@@ -26,7 +26,7 @@ class RequestSampler:
         self,
         token: int,
         epoch: int,
-        draws: Callable[[], Iterator[Draw]],
+        specs: Callable[[], Iterator[BatchSpec]],
         given: NDArray[np.uint32],
         *,
         stamp: int = 0,
@@ -38,10 +38,10 @@ class RequestSampler:
         ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch; ``stamp`` is what
         claims know it by; ``is_aside``: the
         batches are none of training's; the first ``bare`` are read past the cache. torch asks for
-        an iterator twice in a row at times and uses the second, so ``draws`` is called for the
+        an iterator twice in a row at times and uses the second, so ``specs`` is called for the
         first batch and not before.
         """
-        self._epoch = _Epoch(token, epoch, draws, given[-SPARES:], stamp, is_aside, bare)
+        self._epoch = _Epoch(token, epoch, specs, given[-SPARES:], stamp, is_aside, bare)
 
     def __iter__(self) -> Iterator[Request]:
         assert self._epoch is not None, "begin() comes first"
@@ -51,7 +51,7 @@ class RequestSampler:
 class _Epoch(NamedTuple):
     token: int
     number: int
-    draws: Callable[[], Iterator[Draw]]
+    specs: Callable[[], Iterator[BatchSpec]]
     given: NDArray[np.uint32]
     stamp: int
     is_aside: bool
@@ -59,23 +59,23 @@ class _Epoch(NamedTuple):
 
 
 def _requests(epoch: _Epoch) -> Iterator[Request]:
-    draws, given = epoch.draws(), epoch.given
-    ahead = list(islice(draws, 2))
+    specs, given = epoch.specs(), epoch.given
+    ahead = list(islice(specs, 2))
     # The first batch of all has none before it, so the second stands in.
     spares = given if len(given) or not ahead else ahead[-1].ids[:SPARES]
-    for number, draw in enumerate(chain(ahead, draws)):
+    for number, spec in enumerate(chain(ahead, specs)):
         yield Request(
             token=epoch.token + number,
             epoch=epoch.number,
-            ids=draw.ids,
-            positions=draw.positions,
-            weights=draw.weights,
-            keys=draw.keys,
+            ids=spec.ids,
+            positions=spec.positions,
+            weights=spec.weights,
+            keys=spec.keys,
             spares=spares,
-            first=draw.first,
+            first=spec.first,
             stamp=epoch.stamp,
-            single=draw.single,
+            single=spec.single,
             is_aside=epoch.is_aside,
             is_bare=number < epoch.bare,
         )
-        spares = given = np.concatenate([given, draw.ids])[-SPARES:]
+        spares = given = np.concatenate([given, spec.ids])[-SPARES:]

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.planner import BatchSpec
+from stoker.epoch.ranks import Ranks
 from stoker.pytorch.meta import Envelope
 from stoker.pytorch.observe import Observer
-from stoker.pytorch.planner import Draw
-from stoker.pytorch.ranks import Ranks
 from stoker.store.tier import Keys
 
 Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 
-def rescoring_draws(
+def rescoring_specs(
     ids: NDArray[np.uint32],
     ranks: Ranks,
     batch_size: int | None,
     keys: Callable[[NDArray[np.uint32]], Keys],
-) -> Iterator[Draw]:
+) -> Iterator[BatchSpec]:
     """Yield the batches of one rank's part of ``ids`` ``u32[m]``.
 
     Parts are filled up to equal lengths, since the forward pass of a model that is wrapped for
@@ -36,7 +36,7 @@ def rescoring_draws(
     for begin in range(0, len(own), size):
         part = own[begin : begin + size]
         places = part.astype(np.int64)
-        yield Draw(part, places, keys=keys(part), first=begin, single=batch_size is None)
+        yield BatchSpec(part, places, keys=keys(part), first=begin, single=batch_size is None)
 
 
 def score_anew(envelopes: Iterable[Envelope], rescore: Rescore, observer: Observer) -> None:

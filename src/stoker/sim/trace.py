@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.trace_file import Block, Kind, TraceReader, damage_named
 from stoker.errors import ConfigError
 from stoker.importance.neighbours import Neighbours
-from stoker.sim.trace_file import Block, Kind, TraceReader, damage_named
 
 Ids = NDArray[np.uint32]
 _NO_IDS = np.empty(0, np.uint32)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stoker.pytorch import Stats
-from stoker.pytorch.stats import Visits, from_counters
+from stoker.epoch.stats import Stats, Visits, from_counters
 
 
 def test_ratios() -> None:

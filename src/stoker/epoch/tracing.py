@@ -14,11 +14,11 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.batch import ServedBatch
+from stoker.epoch.trace_file import Kind, TraceWriter
 from stoker.errors import ConfigError
 from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
-from stoker.pytorch.meta import Meta
-from stoker.sim.trace_file import Kind, TraceWriter
 
 _BLOCK_BYTES = 64 << 10  # what is written at once; so much is lost when the process is killed
 _BLOCK_SECONDS = 5.0  # or what came in this time
@@ -114,7 +114,7 @@ class Tracer:
         self._rows.volatile.append(volatile)
 
     @_harmless
-    def batch(self, meta: Meta, stall_seconds: float) -> None:
+    def batch(self, meta: ServedBatch, stall_seconds: float) -> None:
         """Note a batch that the training loop gets after waiting so long."""
         now = time.perf_counter()
         if self._rows.num_bytes >= _BLOCK_BYTES or now - self._flushed >= _BLOCK_SECONDS:
@@ -207,7 +207,7 @@ class _Rows:
         self._step: tuple[int, Ids, NDArray[np.float64]] | None = None
         self._steps = self._updates = self._accesses = 0
 
-    def add_batch(self, meta: Meta, asked: Ids | None, now: float, stall: float) -> None:
+    def add_batch(self, meta: ServedBatch, asked: Ids | None, now: float, stall: float) -> None:
         self._batches[meta.token] = len(self._batches), meta.ids
         self._append(batch_size=len(meta), position=int(meta.positions[0]), time=now, stall=stall)
         self._extend(ids=meta.ids, outcomes=meta.outcomes)

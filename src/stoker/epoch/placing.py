@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.importance.neighbours import Neighbours
+from stoker.jobs.member import Member
+from stoker.jobs.merged import Merged
 from stoker.packaging import Packager
 from stoker.plan import Plan
-from stoker.pytorch.cached import CachedDataset
-from stoker.pytorch.nodes import Nodes
-from stoker.pytorch.open_cache import CacheSetup
-from stoker.pytorch.ranks import Ranks, is_first_on_node
+from stoker.policy.shares import Shares
+from stoker.recipes.base import Recipe
 from stoker.recipes.cache import follow
 from stoker.scores import Scores
 from stoker.store.guarded import GuardedTier
+from stoker.store.store import Store
 from stoker.store.tier import NOWHERE
 
 _NONE = np.empty(0, np.uint32)
@@ -31,34 +32,39 @@ class Placing:
     Used by the training process only, from one thread; workers see the places through shared
     memory.
 
-    Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
+    ``policy`` is the recipe's, as fitted to this job and others; ``shares`` divides the cache, told
+    its size; ``member``: this job among those that share the cache. ``rank`` is this process's, and
+    ``is_node_leader`` says whether it does what has to be done once per machine.
     """
 
     def __init__(
         self,
-        setup: CacheSetup,
-        cached: CachedDataset,
-        ranks: Ranks,
-        seed: int,
-        nodes: Nodes | None = None,
+        store: Store,
+        policy: Merged,
+        shares: Shares | None,
+        *,
+        rank: int,
+        is_node_leader: bool,
+        member: Member | None = None,
+        packager: Packager | None = None,
     ) -> None:
         self.accesses: dict[str, int] = {}
         """Accesses of the whole job by region, in the epoch that began last."""
         self.accesses_before: dict[str, int] = {}
         """Those of the epoch before it."""
-        self._setup = setup
-        self._policy = setup.policy
-        self._regions = setup.policy.regions()
+        self._store = store
+        self._policy = policy
+        self._shares = shares
+        self._regions = policy.regions()
         self._names = [region.name for region in self._regions]
-        self._ranks = ranks
-        self._keeps_house = is_first_on_node(ranks) if nodes is None else nodes.is_first
-        self._member = setup.member
-        self._store = store = cached.store
+        self._rank = rank
+        self._is_node_leader = is_node_leader
+        self._member = member
+        self._packager = packager
         self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
-        self._ids = np.arange(len(cached), dtype=np.uint32)
+        self._ids = np.arange(len(store.source), dtype=np.uint32)
         self._plan: Plan | None = None
         self._missed: list[NDArray[np.uint32]] = []
-        self._packager = self._make_packager(seed, 0 if nodes is None else nodes.own)
 
     @property
     def needs_whole(self) -> bool:
@@ -85,22 +91,21 @@ class Placing:
         """
         self._plan = plan
         self.accesses_before = self.accesses
-        shares = self._setup.shares
         wanted = None
-        if shares is not None:
-            wanted = shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
+        if self._shares is not None:
+            wanted = self._shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
         missed = self._take_missed()
         self._place(scores, whole, are_here)
         keys, pool = None, self._store.pool
-        if (self._keeps_house or pool is not None) and not self._policy.natural_keys:
+        if (self._is_node_leader or pool is not None) and not self._policy.natural_keys:
             keys = self._policy.keys(self._ids, scores, plan, None)
-        if pool is not None and keys is not None and not self._keeps_house:
+        if pool is not None and keys is not None and not self._is_node_leader:
             pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
-        if self._keeps_house:
+        if self._is_node_leader:
             arranges = self._member is None or self._member.arranges
             moves = arranges and hasattr(self._policy, "places")
             self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=moves)
-        self._store.begin_epoch(plan.epoch, self._ranks.rank, earlier)
+        self._store.begin_epoch(plan.epoch, self._rank, earlier)
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
             self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
@@ -128,7 +133,7 @@ class Placing:
 
     def write_keys(self, scores: Scores) -> None:
         """Give all cached samples their keys anew, since jobs that share the cache came or went."""
-        if self._keeps_house and not self._policy.natural_keys:
+        if self._is_node_leader and not self._policy.natural_keys:
             keys = self._policy.keys_now(self._ids, scores, self._plan)
             if keys is not None:
                 self._store.rearrange(self._regions, keys, moves=False)
@@ -148,33 +153,6 @@ class Placing:
         follow(self._policy, self._plan, self._store, self._tier, ids, neighbours, scores)
 
     # --- inside ---
-
-    def _make_packager(self, seed: int, node: int) -> Packager | None:
-        setup, store = self._setup, self._store
-        packaging, substitution = setup.recipe.packaging, setup.recipe.substitution
-        arenas = getattr(store.tier, "arenas", ())
-        if packaging is None or substitution is None or store.claims is None or not arenas:
-            return None
-        if not setup.stage.is_bytes_of_source:
-            warnings.warn(
-                "samples are not packaged, as only bytes of a source can be: leave out "
-                "cache_stage='decoded', and use a data set of Stoker's in place of wrap()",
-                RuntimeWarning,
-                stacklevel=6,
-            )
-            return None
-        return Packager(
-            store.source,
-            arenas[0],
-            store.claims.served,
-            packaging,
-            low=self._names.index(substitution.region),
-            region=substitution.region,
-            region_bytes=setup.least_low,
-            packaged=store.packaged,
-            owner=str(node),
-            seed=seed,
-        )
 
     def _take_missed(self) -> NDArray[np.uint32]:
         """Return the missed samples of low importance, as far as the places still say so."""
@@ -196,3 +174,48 @@ class Placing:
         if are_here is not None:
             wanted[~are_here] = NOWHERE
         places.array[:] = wanted
+
+
+def make_packager(
+    recipe: Recipe,
+    store: Store,
+    policy: Merged,
+    *,
+    region_bytes: int,
+    is_bytes_of_source: bool,
+    node: int,
+    seed: int,
+) -> Packager | None:
+    """Return what packages samples of low importance, if the recipe has that done and it can be.
+
+    ``region_bytes`` are those that the region of packages has at least; ``node`` keeps apart what
+    several nodes build in one place. With ``is_bytes_of_source`` false the cache holds what cannot
+    be packaged, which is warned of.
+
+    Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
+    """
+    packaging, substitution = recipe.packaging, recipe.substitution
+    arenas = getattr(store.tier, "arenas", ())
+    if packaging is None or substitution is None or store.claims is None or not arenas:
+        return None
+    if not is_bytes_of_source:
+        warnings.warn(
+            "samples are not packaged, as only bytes of a source can be: leave out "
+            "cache_stage='decoded', and use a data set of Stoker's in place of wrap()",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+        return None
+    names = [region.name for region in policy.regions()]
+    return Packager(
+        store.source,
+        arenas[0],
+        store.claims.served,
+        packaging,
+        low=names.index(substitution.region),
+        region=substitution.region,
+        region_bytes=region_bytes,
+        packaged=store.packaged,
+        owner=str(node),
+        seed=seed,
+    )

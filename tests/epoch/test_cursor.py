@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.pytorch.cursor import Cursor, Walk
+from stoker.epoch.cursor import Cursor, Walk
 
 
 def test_a_step_takes_a_stride_of_the_plan_whatever_this_rank_got() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.bounds import Rates, smallest_cache
 
 if TYPE_CHECKING:
-    from stoker.pytorch.stats import Stats
+    from stoker.epoch.stats import Stats
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
 

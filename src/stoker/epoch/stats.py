@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.pytorch.verdict import verdict_of
+from stoker.epoch.verdict import verdict_of
 from stoker.shared import SharedArray
 
 
@@ -152,7 +153,7 @@ _ZERO = Stats()
 _AT_ONCE = 32  # batches
 
 
-def from_counters(counters: dict[str, Any], **others: Any) -> Stats:
+def from_counters(counters: Mapping[str, Any], **others: Any) -> Stats:
     """Return Stats of :meth:`Store.stats`, with ``others`` on top."""
     names = {field.name for field in fields(Stats)}
     values = {name: value for name, value in counters.items() if name in names}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.epoch.ranks import Ranks
+from stoker.epoch.read_ahead import ranks_on_node, window_bytes, with_window
 from stoker.policy.base import Region
 from stoker.prefetch.fetcher import WINDOW
-from stoker.pytorch.ranks import Ranks
-from stoker.pytorch.read_ahead import ranks_on_node, window_bytes, with_window
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.epoch.trace_file import MAGIC, Kind, TraceReader, TraceWriter, check_continues
 from stoker.errors import ConfigError
-from stoker.sim.trace_file import MAGIC, Kind, TraceReader, TraceWriter, check_continues
 
 ABOUT = {"dataset": "d", "num_samples": 3, "seed": 0}
 SIZES = np.array([5, 2**33, 7])

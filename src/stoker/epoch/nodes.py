@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import distributed
 
-from stoker.cluster import joined
-from stoker.pytorch.ranks import Ranks
 from stoker.runtime_dir import chosen_node
 from stoker.sampler.homes import Homes
 from stoker.sampler.local_order import local_order
@@ -55,47 +50,11 @@ class Nodes:
         return np.asarray(order[takers != self.own])
 
 
-def find_nodes(ranks: Ranks) -> Nodes | None:
-    """Return the nodes of the job; every rank must call this, and all get the same.
-
-    None where all ranks are known to be on one machine, and where no process group has these ranks
-    to ask; that warns if there seem to be several machines.
-
-    Raises :class:`~stoker.errors.RanksUnavailable` when a rank does not answer.
-    """
-    if ranks.world_size == 1 or (_ranks_here() == ranks.world_size and not chosen_node()):
-        return None
-    is_up = distributed.is_available() and distributed.is_initialized()
-    if not is_up or Ranks(distributed.get_rank(), distributed.get_world_size()) != ranks:
-        if chosen_node() or _ranks_here() is not None:
-            warnings.warn(
-                "the nodes of this job cannot agree on which of them keeps which samples, so each "
-                "keeps what it reads: call torch.distributed.init_process_group() before the "
-                "first iteration, or give the Loader locality=False",
-                RuntimeWarning,
-                stacklevel=6,
-            )
-        return None
-    own = np.frombuffer(node_name().encode(), np.uint8)
-    names = [part.tobytes() for part in joined(*ranks).gather(own)]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return Nodes(tuple(numbers[name] for name in names), ranks.rank)
-
-
 def node_name() -> str:
     """Return what tells this machine from others: ``STOKER_NODE``, else host and boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     booted = boot.read_text().strip() if boot.is_file() else ""
     return chosen_node() or f"{socket.gethostname()} {booted}"
-
-
-def _ranks_here() -> int | None:
-    """Return how many ranks torchrun or srun started on this machine; None if they did not."""
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    if os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
-        return 0  # not all of them
-    return None
 
 
 class Locality:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Planner
+from stoker.epoch.ranks import Ranks
 from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.fetcher import WINDOW
 from stoker.prefetch.job import Job
 from stoker.prefetch.progress import Progress
-from stoker.pytorch.cursor import Cursor
-from stoker.pytorch.planner import Planner
-from stoker.pytorch.ranks import Ranks
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
 from stoker.store.memory import MemoryTier

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import Collective, exchange
 from stoker.errors import ConfigError, StateMismatch
-from stoker.pytorch.observe import Observer
+from stoker.importance.base import Scorer
 from stoker.scores import MAX_EPOCHS, Scores
 from stoker.store.claims import NOBODY
 
@@ -31,6 +31,29 @@ class Ended(NamedTuple):
     """Hits / accesses of this rank."""
 
 
+class Observed(Protocol):
+    """What a rank has learned from its batches."""
+
+    @property
+    def scores(self) -> Scores:
+        """The scores with everything observed so far."""
+        ...
+
+    @property
+    def scorer(self) -> Scorer:
+        """Who made them."""
+        ...
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the training loop has long not given, or not used, what the recipe needs."""
+        ...
+
+    def take_loss(self) -> tuple[float, int]:
+        """Return the sum and the count of the finite losses since the last call."""
+        ...
+
+
 class Agreement:
     """Brings the scores of all ranks together between two epochs.
 
@@ -40,7 +63,7 @@ class Agreement:
     process only, from one thread; with several ranks :meth:`reach` is a collective.
     """
 
-    def __init__(self, observer: Observer, *, needed: bool, without_accuracy: str = "") -> None:
+    def __init__(self, observer: Observed, *, needed: bool, without_accuracy: str = "") -> None:
         self.needed = needed
         self._without_accuracy = without_accuracy
         self.ended: Ended | None = None

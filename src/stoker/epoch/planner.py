@@ -1,23 +1,22 @@
-"""From the plan of an epoch, or a sampler of the user's, to the batches of one rank."""
+"""From the plan of an epoch to the batches of one rank."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Sampler as TorchSampler
 
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.nodes import Locality, Nodes
+from stoker.epoch.population import Population
+from stoker.epoch.ranks import LazyRanks
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, looks_ahead
-from stoker.pytorch.cursor import Cursor, Walk
-from stoker.pytorch.nodes import Locality, Nodes
-from stoker.pytorch.population import Population
-from stoker.pytorch.ranks import LazyRanks, Ranks
 from stoker.recipes.base import SamplerFactory, uniform
 from stoker.sampler.base import Sampler, begin_epoch, foresees
 from stoker.scores import Scores
@@ -27,7 +26,7 @@ from stoker.store.tier import Keys
 log = logging.getLogger("stoker")
 
 
-class Draw(NamedTuple):
+class BatchSpec(NamedTuple):
     """What one batch is to hold."""
 
     ids: NDArray[np.uint32]
@@ -311,7 +310,7 @@ class Planner:
         order = self.order(self.coming)
         return iter(order.ids[self._own(self._with_ids(order, None))].tolist())
 
-    def draws(self, plan: Plan, at: Cursor) -> Iterator[Draw]:
+    def batch_specs(self, plan: Plan, at: Cursor) -> Iterator[BatchSpec]:
         """Yield this rank's batches of ``plan``, which begins at ``at``.
 
         One by one with ``batch_size=None``.
@@ -321,7 +320,7 @@ class Planner:
         for begin in range(0, end, size):
             places = own[begin : min(begin + size, end)]
             wanted = plan.ids[places]
-            yield Draw(
+            yield BatchSpec(
                 wanted,
                 at.consumed + places,
                 None if plan.weights is None else plan.weights[places],
@@ -427,43 +426,3 @@ class Planner:
         beyond = None if order.beyond is None else population.spread(order.beyond)
         ids = population.ids(order.ids)
         return Plan(order.epoch, order.start, ids, order.weights, following, beyond)
-
-
-class PlanSampler(TorchSampler[int]):
-    """The planned order as a torch sampler, so that ``loader.sampler`` is what users expect.
-
-    Yields this rank's indices of the loader's data set for the iteration that comes next.
-    """
-
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
-
-    def __iter__(self) -> Iterator[int]:
-        return self._planner.indices()
-
-    def __len__(self) -> int:
-        return self._planner.accesses(self._planner.coming)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do as ``Loader.set_epoch``: Lightning and others tell the sampler, as in torch."""
-        self._planner.set_epoch(epoch)
-
-
-def draws_of(
-    indices: Iterable[Any], population: Population, ranks: Ranks, at: Cursor
-) -> Iterator[Draw]:
-    """Yield the batches that a sampler of the user's asks for; it is this rank's own already.
-
-    ``indices`` yields a list of indices of the population's view, or a single index. What lies
-    before ``at`` is drawn and left out, up to the middle of a batch.
-    """
-    done = 0
-    over = at.consumed // ranks.world_size
-    for wanted in indices:
-        batch = np.atleast_1d(np.asarray(wanted, np.int64))
-        places = done + np.arange(len(batch))
-        done += len(batch)
-        batch, places = batch[places >= over], places[places >= over]
-        if len(batch):
-            positions = places * ranks.world_size + ranks.rank
-            yield Draw(population.ids(batch), positions, single=np.ndim(wanted) == 0)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.pytorch.cached import CachedDataset
-from stoker.pytorch.meta import Envelope, Failure
-from stoker.pytorch.stats import Stats, Visits, from_counters
+from stoker.epoch.batch import Failure
+from stoker.epoch.stats import Stats, Visits, from_counters
 
 log = logging.getLogger("stoker")
 
@@ -40,22 +39,19 @@ class Records:
         self._began_at = self._last_at = 0.0
 
     def stats(
-        self, cached: CachedDataset | None, aside: CachedDataset | None, share: int, **counts: Any
+        self, counters: Mapping[str, Any] | None, share: int, *, rescored: int, **counts: Any
     ) -> Stats:
-        """Return all counts, with ``counts`` of who else has some.
+        """Return all counts; those of the run before while ``counters`` are None.
 
-        ``aside`` is what samples are read through to be scored anew; ``share`` is how many samples
+        ``counters`` are those of :meth:`Store.stats <stoker.store.Store.stats>`, with ``counts`` of
+        others on top; ``rescored``: reads made to score samples again; ``share``: how many samples
         are this rank's.
         """
-        if cached is None:
+        if counters is None:
             return self._before
-        counters = cached.store.stats()
-        apart = {} if aside is None else aside.store.counters.totals()
-        stored = counters["bytes_from_source"] + int(apart.get("bytes_from_source", 0))
         return from_counters(
             counters,
-            bytes_from_source=cached.stage.bytes_from_source(stored),
-            rescored=int(apart.get("accesses", 0)),
+            rescored=rescored,
             rescoring_seconds=self.rescoring_seconds,
             stall_seconds=self._stall_seconds,
             epoch_seconds=self._epoch_seconds + self._seconds,
@@ -103,11 +99,11 @@ class Records:
         working = max(0.0, 1 - self._idle_seconds / seconds)
         return working * last.fetched / last.accesses
 
-    def add_batch(self, envelope: Envelope) -> None:
-        """Count a batch that is handed out."""
+    def add_batch(self, ids: NDArray[np.uint32], failures: Iterable[Failure]) -> None:
+        """Count a batch of samples ``u32[n]`` that is handed out, and what was replaced in it."""
         self._last_at = time.perf_counter()
-        self._visits.add(envelope.meta.ids)
-        for failure in envelope.failures:
+        self._visits.add(ids)
+        for failure in failures:
             if failure.id not in self.failures:
                 log.warning("skipped %s: %s", failure.name, failure.reason)
             self.failures[failure.id] = failure
