@@ -105,6 +105,23 @@ def test_the_claims_of_the_dead_can_be_claimed_at_once(tmp_path: Path) -> None:
     arena.close()
 
 
+def _put_and_sleep(arena: Arena, row: Row) -> None:
+    assert arena.put(9, b"9")
+    row.add(Field.BEATS)
+    while True:
+        time.sleep(60)
+
+
+def test_claims_of_the_dead_are_not_those_of_their_successor(tmp_path: Path) -> None:
+    arena = new_arena()
+    with Fleet(arena, [_claim_and_sleep], tmp_path) as fleet:
+        fleet.await_start()
+    with Fleet(arena, [_put_and_sleep], tmp_path) as fleet:  # alive, in the dead one's slot
+        fleet.await_start()
+        assert arena.claim([3, 4]).all()
+    arena.close()
+
+
 _LARGE = 64 << 20
 
 
