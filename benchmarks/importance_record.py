@@ -153,20 +153,16 @@ class Recorder:
     def update(self, scores: Scores, observation: Observation) -> None:
         """Let the other scorer finish, then write down the scores."""
         self._scorer.update(scores, observation)
-        drain = getattr(self._scorer, "drain", None)
-        if drain is not None:
-            drain()
+        self._scorer.drain()
         ids = observation.ids.copy()
-        near = getattr(self._scorer, "neighbours", None)
+        near = self._scorer.neighbours
         self._record.updates.append(
             Update(observation.epoch, not self.is_training, ids, scores.values[ids].copy(), near)
         )
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Let the other scorer begin, and write down what it asks for."""
-        begin_epoch = getattr(self._scorer, "begin_epoch", None)
-        if begin_epoch is not None:
-            begin_epoch(scores, epoch)
+        self._scorer.begin_epoch(scores, epoch)
         self._record.ready.append(scores.ready)
         self._record.volatile.append(np.flatnonzero(scores.volatile).astype(np.uint32))
 

@@ -95,7 +95,7 @@ class Bench:
             recipe=recipe,
             epochs=self.epochs,
             seed=seed,
-            rescore=trainer.rescore if hasattr(recipe.scorer(len(images)), "volatile") else None,
+            rescore=trainer.rescore if recipe.scorer(len(images)).rescores else None,
             **({} if case.prefetch else {"prefetch_bytes": 0}),
         ) as loader:
             found = []

@@ -68,7 +68,7 @@ def train(
         epochs=settings.epochs,
         seed=seed,
         prefetch_bytes=0,
-        rescore=trainer.rescore if hasattr(recipe.scorer(len(images)), "volatile") else None,
+        rescore=trainer.rescore if recipe.scorer(len(images)).rescores else None,
     ) as loader:
         epochs, precisions = [], []
         for epoch in range(settings.epochs):

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError
 
@@ -89,3 +89,15 @@ def format_bytes(value: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def check_members(candidate: Any, kind: str, required: tuple[str, ...], see: str) -> None:
+    """Raise :class:`ConfigError` unless ``candidate`` has all ``required`` members of a ``kind``.
+
+    ``see`` names the class that describes them.
+    """
+    missing = [name for name in required if not hasattr(candidate, name)]
+    if missing:
+        raise ConfigError(
+            f"{type(candidate).__name__} is not a {kind}: it lacks {', '.join(missing)}; see {see}"
+        )

@@ -92,7 +92,7 @@ def test_what_the_other_scorer_has_is_there() -> None:
         hybrid.begin_epoch(scores, epoch + 1)
     assert len(hybrid.volatile) == 2 and scores.ready
     assert hybrid.state_dict().keys() == Hybrid(20).state_dict().keys()
-    assert not hasattr(hybrid, "neighbours")
+    assert hybrid.neighbours is None
     hybrid.close()
     assert Background(LossHistory()).state_dict() == {}
     with pytest.raises(AttributeError):

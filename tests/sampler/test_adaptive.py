@@ -4,7 +4,6 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.sampler import AdaptiveSampler, ImportanceSampler, Sampler, SuperEpochSampler
 from stoker.sampler.adaptive import LEVELS
-from stoker.sampler.base import begin_epoch
 from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 
@@ -21,7 +20,7 @@ def train(sampler, epochs, storage, hits=(CACHE, CACHE + 0.25, CACHE + 0.316, 0.
     scores, levels = Scores(N), []
     rng = np.random.default_rng(1)
     for epoch in range(epochs):
-        begin_epoch(sampler, scores, epoch)
+        sampler.begin_epoch(scores, epoch)
         level = LEVELS.index(sampler.level_at(scores.snapshot(), epoch))
         levels.append(level)
         missed = 1.0 if epoch == 0 else 1 - hits[level]
@@ -72,7 +71,7 @@ def test_plans_are_those_of_the_level():
         assert sampler.foresees(scores, epoch) == (epoch != 2)
     assert (np.bincount(np.concatenate([twice.plan(None, e).ids for e in (2, 3)])) == 2).all()
     scores.record_epoch(1, supply=0.1)
-    begin_epoch(sampler, scores, 2)
+    sampler.begin_epoch(scores, 2)
     important = ImportanceSampler(N, seed=5, repeat=4, warm_up=2)
     assert sampler.plan(scores, 3).identity == important.plan(scores, 3).identity
     assert sampler.foresees(scores, 3) and not sampler.foresees(scores, 6)

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.sampler import ImportanceSampler, Sampler, ess
-from stoker.sampler.base import begin_epoch
 from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 from tests.sampler.parts import scores_of
@@ -77,7 +76,7 @@ def test_several_epochs_are_drawn_at_once():
     sampler, scores = ImportanceSampler(300, seed=2, repeat=4), scores_live(rng.lognormal(size=300))
     plans = []
     for epoch in range(4, 8):
-        begin_epoch(sampler, scores, epoch)
+        sampler.begin_epoch(scores, epoch)
         assert sampler.foresees(scores, 5) and not sampler.foresees(scores, 8)
         plans.append(sampler.plan(scores.snapshot(), epoch))
         if epoch < 7:  # the next one is what it will be, whatever is scored until then
@@ -87,14 +86,14 @@ def test_several_epochs_are_drawn_at_once():
     visits = sampler.visits(scores.basis.astype(np.float64))
     counts = np.bincount(np.concatenate([plan.ids for plan in plans]), minlength=300)
     assert (np.abs(counts - 4 * visits) < 1 + 1e-4).all()
-    begin_epoch(sampler, scores, 8)
+    sampler.begin_epoch(scores, 8)
     assert scores.basis_epoch == 8
 
 
 def test_a_plan_is_the_same_whether_its_basis_is_kept_or_not():
     sampler, scores = ImportanceSampler(300, repeat=4), scores_live(np.arange(300) / 7)
     before = sampler.plan(scores.snapshot(), 6).identity
-    begin_epoch(sampler, scores, 6)
+    sampler.begin_epoch(scores, 6)
     assert sampler.plan(scores.snapshot(), 6).identity == before
     again = Scores(300)
     again.restore(**scores.arrays())

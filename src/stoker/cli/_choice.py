@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker import recipes
 from stoker.errors import ConfigError
+from stoker.sampler.base import as_sampler
 
 DATALOADER = "dataloader"
 """Names torch's own DataLoader, without a cache, beside the recipes of Stoker's Loader."""
@@ -61,6 +62,6 @@ def _is_installed(name: str) -> bool:
 def _learns(name: str) -> bool:
     """Whether what a recipe visits, keeps or serves depends on what training shows of samples."""
     recipe = recipes.get(name)
-    sampler = recipe.sampler(1, seed=0, shuffle=True, pad_to=1, drop_last=False, epochs=1)
-    follows = bool(getattr(recipe.policy, "follows_scores", False))
-    return follows or recipe.substitution is not None or sampler.uses_scores
+    made = recipe.sampler(1, seed=0, shuffle=True, pad_to=1, drop_last=False, epochs=1)
+    follows = recipe.policy.follows_scores
+    return follows or recipe.substitution is not None or as_sampler(made).uses_scores

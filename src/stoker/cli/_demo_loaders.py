@@ -16,6 +16,7 @@ from stoker import recipes
 from stoker.cli._choice import DATALOADER
 from stoker.cli._demo_data import DemoData, Settings, Storage
 from stoker.epoch.stats import Stats
+from stoker.importance.base import as_scorer
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 
@@ -139,7 +140,7 @@ def open_loader(
         yield PlainLoader(data, storage, settings)
         return
     recipe = short(name)
-    is_rescored = hasattr(recipe.scorer(len(data.paths)), "volatile")
+    is_rescored = as_scorer(recipe.scorer(len(data.paths))).rescores
     with Loader(
         data.dataset(storage.in_front_of(data.files())),
         batch_size=settings.batch_size,

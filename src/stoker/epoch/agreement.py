@@ -94,11 +94,9 @@ class Agreement:
         said = ranks.gather(self._said())
         self._record(scores, said)
         self.is_uniform = any(bool(row[3]) for row in said)
-        begin_epoch = getattr(self._observer.scorer, "begin_epoch", None)
-        if begin_epoch is not None:
-            begin_epoch(scores, epoch)
-        volatile = getattr(self._observer.scorer, "volatile", None)
-        if rescore is not None and volatile is not None and len(volatile):
+        scorer = self._observer.scorer
+        scorer.begin_epoch(scores, epoch)
+        if rescore is not None and len(volatile := scorer.volatile):
             before = scores.snapshot()
             rescore(volatile)
             scores = self._observer.scores

@@ -103,7 +103,7 @@ class Placing:
             pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
         if self._is_node_leader:
             arranges = self._member is None or self._member.arranges
-            moves = arranges and hasattr(self._policy, "places")
+            moves = arranges and self._policy.has_places
             self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=moves)
         self._store.begin_epoch(plan.epoch, self._rank, earlier)
         if self._packager is not None and self._store.places is not None:
@@ -167,7 +167,7 @@ class Placing:
         if places is None:
             return
         wanted = np.zeros(len(self._ids), np.uint8)
-        if hasattr(self._policy, "places"):
+        if self._policy.has_places:
             wanted = self._policy.places(scores, whole, len(self._ids))
             counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
             self.accesses = dict(zip(self._names, counts, strict=False))

@@ -16,9 +16,9 @@ from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Policy, looks_ahead
+from stoker.policy.base import Policy
 from stoker.recipes.base import SamplerFactory, uniform
-from stoker.sampler.base import Sampler, begin_epoch, foresees
+from stoker.sampler.base import Sampler, as_sampler
 from stoker.scores import Scores
 from stoker.store.claims import still_due
 from stoker.store.tier import Keys
@@ -92,7 +92,7 @@ class Planner:
         self._check_step(divided)
         self.uses_scores = divided.uses_scores
         """Whether plans depend on scores, so that none can be made before its epoch begins."""
-        self.without_accuracy: str = getattr(divided, "without_accuracy", "")
+        self.without_accuracy = divided.without_accuracy
         """What becomes of plans where no accuracy is told; empty if that is no matter."""
 
     @property
@@ -165,10 +165,9 @@ class Planner:
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Let the sampler keep in ``scores``, of the base data set, what it draws from."""
         sampler = self._divided()
-        begin_epoch(sampler, scores, epoch)
-        describe = getattr(sampler, "describe", None)
-        if describe is not None:
-            log.info("epoch %d: %s", epoch, describe(scores, epoch))
+        sampler.begin_epoch(scores, epoch)
+        if told := sampler.describe(scores, epoch):
+            log.info("epoch %d: %s", epoch, told)
 
     # --- the whole job ---
 
@@ -194,7 +193,7 @@ class Planner:
         It knows the plan that follows if the cache policy looks ahead, and it is foreseen.
         """
         following = None
-        if looks_ahead(self._policy) and self._foresees(at.epoch + 1):
+        if self._policy.looks_ahead and self._foresees(at.epoch + 1):
             following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
         return self._with_ids(self.order(at), following)
 
@@ -296,8 +295,7 @@ class Planner:
 
     def super_epoch(self, epoch: int) -> int:
         """Return the epoch with which the super-epoch of ``epoch`` begins."""
-        began = getattr(self._divided(), "began", None)
-        return epoch if began is None else int(began(epoch))
+        return self._divided().began(epoch)
 
     def walk(self, at: Cursor) -> Walk:
         """Return the training loop's way through the plan from ``at`` on."""
@@ -352,13 +350,14 @@ class Planner:
         """Whether the plan of a later epoch is known; not while training plays no part in it."""
         if self.uses_scores and self._make_now is not self._make_sampler:
             return False
-        return foresees(self._divided(), self._basis, epoch)
+        return self._divided().foresees(self._basis, epoch)
 
     def _check_step(self, sampler: Sampler) -> None:
         """Raise ConfigError where a step of all ranks has more samples than a group of them."""
         step = (self._batch_size or 1) * self._ranks.now().world_size
-        mixed = getattr(sampler, "mixed", step)
-        if mixed < min(step, len(self._population)):  # all samples are no group
+        mixed = sampler.mixed
+        # All samples are no group.
+        if mixed is not None and mixed < min(step, len(self._population)):
             raise ConfigError(
                 f"a step of all ranks has {step} samples and a group {mixed}, so that each step "
                 f"would have samples several times: give group={step / len(self._population):.3g} "
@@ -369,7 +368,7 @@ class Planner:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
 
     def _sampler(self, pad_to: int, *, drop_last: bool) -> Sampler:
-        return self._make_now(
+        made = self._make_now(
             len(self._population),
             seed=self._seed,
             shuffle=self._shuffle,
@@ -377,6 +376,7 @@ class Planner:
             drop_last=drop_last,
             epochs=self._epochs,
         )
+        return as_sampler(made)
 
     def _undivided(self, epoch: int) -> Plan:
         """Return the plan that is filled up or cut for no number of ranks."""

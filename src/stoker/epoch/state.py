@@ -169,12 +169,6 @@ def dataset_name(source: Source, label: str) -> str:
     return f"{name}-subset-{label}" if label else name
 
 
-def state_of(part: Any) -> Arrays | None:
-    """Return the state of a part that has one."""
-    save = getattr(part, "state_dict", None)
-    return None if save is None else dict(save())
-
-
 def _signed(row: NDArray[Any]) -> NDArray[Any]:
     """Return a copy, of unsigned integers as signed ones."""
     return row.astype("i8" if row.dtype.kind == "u" else row.dtype)

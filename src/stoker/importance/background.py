@@ -7,13 +7,14 @@ import queue
 import threading
 import weakref
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.base import Observation, Scored, Scorer, Signal, as_scorer
+from stoker.importance.knn import MakeIndex
 from stoker.importance.neighbours import Neighbours
 from stoker.scores import Scores
 
@@ -23,24 +24,14 @@ _REMEMBERED = 256
 """Batches that :meth:`Background.take_scored` returns at most; older ones are forgotten."""
 
 
-class Scored(NamedTuple):
-    """A batch whose scores have been written."""
-
-    ids: NDArray[np.uint32]
-    """``u32[n]``, its samples."""
-    neighbours: Neighbours | None
-    """What the scorer says of their neighbours, if it does."""
-
-
-class Background:
+class Background(Scorer):
     """Hands batches to another scorer in a thread of its own.
 
     :meth:`update` returns at once, and waits only while ``depth`` batches wait for their scores.
     Scores are complete after :meth:`drain`. What goes wrong in the thread is raised by the next
     call of :meth:`update`, :meth:`drain` or :meth:`begin_epoch`; the batch it happened with keeps
     its scores, and later ones are scored. Worth it for scorers that spend their time in native
-    code which releases the GIL. What is not named here is the other scorer's own, such as
-    ``neighbours``; it may be read at any time.
+    code which releases the GIL.
 
     Used by one thread; in a forked child, not at all. Raises
     :class:`~stoker.errors.ConfigError` for a depth below 1.
@@ -49,7 +40,8 @@ class Background:
     def __init__(self, scorer: Scorer, depth: int = 4) -> None:
         if depth < 1:
             raise ConfigError(f"depth={depth} is refused: let at least 1 batch wait")
-        self._scorer = scorer
+        self.scorer = as_scorer(scorer)
+        """The other scorer; what it only reads may be asked of it at any time."""
         self._jobs: queue.Queue[_Job | None] = queue.Queue(depth)
         self._failures: list[Exception] = []
         self._scored: deque[Scored] = deque(maxlen=_REMEMBERED)
@@ -58,7 +50,7 @@ class Background:
     @property
     def needs(self) -> frozenset[Signal]:
         """What the other scorer needs."""
-        return self._scorer.needs
+        return self.scorer.needs
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Have the batch scored; raises what went wrong with an earlier one."""
@@ -75,39 +67,52 @@ class Background:
         """Return when all batches given so far are in the scores, or raise what went wrong."""
         self._jobs.join()
         self._raise()
-        self._call("drain")
+        self.scorer.drain()
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Drain, then let the other scorer begin its epoch."""
         self.drain()
-        self._call("begin_epoch", scores, epoch)
+        self.scorer.begin_epoch(scores, epoch)
+
+    @property
+    def volatile(self) -> NDArray[np.uint32]:
+        """``u32[m]``, those of the other scorer."""
+        return self.scorer.volatile
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the other scorer does."""
+        return self.scorer.rescores
+
+    def cache_holds(self, samples: int) -> None:
+        """Tell the other scorer."""
+        self.scorer.cache_holds(samples)
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """Edges of the batch that the other scorer scored last; may be read at any time."""
+        return self.scorer.neighbours
+
+    def use_accelerator(self, index: MakeIndex) -> None:
+        """Let the other scorer search with ``index``."""
+        self.scorer.use_accelerator(index)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Drain, then return the other scorer's state; empty if it has none."""
         self.drain()
-        state: dict[str, NDArray[Any]] | None = self._call("state_dict")
-        return state or {}
+        return self.scorer.state_dict()
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Drain, then let the other scorer go on from ``state``."""
         self.drain()
-        self._call("load_state_dict", state)
+        self.scorer.load_state_dict(state)
 
     def close(self) -> None:
         """Drop what is waiting, end the thread, and close the other scorer."""
         if self._thread is not None:
             self._end()
             self._thread = None
-        self._call("close")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._scorer, name)
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        method = getattr(self._scorer, name, None)
-        return None if method is None else method(*arguments)
+        self.scorer.close()
 
     def _raise(self) -> None:
         if self._failures:
@@ -116,7 +121,7 @@ class Background:
     def _start(self) -> None:
         self._thread = threading.Thread(
             target=_work,
-            args=(self._scorer, self._jobs, self._scored, self._failures),
+            args=(self.scorer, self._jobs, self._scored, self._failures),
             name="stoker-scoring",
             daemon=True,
         )
@@ -135,7 +140,7 @@ def _work(
     while (job := jobs.get()) is not None:
         try:
             scorer.update(*job)
-            scored.append(Scored(job[1].ids, getattr(scorer, "neighbours", None)))
+            scored.append(Scored(job[1].ids, scorer.neighbours))
         except Exception as error:
             failures.append(error)
         finally:

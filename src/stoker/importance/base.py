@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.importance.knn import MakeIndex
+from stoker.importance.neighbours import Neighbours
 from stoker.scores import Scores
+from stoker.types import check_members
 
 Signal = Literal["losses", "gradient_norms", "embeddings", "labels"]
 
@@ -71,36 +75,160 @@ class Observation:
         return self.ids[keep], rows[keep]
 
 
-@runtime_checkable
-class Scorer(Protocol):
+class Scored(NamedTuple):
+    """A batch whose scores have been written."""
+
+    ids: NDArray[np.uint32]
+    """``u32[n]``, its samples."""
+    neighbours: Neighbours | None
+    """Its edges, if the scorer finds any."""
+
+
+class Scorer(ABC):
     """Turns what training shows into scores; called in the training process, by one thread.
 
-    A scorer may also have these, which the loader asks for by name:
-
-    - ``begin_epoch(scores, epoch)``: called on every rank before the plan is made, when all ranks
-      hold the same scores. It may set ``scores.ready`` to False, which asks for a full pass, and
-      call ``scores.set_volatile``. A second call for the same epoch changes nothing.
-    - ``volatile``: ``u32[m]``, ids to be scored anew before the plan is made.
-    - ``cache_holds(samples)``: called before the first epoch with the number of samples of mean
-      size that the caches of all nodes hold together.
-    - ``drain()``: return when every observation given so far is in the scores. Called before
-      scores are read at the end of an epoch. Raises what went wrong beside the training.
-    - ``take_scored()``: the batches scored since the last call, with their ids and neighbours, for
-      a scorer whose ``update`` returns before the scores are written.
-    - ``close()``: end threads and free indexes; the scorer is not used afterwards.
-    - ``neighbours``: :class:`~stoker.importance.neighbours.Neighbours` of a batch.
-    - ``state_dict() -> dict[str, NDArray]`` and ``load_state_dict(state)``: for checkpoints; what
-      is loaded goes on exactly where the other was.
+    A scorer has ``needs`` and ``update``; everything else has a default here. An object that has
+    these two without deriving from this class is completed by :func:`as_scorer`.
     """
 
     @property
+    @abstractmethod
     def needs(self) -> frozenset[Signal]:
         """The signals that ``update`` reads; no other ones are copied from the accelerator."""
-        ...
 
+    @abstractmethod
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of the batch's samples: ``scores.update(ids, values, step)``.
 
         Values are finite. Raises :class:`~stoker.errors.ConfigError` if a needed signal is None.
         """
-        ...
+
+    # --- between epochs ---
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Prepare for ``epoch``; called on every rank, with equal scores, before the plan is made.
+
+        It may set ``scores.ready`` to False, which asks for a full pass, and call
+        ``scores.set_volatile``. A second call for the same epoch changes nothing.
+        """
+
+    @property
+    def volatile(self) -> NDArray[np.uint32]:
+        """``u32[m]``, ids to be scored again before the plan is made."""
+        return np.empty(0, np.uint32)
+
+    @property
+    def rescores(self) -> bool:
+        """Whether :attr:`volatile` ever names samples."""
+        return type(self).volatile is not Scorer.volatile
+
+    def cache_holds(self, samples: int) -> None:
+        """Learn how many samples of mean size the caches of all nodes hold together.
+
+        Called before the first epoch.
+        """
+
+    # --- beside training ---
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """Edges of the batch scored last; None if the scorer finds none."""
+        return None
+
+    def use_accelerator(self, index: MakeIndex) -> None:
+        """Search neighbours with ``index``, on the device of training, unless one was chosen."""
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether ``update`` returns before scores are written: :meth:`take_scored` names them."""
+        return type(self).take_scored is not Scorer.take_scored
+
+    def take_scored(self) -> list[Scored]:
+        """Return the batches scored since the last call, if :attr:`is_deferred`."""
+        return []
+
+    def drain(self) -> None:
+        """Return when every observation given so far is in the scores.
+
+        Called before scores are read at the end of an epoch. Raises what went wrong in a thread.
+        """
+
+    # --- life ---
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint needs to continue exactly; empty: nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+
+    def close(self) -> None:
+        """End threads and free indexes; the scorer is not used afterwards."""
+
+
+def as_scorer(candidate: Any) -> Scorer:
+    """Return ``candidate`` as a full scorer, with defaults for the optional members it lacks.
+
+    Raises :class:`~stoker.errors.ConfigError`, naming what is missing, when it has not even
+    ``needs`` and ``update``.
+    """
+    if isinstance(candidate, Scorer):
+        return candidate
+    check_members(candidate, "scorer", ("needs", "update"), "stoker.importance.base.Scorer")
+    return _Completed(candidate)
+
+
+class _Completed(Scorer):
+    """An object with the required members, completed by the defaults of :class:`Scorer`."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset(self.own.needs)
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        self.own.update(scores, observation)
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        getattr(self.own, "begin_epoch", super().begin_epoch)(scores, epoch)
+
+    @property
+    def volatile(self) -> NDArray[np.uint32]:
+        return np.asarray(getattr(self.own, "volatile", super().volatile), np.uint32)
+
+    @property
+    def rescores(self) -> bool:
+        return bool(getattr(self.own, "rescores", hasattr(self.own, "volatile")))
+
+    def cache_holds(self, samples: int) -> None:
+        getattr(self.own, "cache_holds", super().cache_holds)(samples)
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        neighbours: Neighbours | None = getattr(self.own, "neighbours", None)
+        return neighbours
+
+    def use_accelerator(self, index: MakeIndex) -> None:
+        getattr(self.own, "use_accelerator", super().use_accelerator)(index)
+
+    @property
+    def is_deferred(self) -> bool:
+        return bool(getattr(self.own, "is_deferred", hasattr(self.own, "take_scored")))
+
+    def take_scored(self) -> list[Scored]:
+        take = getattr(self.own, "take_scored", super().take_scored)
+        return [Scored(*batch) for batch in take()]
+
+    def drain(self) -> None:
+        getattr(self.own, "drain", super().drain)()
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return dict(getattr(self.own, "state_dict", super().state_dict)())
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        getattr(self.own, "load_state_dict", super().load_state_dict)(state)
+
+    def close(self) -> None:
+        getattr(self.own, "close", super().close)()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class GradientNorm:
+class GradientNorm(Scorer):
     """s_i = || softmax(logits_i) - onehot(label_i) ||, the gradient of the loss by the logits.
 
     Katharopoulos and Fleuret (ICML'18), section 3: up to a constant an upper bound of

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.knn import MakeIndex, NearestIndex
 from stoker.importance.knn_flat import FlatIndex
 from stoker.importance.knn_hnsw import HnswIndex
@@ -26,7 +26,7 @@ _LOW_RECALL = 0.9
 """Below it a warning says that scores from neighbours are not to be trusted."""
 
 
-class Graph:
+class Graph(Scorer):
     """s = ln(1 / x_same + x_other / neighbor_max + 1).
 
     SpiderCache (ICPP'25), graph-based importance. Samples are nodes at their latest embeddings,
@@ -55,6 +55,9 @@ class Graph:
 
     needs: ClassVar[frozenset[Signal]] = frozenset({"embeddings", "labels"})
 
+    neighbours: Neighbours | None = None
+    """Edges of the batch scored last; None before the first."""
+
     def __init__(
         self,
         num_samples: int,
@@ -82,10 +85,7 @@ class Graph:
             raise ConfigError(f"threshold={threshold} is refused: give 0 < threshold < 1 or None")
         self.recall = 1.0
         """Share of the true neighbours that the index found when it was measured last."""
-        self.neighbours: Neighbours | None = None
-        """Edges of the batch scored last; None before the first."""
-        self.chooses_index = index is None
-        """Whether no index was asked for, so that one on an accelerator may take its place."""
+        self._has_own_index = index is not None
         self._neighbor_max, self._target_degree = neighbor_max, target_degree
         self._decay, self._is_fixed = decay, threshold is not None
         self._table = VectorTable(num_samples)
@@ -101,6 +101,11 @@ class Graph:
     def threshold(self) -> float:
         """The similarity above which samples share an edge, as it is now."""
         return float(np.exp(-self._decay * self._radius))
+
+    def use_accelerator(self, index: MakeIndex) -> None:
+        """Search with ``index``, unless one was given at construction."""
+        if not self._has_own_index:
+            self.use_index(index)
 
     def use_index(self, index: MakeIndex) -> None:
         """Search with another index from now on, say one on an accelerator."""

@@ -11,7 +11,7 @@ from stoker.importance.loss import LossHistory
 from stoker.scores import Scores, percentiles
 
 
-class Hybrid:
+class Hybrid(Scorer):
     """Finds the set S of volatile samples in a warm-up, then has S scored anew in each epoch.
 
     ImPACT (IEEE TC 2025), hybrid importance evaluation. After each epoch every seen sample's

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class LossHistory:
+class LossHistory(Scorer):
     """s_i = the loss at the last visit of sample i.
 
     The importance value of iCache (HPCA'23) and of Selective-Backprop; costs one write

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class InBatchRank:
+class InBatchRank(Scorer):
     """s_i = log(#{k in batch, k != i : loss_i > loss_k} + b0).
 
     SHADE (FAST'23), Eq. 6. Ranks compare samples of different batches although the

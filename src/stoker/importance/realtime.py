@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.loss import LossHistory
 from stoker.scores import Scores
 
 
-class Realtime:
+class Realtime(Scorer):
     """The last loss, and all samples volatile once training has begun.
 
     What ImPACT (IEEE TC 2025) compares its hybrid evaluation with: the scores are never stale, at

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class ReducibleLoss:
+class ReducibleLoss(Scorer):
     """s_i = loss_i - reference_i.
 
     Mindermann et al. (ICML'22), Eq. 3 (RHO-LOSS): the reference is the loss of sample i

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,7 @@ from stoker.jobs.board import Board, Kind
 from stoker.jobs.merging import joint_value, known_rates, soonest
 from stoker.jobs.ranking import Ranking
 from stoker.plan import Plan
-from stoker.policy.base import Policy, Region, looks_ahead
+from stoker.policy.base import Policy, Region
 from stoker.policy.next_use import NextUse
 from stoker.scores import Scores
 
@@ -23,12 +21,12 @@ def kind_of(policy: Policy) -> Kind:
     """Return what the keys of ``policy`` mean."""
     if policy.natural_keys:
         return Kind.NONE
-    if looks_ahead(policy):
+    if policy.looks_ahead:
         return Kind.TIME
-    return Kind.SCORE if getattr(policy, "follows_scores", False) else Kind.NONE
+    return Kind.SCORE if policy.follows_scores else Kind.NONE
 
 
-class Merged:
+class Merged(Policy):
     """``policy``, but for its keys where other jobs use the cache too.
 
     Until :meth:`share`, and while its job is the only one, its keys are those of ``policy``. With
@@ -53,16 +51,11 @@ class Merged:
         self._slot = 0
         self._ranking = Ranking()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "policy" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.policy, name)
-
     def share(self, board: Board, slot: int) -> None:
         """Merge keys with the other jobs of ``board``; ``slot`` is this process's row."""
         self._board, self._slot = board, slot
         self._token = int(board.jobs["token"][slot])
-        board.jobs["request_bytes"][slot] = getattr(self.policy, "shared_request_bytes", 0.0)
+        board.jobs["request_bytes"][slot] = self.policy.shared_request_bytes
 
     # --- the policy ---
 
@@ -79,17 +72,35 @@ class Merged:
     @property
     def looks_ahead(self) -> bool:
         """Whether keys need a plan."""
-        return looks_ahead(self.policy) or self._kind is Kind.TIME
+        return self.policy.looks_ahead or self._kind is Kind.TIME
 
     @property
     def follows_scores(self) -> bool:
         """Whether keys change when scores do."""
-        follows = bool(getattr(self.policy, "follows_scores", False))
-        return follows and self._kind is not Kind.TIME
+        return self.policy.follows_scores and self._kind is not Kind.TIME
+
+    @property
+    def overflow(self) -> str:
+        """That of the policy."""
+        return self.policy.overflow
+
+    @property
+    def shared_request_bytes(self) -> float:
+        """That of the policy."""
+        return self.policy.shared_request_bytes
+
+    @property
+    def has_places(self) -> bool:
+        """Whether the policy has places."""
+        return self.policy.has_places
 
     def regions(self) -> tuple[Region, ...]:
         """Those of the policy."""
         return self.policy.regions()
+
+    def places(self, scores: Scores, plan: Plan, num_samples: int) -> NDArray[np.uint8]:
+        """Return u8[N], those of the policy."""
+        return self.policy.places(scores, plan, num_samples)
 
     def keys(
         self,

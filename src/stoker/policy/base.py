@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.scores import Scores
+from stoker.types import check_members
 
 Order = Literal["key", "recency", "frequency", "insertion"]
 Admission = Literal["always", "beats_victims", "while_room"]
@@ -95,42 +97,55 @@ class Region:
         return ConfigError(f"region {self.name!r}: {field}={value!r} is refused: {way_out}")
 
 
-@runtime_checkable
-class Policy(Protocol):
+class Policy(ABC):
     """Says who stays in the cache; owns no clock, thread, file or socket.
 
     The same object serves training and the simulator. Implementations keep no mutable state, so
-    they may be shared between threads and pickled to other processes.
-
-    Optional members, asked for by ``getattr``:
-
-    ``places(scores, plan, num_samples) -> u8[N]``
-        where each sample belongs in the epoch of ``plan``, as an index into :meth:`regions`. Asked
-        once an epoch; without it all samples belong to the first region.
-    ``follows_scores: bool``
-        keys are scores: those of cached samples change when a score does, not when they are hit.
-    ``overflow: str``
-        the region for what a sample's own refuses.
-    ``looks_ahead: bool``
-        keys need a plan.
-    ``for_sizes(sizes i64[N]) -> Policy``
-        the policy for samples of these sizes.
+    they may be shared between threads and pickled to other processes. A policy has a ``name``,
+    ``regions`` and ``keys``; everything else has a default here. An object that has these three
+    without deriving from this class is completed by :func:`as_policy`.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Short name, as recipes spell it."""
-        ...
 
     @property
     def natural_keys(self) -> bool:
         """True when the arena's own orders supply every key and ``keys`` returns None."""
-        ...
+        return False
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether keys need a plan."""
+        return False
+
+    @property
+    def follows_scores(self) -> bool:
+        """Whether keys are scores: they change when a score does, not when a sample is hit."""
+        return False
+
+    @property
+    def overflow(self) -> str:
+        """The region for samples that their own region does not admit; empty: they are dropped."""
+        return ""
+
+    @property
+    def shared_request_bytes(self) -> float:
+        """What a request costs where other jobs use the cache too, in bytes."""
+        return 0.0
+
+    @property
+    def has_places(self) -> bool:
+        """Whether :meth:`places` decides which region a sample belongs to."""
+        return type(self).places is not Policy.places
+
+    @abstractmethod
     def regions(self) -> tuple[Region, ...]:
         """Regions of the arena; the first one takes puts by default."""
-        ...
 
+    @abstractmethod
     def keys(
         self,
         ids: NDArray[np.uint32],
@@ -145,10 +160,20 @@ class Policy(Protocol):
         for coming accesses ahead of time. None as result means that the arena's own order
         supplies the keys.
         """
-        ...
+
+    def places(self, scores: Scores, plan: Plan, num_samples: int) -> NDArray[np.uint8]:
+        """Return u8[N], where each sample belongs in the epoch of ``plan``: an index of a region.
+
+        Called once per epoch. By default all samples belong to the first region.
+        """
+        return np.zeros(num_samples, np.uint8)
+
+    def for_sizes(self, sizes: NDArray[np.int64]) -> Policy:
+        """Return the policy for samples of these sizes i64[N]; by default this one."""
+        return self
 
 
-class NaturalOrder:
+class NaturalOrder(Policy):
     """Base of the policies whose keys the arena supplies by itself, from its clock."""
 
     natural_keys: ClassVar[bool] = True
@@ -163,6 +188,69 @@ class NaturalOrder:
         """Return None: recency, frequency or insertion is noted by the arena."""
 
 
-def looks_ahead(policy: Policy) -> bool:
-    """Whether the keys of ``policy`` need a plan."""
-    return bool(getattr(policy, "looks_ahead", False))
+def as_policy(candidate: Any) -> Policy:
+    """Return ``candidate`` as a full policy, with defaults for the optional members it lacks.
+
+    Raises :class:`~stoker.errors.ConfigError`, naming what is missing, when it has not even
+    ``name``, ``regions`` and ``keys``.
+    """
+    if isinstance(candidate, Policy):
+        return candidate
+    check_members(candidate, "policy", ("name", "regions", "keys"), "stoker.policy.Policy")
+    return _Completed(candidate)
+
+
+@dataclass(frozen=True)
+class _Completed(Policy):
+    """An object with the required members, completed by the defaults of :class:`Policy`."""
+
+    own: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.own.name)
+
+    @property
+    def natural_keys(self) -> bool:
+        return bool(getattr(self.own, "natural_keys", False))
+
+    @property
+    def looks_ahead(self) -> bool:
+        return bool(getattr(self.own, "looks_ahead", False))
+
+    @property
+    def follows_scores(self) -> bool:
+        return bool(getattr(self.own, "follows_scores", False))
+
+    @property
+    def overflow(self) -> str:
+        return str(getattr(self.own, "overflow", ""))
+
+    @property
+    def shared_request_bytes(self) -> float:
+        return float(getattr(self.own, "shared_request_bytes", 0.0))
+
+    @property
+    def has_places(self) -> bool:
+        return bool(getattr(self.own, "has_places", hasattr(self.own, "places")))
+
+    def regions(self) -> tuple[Region, ...]:
+        return cast(tuple[Region, ...], self.own.regions())
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64] | None:
+        keys = self.own.keys(ids, scores, plan, position)
+        return cast("NDArray[np.float64] | None", keys)
+
+    def places(self, scores: Scores, plan: Plan, num_samples: int) -> NDArray[np.uint8]:
+        places = getattr(self.own, "places", super().places)
+        return cast("NDArray[np.uint8]", places(scores, plan, num_samples))
+
+    def for_sizes(self, sizes: NDArray[np.int64]) -> Policy:
+        fit = getattr(self.own, "for_sizes", None)
+        return self if fit is None else as_policy(fit(sizes))

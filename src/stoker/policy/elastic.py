@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.policy.shares import Shares
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class ElasticSplit:
+class ElasticSplit(Shares):
     """Importance shrinks once scores draw together, the later the faster accuracy grows.
 
     SpiderCache (ICPP 2025), for epoch t of T: sigma_t is the deviation of the scores (Eq. 4); beta

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Region
+from stoker.policy.base import Policy, Region
 from stoker.policy.score import score_keys
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class HighLow:
+class HighLow(Policy):
     """The H-cache and the L-cache of iCache (Chen et al., HPCA 2023).
 
     The H-list of an epoch are the most important of its selected samples. H keeps them by score:
@@ -26,7 +26,6 @@ class HighLow:
     """
 
     name: ClassVar[str] = "high_low"
-    natural_keys: ClassVar[bool] = False
     follows_scores: ClassVar[bool] = True
     HIGH: ClassVar[int] = 0
     LOW: ClassVar[int] = 1

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Region
+from stoker.policy.base import Policy, Region
 from stoker.policy.score import score_keys
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class Homophily:
+class Homophily(Policy):
     """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
 
     A sample enters ``importance`` while there is room, or if its score is above the smallest
@@ -28,7 +28,6 @@ class Homophily:
     """
 
     name: ClassVar[str] = "homophily"
-    natural_keys: ClassVar[bool] = False
     follows_scores: ClassVar[bool] = True
     overflow: ClassVar[str] = "transit"
 

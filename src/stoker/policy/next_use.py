@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Region
+from stoker.policy.base import Policy, Region
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class NextUse:
+class NextUse(Policy):
     """Belady's rule with a cost: key = -(time to next use) x size / cost of fetching it again.
 
     With ``request_bytes=0`` a sample costs its bytes, and this is Belady's MIN (IBM Systems
@@ -28,7 +28,6 @@ class NextUse:
     """
 
     name: ClassVar[str] = "next_use"
-    natural_keys: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
 
     request_bytes: float = 0.0

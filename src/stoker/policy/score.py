@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.plan import Plan
-from stoker.policy.base import Region
+from stoker.policy.base import Policy, Region
 from stoker.scores import Scores
 
 
@@ -27,7 +27,7 @@ def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.flo
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Policy):
     """SHADE's adaptive priority-aware prediction (APP), Algorithm 1 (Khan et al., FAST 2023).
 
     While there is room every sample enters. When the cache is full, a sample that was missed
@@ -43,7 +43,6 @@ class Score:
     """
 
     name: ClassVar[str] = "score"
-    natural_keys: ClassVar[bool] = False
     follows_scores: ClassVar[bool] = True
 
     ties: bool = True

@@ -2,31 +2,88 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, cast
 
 from stoker.errors import ConfigError
 from stoker.scores import Scores
+from stoker.types import check_members
 
 
-@runtime_checkable
-class Shares(Protocol):
-    """Divides the cache anew when an epoch begins. Pure and immutable, as a policy is."""
+class Shares(ABC):
+    """Divides the cache among regions when an epoch begins. Pure and immutable, as a policy is.
 
+    An object that has ``shares`` without deriving from this class is completed by
+    :func:`as_shares`.
+    """
+
+    @property
+    def without_epochs(self) -> str:
+        """What happens to the split if the length of training is not known; empty: nothing."""
+        return ""
+
+    @property
+    def without_accuracy(self) -> str:
+        """What happens to it if no accuracy is reported; empty: nothing."""
+        return ""
+
+    @abstractmethod
     def shares(
         self, scores: Scores, epoch: int, epochs: int | None, counts: Mapping[str, int]
     ) -> dict[str, float]:
         """Return region -> share of what these regions have together, 0 to 1, adding up to 1.
 
-        ``epoch`` is about to begin, of ``epochs`` (None: nobody said how many). ``counts``: the
-        accesses of the last epoch by the region where the sample belongs; empty before the first.
+        ``epoch`` is about to begin, of ``epochs`` (None: not known). ``counts``: the accesses of
+        the last epoch by the region where the sample belongs; empty before the first.
         """
-        ...
+
+    def for_cache(self, capacity: int, least_low: int) -> Shares | None:
+        """Return this split for a cache of ``capacity`` bytes with ``least_low`` for packages.
+
+        None, the default: it reserves nothing for packages.
+        """
+        return None
+
+
+def as_shares(candidate: Any) -> Shares:
+    """Return ``candidate`` as :class:`Shares`, with defaults for the optional members it lacks.
+
+    Raises :class:`~stoker.errors.ConfigError` when it has no method ``shares``.
+    """
+    if isinstance(candidate, Shares):
+        return candidate
+    check_members(candidate, "split of a cache", ("shares",), "stoker.policy.Shares")
+    return _Completed(candidate)
 
 
 @dataclass(frozen=True)
-class FrequencySplit:
+class _Completed(Shares):
+    """An object with the required method, completed by the defaults of :class:`Shares`."""
+
+    own: Any
+
+    @property
+    def without_epochs(self) -> str:
+        return str(getattr(self.own, "without_epochs", ""))
+
+    @property
+    def without_accuracy(self) -> str:
+        return str(getattr(self.own, "without_accuracy", ""))
+
+    def shares(
+        self, scores: Scores, epoch: int, epochs: int | None, counts: Mapping[str, int]
+    ) -> dict[str, float]:
+        return cast("dict[str, float]", self.own.shares(scores, epoch, epochs, counts))
+
+    def for_cache(self, capacity: int, least_low: int) -> Shares | None:
+        fit = getattr(self.own, "for_cache", None)
+        return None if fit is None else as_shares(fit(capacity, least_low))
+
+
+@dataclass(frozen=True)
+class FrequencySplit(Shares):
     """iCache's split: each region's share is its share of the accesses (HPCA 2023).
 
     Size_H = Size x f_H / (f_H + f_L), f being the accesses of the last epoch. L never has less

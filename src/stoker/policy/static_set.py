@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy.base import Region
+from stoker.policy.base import Policy, Region
 from stoker.policy.high_low import HighLow
 from stoker.policy.score import score_keys
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
-class StaticSet:
+class StaticSet(Policy):
     """The cache of ImPACT: H and L as in iCache, and beside them the set S (TC 2025).
 
     S are the samples whose rank varies most, ``scores.volatile``; they stay cached, because they
@@ -27,7 +27,6 @@ class StaticSet:
     """
 
     name: ClassVar[str] = "static_set"
-    natural_keys: ClassVar[bool] = False
     follows_scores: ClassVar[bool] = True
     STATIC: ClassVar[int] = 2
 

@@ -27,7 +27,7 @@ def check_accuracy(accuracy: Any) -> float:
 
 def check_known_end(recipe: Recipe, epochs: int | None) -> None:
     """Warn if ``recipe`` divides its cache by the progress of a training of unknown length."""
-    without = getattr(recipe.shares, "without_epochs", "")
+    without = "" if recipe.shares is None else recipe.shares.without_epochs
     if epochs is None and without:
         warnings.warn(
             f"recipe {recipe.name!r} goes by how far training is, and does not know how long it "
@@ -72,7 +72,7 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
     Warns where it is None and ``recipe`` would have a use for it.
     """
     if rescore is None:
-        if hasattr(scorer, "volatile"):
+        if scorer.rescores:
             warnings.warn(
                 f"recipe {recipe.name!r} has samples to be scored anew between epochs, and there "
                 "is no function to do it: they keep the score of their last visit. Give the "
@@ -83,7 +83,7 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
         return
     if not callable(rescore):
         raise ConfigError(f"rescore={rescore!r} is no function: give one from a batch to losses")
-    if not hasattr(scorer, "volatile"):
+    if not scorer.rescores:
         raise ConfigError(
             f"rescore= is of no use to recipe {recipe.name!r}, which scores nothing anew: leave it "
             "out, or use a recipe like 'impact'"
@@ -101,6 +101,6 @@ def follows_scores(recipe: Recipe, is_sampled_by_scores: bool) -> bool:
     return (
         is_sampled_by_scores
         or recipe.shares is not None
-        or hasattr(policy, "places")
-        or bool(getattr(policy, "follows_scores", False))
+        or policy.has_places
+        or policy.follows_scores
     )

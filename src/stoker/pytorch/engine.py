@@ -31,7 +31,7 @@ from stoker.epoch.planner import BatchSpec, Planner
 from stoker.epoch.ranks import LazyRanks, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.epoch.records import Records
-from stoker.epoch.state import Owner, RankState, dataset_name, state_of
+from stoker.epoch.state import Owner, RankState, dataset_name
 from stoker.epoch.stats import Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path
@@ -156,11 +156,11 @@ class Engine:
             share = window // ranks_here
             skip = self._placing.may_be_served_by_others
             self.ahead = ReadAhead(setup.key, cached.store, self._planner, share, skip)
-        if getattr(setup.policy, "follows_scores", False):
+        if setup.policy.follows_scores:
             self._observer.on_scored = self._placing.follow
-        if (cache_holds := getattr(self._observer.scorer, "cache_holds", None)) is not None:
-            homes = self._planner.locality
-            cache_holds(setup.cache_samples(1 if homes is None else homes.nodes.count))
+        homes = self._planner.locality
+        held = setup.cache_samples(1 if homes is None else homes.nodes.count)
+        self._observer.scorer.cache_holds(held)
         if self._rescore is not None:
             self._aside = cached.aside()
         log.info(setup.describe(cached))
@@ -230,7 +230,7 @@ class Engine:
         generator = self.generator_began
         if walk is None and outer.generator is not None:
             generator = outer.generator.get_state()
-        agreement, placing = self._agreement, self._placing
+        agreement, placing, backward = self._agreement, self._placing, self._observer.backward
         has_begun = walk is not None or self._resumed == coming.epoch
         if placing is not None:
             self._accesses = placing.accesses_before if has_begun else placing.accesses
@@ -246,8 +246,8 @@ class Engine:
             ended=agreement.ended,
             is_uniform=agreement.is_uniform,
             accesses=self._accesses,
-            scorer=state_of(self._observer.scorer),
-            backward=state_of(self._observer.backward),
+            scorer=self._observer.scorer.state_dict() or None,
+            backward=None if backward is None else backward.state_dict(),
             stats=self.stats(),
             failures=tuple(self._records.failures.values()),
             generator=None if generator is None else generator.numpy(),

@@ -24,8 +24,8 @@ def search_on(device: torch.device, scorer: Scorer) -> None:
 
     Nothing changes on the CPU, for other scorers, and for a Graph that was given an index.
     """
-    if device.type != "cpu" and getattr(scorer, "chooses_index", False):
-        scorer.use_index(partial(TorchIndex, device=device))  # type: ignore[attr-defined]
+    if device.type != "cpu":
+        scorer.use_accelerator(partial(TorchIndex, device=device))
 
 
 class TorchIndex:

@@ -24,6 +24,7 @@ from stoker.epoch.state import OWN_ORDER, Owner, RankState, dataset_name
 from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
+from stoker.importance.base import as_scorer
 from stoker.jobs.settings import Sharing
 from stoker.pytorch.arguments import (
     as_scored,
@@ -189,7 +190,7 @@ class Loader(DataLoader[Any]):
             policy=setup.policy,
             scores=scores,
         )
-        scorer = self._recipe.scorer(len(scores))
+        scorer = as_scorer(self._recipe.scorer(len(scores)))
         check_rescore(rescore, self._recipe, scorer)
         super().__init__(
             dataset,
@@ -223,7 +224,8 @@ class Loader(DataLoader[Any]):
         without = self._planner.without_accuracy
         if not own_order:
             check_known_end(self._recipe, epochs)
-            without = without or getattr(self._recipe.shares, "without_accuracy", "")
+            if self._recipe.shares is not None:
+                without = without or self._recipe.shares.without_accuracy
         self._agreement = Agreement(
             self._observer, needed=follows or shared, without_accuracy=without
         )

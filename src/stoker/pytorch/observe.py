@@ -91,9 +91,8 @@ class Observer:
     def scores(self) -> Scores:
         """The scores with everything observed so far; waits for copies still under way."""
         self._drain(wait=True)
-        drain = getattr(self.scorer, "drain", None)
-        if drain is not None and not self._closed:
-            drain()
+        if not self._closed:
+            self.scorer.drain()
             self._take_scored()
         return self._scores
 
@@ -184,9 +183,7 @@ class Observer:
             _ = self.scores
         finally:
             self._closed = True
-            close = getattr(self.scorer, "close", None)
-            if close is not None:
-                close()
+            self.scorer.close()
 
     # --- which batch ---
 
@@ -262,14 +259,13 @@ class Observer:
             return
         self._hungry = 0
         self.scorer.update(self._scores, Observation(ids, step, meta.epoch, **signals))
-        if not hasattr(self.scorer, "take_scored"):
-            self._tell(ids, getattr(self.scorer, "neighbours", None))
+        if not self.scorer.is_deferred:
+            self._tell(ids, self.scorer.neighbours)
         self._take_scored()
 
     def _take_scored(self) -> None:
         """Tell what a scorer has done that works beside the training."""
-        take = getattr(self.scorer, "take_scored", None)
-        for ids, neighbours in [] if take is None else take():
+        for ids, neighbours in self.scorer.take_scored():
             self._tell(ids, neighbours)
 
     def _tell(self, ids: NDArray[np.uint32], neighbours: Neighbours | None) -> None:

@@ -19,7 +19,7 @@ from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
-from stoker.policy.base import Policy, Region, looks_ahead
+from stoker.policy.base import Region
 from stoker.pool.tier import plan_pool
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
@@ -65,7 +65,7 @@ def with_cache(
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
     chosen = as_recipe(recipe)
-    if chosen.needs_plan or getattr(chosen.policy, "follows_scores", False):
+    if chosen.needs_plan or chosen.policy.follows_scores:
         raise ConfigError(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
@@ -106,9 +106,8 @@ class CacheSetup:
     ) -> None:
         self.population = population
         self.stage = make_stage(population.base, cache_stage)
-        fit = getattr(recipe.policy, "for_sizes", None)
-        fitted: Policy = recipe.policy if fit is None else fit(self.stage.source.sizes)
-        self.policy = Merged(fitted, self.stage.source.sizes)
+        sizes = self.stage.source.sizes
+        self.policy = Merged(recipe.policy.for_sizes(sizes), sizes)
         """The policy, told the sizes of the samples if it asks for them, and other jobs."""
         self.member: Member | None = None
         """This job among those that share the cache, once it is open; None: it is alone."""
@@ -215,7 +214,7 @@ class CacheSetup:
             stand_ins=stand_ins,
         )
         if self._pool is not None:
-            are_times = looks_ahead(self.policy)
+            are_times = self.policy.looks_ahead
             store.pool = self._pool.open(renews=ranks.rank == 0, takes_keys=not are_times)
         if self.member is not None:
             self.member.counted = store.totals
@@ -269,7 +268,7 @@ class CacheSetup:
             return NullTier()
         # Of the arena, not of our policy: it may be another job's.
         names = [region.name for region in self.policy.regions()]
-        overflow = getattr(self.policy, "overflow", "")
+        overflow = self.policy.overflow
         tiers = [
             MemoryTier(
                 shared.arena,

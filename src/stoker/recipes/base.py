@@ -11,8 +11,8 @@ from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.importance.loss import LossHistory
 from stoker.packaging.settings import Packaging
-from stoker.policy.base import Policy, looks_ahead
-from stoker.policy.shares import Shares
+from stoker.policy.base import Policy, as_policy
+from stoker.policy.shares import Shares, as_shares
 from stoker.policy.substitution import Substitution
 from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
@@ -88,6 +88,10 @@ class Recipe:
     """Whether the cache has room for all samples, whatever was asked for, and begins full."""
 
     def __post_init__(self) -> None:
+        # The class is frozen for its users; what they wrote without our base classes is completed.
+        object.__setattr__(self, "policy", as_policy(self.policy))
+        if self.shares is not None:
+            object.__setattr__(self, "shares", as_shares(self.shares))
         if self.packaging is not None and (
             self.substitution is None or self.substitution.kind != "low_by_low"
         ):
@@ -100,7 +104,7 @@ class Recipe:
     def needs_plan(self) -> bool:
         """Whether the cache needs to know the coming accesses of all ranks."""
         parts = (self.substitution, self.shares, self.packaging)
-        plans = looks_ahead(self.policy) or hasattr(self.policy, "places")
+        plans = self.policy.looks_ahead or self.policy.has_places
         return plans or any(part is not None for part in parts)
 
     def predicted_hit_ratio(self, cache_fraction: float) -> float | None:

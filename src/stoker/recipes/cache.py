@@ -44,7 +44,7 @@ def make_store(
     """
     num_samples = len(source)
     places = packaged = None
-    if has_places or hasattr(policy, "places"):
+    if has_places or policy.has_places:
         places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
     if recipe.packaging is not None:
         packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
@@ -56,7 +56,7 @@ def make_store(
         stand_ins=stand_ins,
         packaged=packaged,
         claims=claims,
-        follows_scores=getattr(policy, "follows_scores", False),
+        follows_scores=policy.follows_scores,
         clock=clock,
     )
 
@@ -76,12 +76,12 @@ def fit_shares(
     ``sizes`` (``i64[N]``) are those of the samples; 0 bytes where there are no packages. Raises
     :class:`~stoker.errors.ConfigError` for a cache too small for one.
     """
-    packaging, fit = recipe.packaging, getattr(recipe.shares, "for_cache", None)
-    if packaging is None or fit is None or not capacity:
-        return recipe.shares, 0
+    packaging, shares = recipe.packaging, recipe.shares
+    if packaging is None or shares is None or not capacity:
+        return shares, 0
     least = packaging.least_region_bytes(sizes)
-    fitted: Shares = fit(capacity, least)
-    return fitted, least
+    fitted = shares.for_cache(capacity, least)
+    return (shares, 0) if fitted is None else (fitted, least)
 
 
 def follow(

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.sampler.base import Sampler, begin_epoch, foresees
+from stoker.sampler.base import Sampler
 from stoker.sampler.epoch import EpochSampler, annealed_from
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.superepoch import SuperEpochSampler
@@ -104,7 +104,7 @@ class AdaptiveSampler(EpochSampler):
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Keep what the epochs are drawn from that begin now, if that is to be kept."""
-        begin_epoch(self._sampler(self.level_at(scores, epoch)), scores, epoch)
+        self._sampler(self.level_at(scores, epoch)).begin_epoch(scores, epoch)
 
     def foresees(self, scores: Scores | None, epoch: int) -> bool:
         """Whether the level of ``epoch`` is decided, and what it draws."""
@@ -112,7 +112,7 @@ class AdaptiveSampler(EpochSampler):
             return True
         if scores is None or epoch < WARM_UP or (epoch - WARM_UP) % BLOCK == 0:
             return epoch < WARM_UP
-        return foresees(self._sampler(self.level_at(scores, epoch)), scores, epoch)
+        return self._sampler(self.level_at(scores, epoch)).foresees(scores, epoch)
 
     # --- inside ---
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
+from stoker.sampler.base import Sampler
 from stoker.sampler.rng import generator
 from stoker.sampler.uniform import UniformSampler, repeated
 from stoker.scores import Scores
@@ -30,7 +31,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EpochSampler:
+class EpochSampler(Sampler):
     """Base of samplers that follow scores: a subclass says what is drawn, and how much.
 
     Until there is something to go by it makes uniform full passes, as :class:`UniformSampler`
@@ -114,7 +115,7 @@ class EpochSampler:
 
     def foresees(self, scores: Scores | None, epoch: int) -> bool:
         """Whether ``epoch`` is a full pass whatever is scored until it begins."""
-        return not self._draws_at(epoch)
+        return not self.uses_scores or not self._draws_at(epoch)
 
     # --- inside ---
 

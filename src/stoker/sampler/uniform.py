@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
+from stoker.sampler.base import Sampler
 from stoker.sampler.rng import generator
 from stoker.scores import Scores
 from stoker.shared import SharedArray
@@ -19,7 +20,7 @@ MAX_SAMPLES = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class UniformSampler:
+class UniformSampler(Sampler):
     """A uniform permutation of all samples, a new one for each epoch.
 
     The order comes from the counter-based generator Philox keyed by (seed, epoch), so any epoch

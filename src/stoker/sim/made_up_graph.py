@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.neighbours import Neighbours
 from stoker.recipes import Recipe
 from stoker.recipes.part import part
 from stoker.scores import Scores
 
 
-class MadeUpGraph:
+class MadeUpGraph(Scorer):
     """SpiderCache's graph score over groups that are drawn once, in place of embeddings.
 
     Samples fall at random into groups, whose sizes are geometric with a mean of ``degree`` + 1; all
@@ -30,7 +31,10 @@ class MadeUpGraph:
     Raises :class:`~stoker.errors.ConfigError` for numbers out of range.
     """
 
-    needs: frozenset[Signal] = frozenset({"losses"})
+    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+
+    neighbours: Neighbours | None = None
+    """Those of the batch scored last."""
 
     def __init__(
         self,
@@ -59,8 +63,6 @@ class MadeUpGraph:
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
         self._score = np.log(1 / same + others / neighbor_max + 1)
-        self.neighbours: Neighbours | None = None
-        """Those of the batch scored last."""
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of a batch, and have its neighbours at hand."""

@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
 from stoker.recipes import Recipe
+from stoker.sampler.base import Sampler
 from stoker.scores import Scores
 from stoker.sim.trace import EpochTrace, Trace, Update
 
@@ -72,10 +73,10 @@ class Visits:
         return self._starts[epoch]
 
 
-class PlayedSampler:
+class PlayedSampler(Sampler):
     """A sampler whose plans are what was visited; see :class:`~stoker.sampler.base.Sampler`."""
 
-    uses_scores = True
+    uses_scores: ClassVar[bool] = True
 
     def __init__(self, trace: Trace) -> None:
         self._visits = Visits(trace)
@@ -94,15 +95,17 @@ class PlayedSampler:
         return Plan(epoch, epoch * self.longest, self._visits.ids(epoch))
 
 
-class Player:
+class Player(Scorer):
     """A scorer that gives out the scores of a trace, whatever it is shown.
 
     Where training had scored so many visits, it gives the scores of as many. Samples that had been
-    scored anew before an epoch get their scores as it begins. :attr:`neighbours` are those of the
-    batch scored last.
+    scored anew before an epoch get their scores as it begins.
     """
 
-    needs: frozenset[Signal] = frozenset({"losses"})
+    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+
+    neighbours: Neighbours | None = None
+    """Those of the batch scored last."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -111,7 +114,6 @@ class Player:
         self._coming: deque[Update] = deque()
         self._visited = self._scored = 0
         self._step = 0
-        self.neighbours: Neighbours | None = None
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Give out what is left of the epoch before, and what the recorded scorer said now."""

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scorer
+from stoker.importance.base import Observation, as_scorer
 from stoker.plan import Plan
-from stoker.policy.base import Policy, looks_ahead
+from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe
-from stoker.sampler.base import Sampler, begin_epoch, foresees
+from stoker.sampler.base import as_sampler
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
@@ -161,12 +161,13 @@ class Job:
     ) -> None:
         self._sizes, self._losses = sizes, losses
         self._epochs, self._batch_size = epochs, batch_size
-        self._scorer: Scorer = recipe.scorer(len(sizes))
-        self._sampler: Sampler = recipe.sampler(
+        self._scorer = as_scorer(recipe.scorer(len(sizes)))
+        sampler = recipe.sampler(
             len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
+        self._sampler = as_sampler(sampler)
         self.cache = cache or ReplayedCache(recipe, sizes, share, seed)
-        self._follows = getattr(self.cache.policy, "follows_scores", False)
+        self._follows = self.cache.policy.follows_scores
         self._is_scored = self._sampler.uses_scores or _reads_scores(self.cache.policy, recipe)
         if self._is_scored and (unknown := self._scorer.needs - {"losses"}):
             self.cache.close()
@@ -174,8 +175,7 @@ class Job:
                 f"recipe {recipe.name!r} cannot be simulated: its scorer needs "
                 f"{', '.join(sorted(unknown))}, and a replay has losses only"
             )
-        if (cache_holds := getattr(self._scorer, "cache_holds", None)) is not None:
-            cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
+        self._scorer.cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
         self._scores = Scores(len(sizes) if self._is_scored else 1)  # else nobody asks for them
         self._step, self._seed = 0, seed
         self._foreseen: Plan | None = None
@@ -280,7 +280,7 @@ class Job:
         scores = self._settle(epoch)
         plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
         self.on_plan(plan)
-        if not looks_ahead(self.cache.policy):
+        if not self.cache.policy.looks_ahead:
             plan = plan.unweighted()  # of 100 million samples, they take half a gigabyte
         self.cache.begin_epoch(scores, plan, self._epochs)
         return plan
@@ -300,13 +300,10 @@ class Job:
         """
         if not self._is_scored:
             return self._scores
-        score_begin = getattr(self._scorer, "begin_epoch", None)
-        if score_begin is not None:
-            score_begin(self._scores, epoch)
-        volatile = getattr(self._scorer, "volatile", None)
-        if volatile is not None and len(volatile):
+        self._scorer.begin_epoch(self._scores, epoch)
+        if len(volatile := self._scorer.volatile):
             self._score(volatile, epoch, self._losses(volatile, epoch))
-        begin_epoch(self._sampler, self._scores, epoch)
+        self._sampler.begin_epoch(self._scores, epoch)
         return self._scores
 
     def _plan(self, scores: Scores, epoch: int) -> Plan:
@@ -314,7 +311,7 @@ class Job:
         plan, self._foreseen = self._foreseen, None
         if plan is None or plan.epoch != epoch:
             plan = self._sampler.plan(scores, epoch)
-        if not looks_ahead(self.cache.policy) or not foresees(self._sampler, scores, epoch + 1):
+        if not self.cache.policy.looks_ahead or not self._sampler.foresees(scores, epoch + 1):
             return plan
         self._foreseen = self._sampler.plan(scores, epoch + 1)
         return plan.followed_by(self._foreseen)
@@ -325,8 +322,7 @@ class Job:
         self._score(ids, epoch, losses)
         self._step += 1
         if self._follows:
-            neighbours = getattr(self._scorer, "neighbours", None)
-            self.cache.follow(ids, neighbours, self._scores)
+            self.cache.follow(ids, self._scorer.neighbours, self._scores)
         return losses
 
     def _score(self, ids: NDArray[np.uint32], epoch: int, losses: NDArray[np.float64]) -> None:
@@ -336,7 +332,7 @@ class Job:
 def _reads_scores(policy: Policy, recipe: Recipe) -> bool:
     """Whether the cache asks for scores; a policy with keys of its own may, but for next use."""
     by_scores = not policy.natural_keys and not isinstance(policy, NextUse)
-    return by_scores or hasattr(policy, "places") or recipe.shares is not None
+    return by_scores or policy.has_places or recipe.shares is not None
 
 
 class _Mean:

@@ -56,8 +56,7 @@ class ReplayedCache:
         beside: ReplayedCache | None = None,
         wrap: Callable[[Policy], Policy] = lambda policy: policy,
     ) -> None:
-        fit = getattr(recipe.policy, "for_sizes", None)
-        self.policy: Policy = wrap(recipe.policy if fit is None else fit(sizes))
+        self.policy = wrap(recipe.policy.for_sizes(sizes))
         """The policy, told the sizes of the samples if it asks for them."""
         self._arranges = beside is None
         self._regions = self.policy.regions()
@@ -91,7 +90,7 @@ class ReplayedCache:
             wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
         if store.places is not None:
             count = self._num_samples
-            places = self.policy.places(scores, plan, count)  # type: ignore[attr-defined]
+            places = self.policy.places(scores, plan, count)
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
             self._counts = dict(zip(self._names, counts, strict=True))
@@ -125,7 +124,7 @@ class ReplayedCache:
             after=after,
             regions=None if places is None else places.array[ids],
             entrance=self._names[0],
-            overflow=getattr(self.policy, "overflow", ""),
+            overflow=self.policy.overflow,
             at_once=batch,
         )
         outcomes: Outcomes = _OUTCOMES.take(hits)
@@ -210,7 +209,7 @@ class ReplayedCache:
     def _make_store(self, source: BlankSource) -> Store:
         tier: Tier = NullTier()
         if self._arena is not None:
-            overflow = getattr(self.policy, "overflow", "")
+            overflow = self.policy.overflow
             first = next(iter(self._arena.stats()["regions"]))
             tier = MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
         return make_store(self._recipe, self.policy, source, tier, clock=lambda: self._time)

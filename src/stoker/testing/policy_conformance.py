@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.plan import Plan
-from stoker.policy.base import Policy
+from stoker.policy.base import Policy, as_policy
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
 from stoker.testing.reference_arena import ReferenceArena
@@ -31,7 +31,7 @@ class PolicyConformance:
     @pytest.fixture
     def policy(self) -> Policy:
         """A new policy for each test."""
-        return self.make_policy()
+        return as_policy(self.make_policy())
 
     @pytest.fixture
     def scores(self) -> Scores:
@@ -93,14 +93,11 @@ class PolicyConformance:
         self, policy: Policy, scores: Scores, plan: Plan
     ) -> None:
         """u8[N], pure, the same in a pickled copy; also before anything was seen."""
-        places = getattr(policy, "places", None)
-        if places is None:
-            return
         holding = [region.holds_bytes for region in policy.regions()]
         copy = pickle.loads(pickle.dumps(policy))
         for known in (scores, Scores(self.num_samples)):
-            found = places(known, plan, self.num_samples)
-            assert (found.shape, found.dtype) == ((self.num_samples,), np.uint8)
+            found = policy.places(known, plan, self.num_samples)
+            assert found.shape == (self.num_samples,) and found.dtype == np.uint8
             assert all(holding[place] for place in np.unique(found))
             np.testing.assert_array_equal(found, copy.places(known, plan, self.num_samples))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.sampler.base import Sampler
+from stoker.sampler.base import Sampler, as_sampler
 from stoker.scores import Scores
 
 
@@ -27,10 +27,13 @@ class SamplerConformance:
         """Return a new sampler over ``num_samples`` ids for ``pad_to`` ranks."""
         raise NotImplementedError
 
+    def _made(self, pad_to: int) -> Sampler:
+        return as_sampler(self.make_sampler(pad_to))
+
     @pytest.fixture
     def sampler(self) -> Sampler:
         """A new sampler for each test."""
-        return self.make_sampler(self.world_size)
+        return self._made(self.world_size)
 
     @pytest.fixture
     def scores(self) -> Scores:
@@ -64,7 +67,7 @@ class SamplerConformance:
         """Same arguments, same plan: in any order of calls, in a copy, in another object."""
         first = sampler.plan(scores, self.epoch)
         sampler.plan(scores, 0)
-        copy, twin = pickle.loads(pickle.dumps(sampler)), self.make_sampler(self.world_size)
+        copy, twin = pickle.loads(pickle.dumps(sampler)), self._made(self.world_size)
         for other in (sampler, copy, twin):
             again = other.plan(scores, self.epoch)
             assert again.identity == first.identity
@@ -90,7 +93,7 @@ class SamplerConformance:
 
     def test_another_number_of_ranks_goes_on_in_the_same_plan(self, scores: Scores) -> None:
         """Made for one rank it is a prefix of that for several, which go on from its start."""
-        bare, shared = (self.make_sampler(n).plan(scores, self.epoch) for n in (1, self.world_size))
+        bare, shared = (self._made(n).plan(scores, self.epoch) for n in (1, self.world_size))
         places = np.arange(len(shared)) % len(bare)
         np.testing.assert_array_equal(shared.ids, bare.ids[places])
         assert (shared.weights is None) == (bare.weights is None)

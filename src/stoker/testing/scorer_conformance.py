@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.base import Observation, Scorer, Signal, as_scorer
 from stoker.scores import Scores
 
 NUM_CLASSES = 4
@@ -30,12 +30,15 @@ class ScorerConformance:
         """Return a new scorer over ``num_samples`` ids; two of them behave alike."""
         raise NotImplementedError
 
+    def _made(self) -> Scorer:
+        return as_scorer(self.make_scorer())
+
     @pytest.fixture
     def scorer(self) -> Iterator[Scorer]:
         """A new scorer for each test."""
-        scorer = self.make_scorer()
+        scorer = self._made()
         yield scorer
-        _call(scorer, "close")
+        scorer.close()
 
     @pytest.fixture
     def scores(self) -> Scores:
@@ -63,7 +66,7 @@ class ScorerConformance:
     def give(self, scorer: Scorer, scores: Scores, observation: Observation) -> None:
         """Have one batch scored, and wait for its scores."""
         scorer.update(scores, observation)
-        _call(scorer, "drain")
+        scorer.drain()
 
     def train(
         self, scorer: Scorer, scores: Scores, epoch: int, rank: int = 0, world_size: int = 1
@@ -92,20 +95,20 @@ class ScorerConformance:
         """The order of the samples within their batch does not matter."""
         ids = np.random.default_rng(3).permutation(self.num_samples)[: self.batch_size]
         self.give(scorer, scores, self.observation(ids))
-        other, scorer = Scores(self.num_samples), self.make_scorer()
+        other, scorer = Scores(self.num_samples), self._made()
         self.give(scorer, other, self.observation(np.sort(ids)))
-        _call(scorer, "close")
+        scorer.close()
         np.testing.assert_allclose(other.values, scores.values, rtol=1e-5)
 
     def test_is_pure_given_its_state(self, scorer: Scorer, scores: Scores) -> None:
         """Two scorers that were shown the same agree; nothing else in the world changes."""
         world = np.random.get_state(legacy=False)["state"]["key"].copy()  # noqa: NPY002
-        other, twin = Scores(self.num_samples), self.make_scorer()
+        other, twin = Scores(self.num_samples), self._made()
         for epoch in range(3):
             for one, table in ((scorer, scores), (twin, other)):
-                _begin(one, table, epoch)
+                one.begin_epoch(table, epoch)
                 self.train(one, table, epoch)
-        _call(twin, "close")
+        twin.close()
         _assert_same(scores, other)
         after = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
         np.testing.assert_array_equal(after, world)
@@ -168,7 +171,7 @@ class ScorerConformance:
         """One class, equal losses, equal embeddings, or all of them zero."""
         ids = np.arange(self.num_samples, dtype=np.uint32)
         for epoch in range(3):
-            _begin(scorer, scores, epoch)
+            scorer.begin_epoch(scores, epoch)
             for step, batch in enumerate(np.split(ids, self.num_samples // self.batch_size)):
                 alike = np.full(len(batch), value)
                 self.give(
@@ -185,72 +188,54 @@ class ScorerConformance:
                     ),
                 )
             assert np.isfinite(scores.values).all()
-        _begin(scorer, scores, 3)
+        scorer.begin_epoch(scores, 3)
         last = scores.values[ids[-self.batch_size :]]
         np.testing.assert_allclose(last, last[0])
 
     def test_an_epoch_begins_once(self, scorer: Scorer, scores: Scores) -> None:
         """A second call of ``begin_epoch`` changes nothing."""
         for epoch in range(3):
-            _begin(scorer, scores, epoch)
+            scorer.begin_epoch(scores, epoch)
             self.train(scorer, scores, epoch)
-        _begin(scorer, scores, 3)
-        volatile, kept = _volatile(scorer), scores.snapshot()
-        _begin(scorer, scores, 3)
+        scorer.begin_epoch(scores, 3)
+        volatile, kept = scorer.volatile, scores.snapshot()
+        scorer.begin_epoch(scores, 3)
         _assert_same(scores, kept)
-        np.testing.assert_array_equal(_volatile(scorer), volatile)
+        np.testing.assert_array_equal(scorer.volatile, volatile)
 
     def test_state_goes_round(self, scorer: Scorer, scores: Scores) -> None:
         """A scorer loaded in the middle of an epoch goes on exactly as the other."""
         for epoch in range(2):
-            _begin(scorer, scores, epoch)
+            scorer.begin_epoch(scores, epoch)
             self.train(scorer, scores, epoch)
-        _begin(scorer, scores, 2)
+        scorer.begin_epoch(scores, 2)
         self.give(scorer, scores, self.observation(range(self.batch_size), 90, 2))
-        again, other = self.make_scorer(), Scores(self.num_samples)
+        again, other = self._made(), Scores(self.num_samples)
         other.restore(**scores.arrays())
-        if hasattr(scorer, "state_dict"):
-            state = scorer.state_dict()
-            assert all(isinstance(array, np.ndarray) for array in state.values())
-            again.load_state_dict(state)  # type: ignore[attr-defined]
+        state = scorer.state_dict()
+        assert all(isinstance(array, np.ndarray) for array in state.values())
+        again.load_state_dict(state)
         for epoch in range(2, 5):
             for one, table in ((scorer, scores), (again, other)):
-                _begin(one, table, epoch)
+                one.begin_epoch(table, epoch)
                 self.train(one, table, epoch)
             _assert_same(scores, other)
-            np.testing.assert_array_equal(_volatile(scorer), _volatile(again))
-        _call(again, "close")
+            np.testing.assert_array_equal(scorer.volatile, again.volatile)
+        again.close()
 
     def test_ranks_agree(self) -> None:
         """Ranks that see disjoint halves and exchange their scores go on alike."""
-        ranks = [(self.make_scorer(), Scores(self.num_samples)) for _ in range(2)]
+        ranks = [(self._made(), Scores(self.num_samples)) for _ in range(2)]
         for epoch in range(4):
             for rank, (scorer, scores) in enumerate(ranks):
                 self.train(scorer, scores, epoch, rank, world_size=2)
             _exchange([scores for _, scores in ranks], epoch)
             for scorer, scores in ranks:
-                _begin(scorer, scores, epoch + 1)
+                scorer.begin_epoch(scores, epoch + 1)
             _assert_same(ranks[0][1], ranks[1][1])
-            np.testing.assert_array_equal(_volatile(ranks[0][0]), _volatile(ranks[1][0]))
+            np.testing.assert_array_equal(ranks[0][0].volatile, ranks[1][0].volatile)
         for scorer, _ in ranks:
-            _call(scorer, "close")
-
-
-def _begin(scorer: Scorer, scores: Scores, epoch: int) -> None:
-    begin = getattr(scorer, "begin_epoch", None)
-    if begin is not None:
-        begin(scores, epoch)
-
-
-def _call(scorer: Scorer, name: str) -> None:
-    method = getattr(scorer, name, None)
-    if method is not None:
-        method()
-
-
-def _volatile(scorer: Scorer) -> NDArray[np.uint32]:
-    volatile: NDArray[np.uint32] = getattr(scorer, "volatile", np.empty(0, np.uint32))
-    return volatile
+            scorer.close()
 
 
 def _exchange(tables: list[Scores], epoch: int) -> None:
