@@ -23,7 +23,7 @@ from rich.progress import (
 from stoker.cli._open_url import open_url
 from stoker.errors import ConfigError
 from stoker.policy.baselines import MinIO
-from stoker.source.base import Source, local_identity
+from stoker.source.base import Source
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.fill import Filled, fill
 from stoker.types import format_bytes, parse_bytes
@@ -88,7 +88,7 @@ def _wanted(source: Source) -> Wanted:
         total,
         int(np.max(sizes)),
         total / len(sizes),
-        local_identity(source),
+        source.local_identity,
     )
 
 

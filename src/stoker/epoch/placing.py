@@ -195,7 +195,7 @@ def make_packager(
     Raises :class:`~stoker.errors.ConfigError` where packages cannot be kept.
     """
     packaging, substitution = recipe.packaging, recipe.substitution
-    arenas = getattr(store.tier, "arenas", ())
+    arenas = store.tier.arenas
     if packaging is None or substitution is None or store.claims is None or not arenas:
         return None
     if not is_bytes_of_source:

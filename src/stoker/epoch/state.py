@@ -161,7 +161,7 @@ def dataset_name(source: Source, label: str) -> str:
     The fingerprint; for a wrapped data set without a name, its class and length. ``label`` is
     :attr:`Population.label <stoker.epoch.population.Population.label>`.
     """
-    if getattr(source, "is_private", False):
+    if source.is_private:
         kind = type(getattr(source, "dataset", source))
         name = f"{kind.__module__}.{kind.__qualname__}-{len(source)}"
     else:

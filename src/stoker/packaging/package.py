@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stoker import _core
 from stoker.errors import SegmentError
-from stoker.source.base import Source, local_identity
+from stoker.source.base import Source
 from stoker.source.packed import Packed
 from stoker.store.tier import Ids
 
@@ -47,7 +47,7 @@ def stamp_of(fingerprint: str, num_samples: int) -> bytes:
 
 def stamp_of_files(source: Source) -> bytes:
     """Return the stamp of a source's samples as they are on this machine: packages outlive runs."""
-    return stamp_of(source.fingerprint + local_identity(source), len(source))
+    return stamp_of(source.fingerprint + source.local_identity, len(source))
 
 
 def encode(package: Package, stamp: bytes) -> list[bytes | memoryview]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.prefetch.marks import SERVED, STARTED, Marks
 from stoker.shared import SharedArray
+from stoker.source.base import Source
 
 _STARTING = 5.0  # seconds that the prefetch process may take to start
 _PATIENCE = 3.0  # seconds without any progress of it
@@ -28,7 +28,7 @@ class Progress:
     leaves the reading to a prefetch process that gets on, and only waits.
     """
 
-    def __init__(self, length: int, source: Any = None) -> None:
+    def __init__(self, length: int, source: Source | None = None) -> None:
         self._memory = [
             SharedArray.create(Marks.bytes(length), "u1", name="stoker-marks") for _ in "01"
         ]
@@ -56,7 +56,7 @@ class Progress:
     def start(self, epoch: int, first: int, count: int) -> None:
         """Say that a worker sees to these accesses now; what is not claimed yet it reads."""
         marks = self._marks(epoch)
-        if not getattr(self._source, "is_ready", True):
+        if self._source is not None and not self._source.is_ready:
             _await(marks, first, first + count)
         marks.served[first : first + count] = STARTED
 

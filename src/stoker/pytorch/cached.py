@@ -122,7 +122,7 @@ class CachedDataset(BatchDataset):
         own = self.store
         store = Store(
             self.stage.source,
-            NullTier(getattr(own.tier, "regions", ())),
+            NullTier(own.tier.regions),
             places=own.places,
             substitution=None if own.claims is None else own.substitution,
             claims=own.claims,

@@ -30,7 +30,6 @@ from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit_packages, fit_shares, make_store
 from stoker.sampler.homes import Homes
-from stoker.source.base import local_identity
 from stoker.store.claims import Claims
 from stoker.store.disk_plan import Wanted, plan_disk
 from stoker.store.memory import MemoryTier
@@ -40,7 +39,7 @@ from stoker.store.registry import SharedArena, open_arena
 from stoker.store.shared_arrays import SharedArrays, open_arrays
 from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
-from stoker.store.tier import Tier
+from stoker.store.tier import RegionTier
 from stoker.types import format_bytes, parse_bytes
 
 Join = Callable[[SharedArena, Merged], Member | None]
@@ -131,7 +130,7 @@ class CacheSetup:
         has at least, where there is one."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
-        self._local_identity = local_identity(population.base.source)
+        self._local_identity = population.base.source.local_identity
         wanted = Wanted(
             self.stage.key,
             population.num_samples,
@@ -262,7 +261,7 @@ class CacheSetup:
             warnings.warn(message, RuntimeWarning, stacklevel=5)
             return None
 
-    def _tier(self, opened: list[SharedArena]) -> Tier:
+    def _tier(self, opened: list[SharedArena]) -> RegionTier:
         """Return the tier over what was opened: memory, the disk, both, or nothing."""
         if not opened:
             return NullTier()

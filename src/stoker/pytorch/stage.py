@@ -69,7 +69,7 @@ class EncodedStage:
     def __init__(self, dataset: SourceDataset) -> None:
         self.source = dataset.source
         self.key = dataset.source.fingerprint
-        self.is_private = bool(getattr(dataset.source, "is_private", False))
+        self.is_private = dataset.source.is_private
         self.is_bytes_of_source = not isinstance(dataset, WrappedDataset)
         self.headroom = 1.0 if self.is_bytes_of_source else _ESTIMATED
         self._dataset = dataset

@@ -75,9 +75,14 @@ class WrappedSource(BaseSource):
 
     def __init__(self, dataset: Any, mean_size: float, name: str | None) -> None:
         self.dataset = dataset
-        self.is_private = name is None
+        self._is_private = name is None
         self.fingerprint = _fingerprint(name, len(dataset))
         self._mean_size = max(1, round(mean_size))
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the data set has no name that other jobs know it by."""
+        return self._is_private
 
     @property
     def sizes_are_exact(self) -> bool:

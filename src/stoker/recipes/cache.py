@@ -23,14 +23,14 @@ from stoker.source.base import Source
 from stoker.store.claims import Claims
 from stoker.store.store import Store
 from stoker.store.substitutes import StandIns
-from stoker.store.tier import Ids, Tier
+from stoker.store.tier import Ids, RegionTier
 
 
 def make_store(
     recipe: Recipe,
     policy: Policy,
     source: Source,
-    tier: Tier,
+    tier: RegionTier,
     *,
     has_places: bool = False,
     claims: Claims | None = None,
@@ -88,7 +88,7 @@ def follow(
     policy: Policy,
     plan: Plan | None,
     store: Store,
-    tier: Tier,
+    tier: RegionTier,
     ids: Ids,
     neighbours: Neighbours | None,
     scores: Scores,

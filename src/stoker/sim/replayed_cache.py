@@ -23,7 +23,7 @@ from stoker.source.packed import Packed
 from stoker.store import MemoryTier, Store
 from stoker.store.null import NullTier
 from stoker.store.served import Served
-from stoker.store.tier import Keys, Tier
+from stoker.store.tier import Keys, RegionTier
 from stoker.types import Outcome
 
 _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples
@@ -207,7 +207,7 @@ class ReplayedCache:
         return arena
 
     def _make_store(self, source: BlankSource) -> Store:
-        tier: Tier = NullTier()
+        tier: RegionTier = NullTier()
         if self._arena is not None:
             overflow = self.policy.overflow
             first = next(iter(self._arena.stats()["regions"]))

@@ -8,11 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError
-from stoker.source.base import BaseSource, Source, check_ids, local_identity
+from stoker.source.base import BaseSource, Errors, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets
 
 _REQUIRED = ("__len__", "sizes", "fingerprint", "read")
-_OPTIONAL = ("name", "read_each", "read_packed", "close")
+_OPTIONAL = (
+    "sizes_are_exact",
+    "local_identity",
+    "is_private",
+    "is_ready",
+    "name",
+    "read_each",
+    "read_packed",
+    "close",
+)
 
 
 def as_source(candidate: Any) -> Source:
@@ -62,18 +71,37 @@ class _Completed(BaseSource):
 
     @property
     def local_identity(self) -> str:
-        return local_identity(self._source)
+        return str(getattr(self._source, "local_identity", ""))
+
+    @property
+    def is_private(self) -> bool:
+        return bool(getattr(self._source, "is_private", False))
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(getattr(self._source, "is_ready", True))
 
     def name(self, sample_id: int) -> str:
         name = getattr(self._source, "name", super().name)
         return cast(str, name(sample_id))
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        return cast(list[bytes], self._source.read(self._checked(ids)))
+
+    def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
+        read_each = getattr(self._source, "read_each", super().read_each)
+        return cast("tuple[list[bytes | None], Errors]", read_each(self._checked(ids)))
+
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
+        read_packed = getattr(self._source, "read_packed", super().read_packed)
+        return cast(PackedRead, read_packed(self._checked(ids)))
+
+    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         if self._closed:
             raise ConfigError(
                 f"this {type(self._source).__name__} is closed: make a new one to read from"
             )
-        return cast(list[bytes], self._source.read(check_ids(ids, len(self))))
+        return check_ids(ids, len(self))
 
     def close(self) -> None:
         self._closed = True

@@ -39,6 +39,32 @@ class Source(Protocol):
         """A short text that is the same exactly for the same samples in the same order."""
         ...
 
+    @property
+    def sizes_are_exact(self) -> bool:
+        """Whether a sample of another size than :attr:`sizes` says is a corrupt one."""
+        ...
+
+    @property
+    def local_identity(self) -> str:
+        """A hash that tells these files from others with the same fingerprint, on this machine.
+
+        Files rebuilt with their old names, sizes and normalised times have the old fingerprint,
+        which must be the same on all nodes and for copies. What is kept on one machine from run to
+        run, or shared by its processes, is kept under both. Empty where the storage's own versions
+        tell.
+        """
+        ...
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the fingerprint has no meaning outside of this job."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this process can read at once, without starting anything for that first."""
+        ...
+
     def name(self, sample_id: int) -> str:
         """Return what people call the sample (a path, a key), for messages."""
         ...
@@ -93,13 +119,23 @@ class BaseSource:
         return f"sample {sample_id}"
 
     @property
-    def is_ready(self) -> bool:
-        """Whether this process can read at once, without starting anything for that first."""
+    def sizes_are_exact(self) -> bool:
+        """Whether a sample of another size than :attr:`Source.sizes` says is a corrupt one."""
         return True
 
     @property
-    def sizes_are_exact(self) -> bool:
-        """Whether a sample of another size than :attr:`Source.sizes` says is a corrupt one."""
+    def local_identity(self) -> str:
+        """Empty: the fingerprint is enough."""
+        return ""
+
+    @property
+    def is_private(self) -> bool:
+        """False: the fingerprint means the same to everyone."""
+        return False
+
+    @property
+    def is_ready(self) -> bool:
+        """True: there is nothing to start."""
         return True
 
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
@@ -156,16 +192,6 @@ class BaseSource:
         self.close()
 
 
-def local_identity(source: Source) -> str:
-    """Return what tells the files of ``source`` from others with its fingerprint, on this machine.
-
-    Files rebuilt with their old names, sizes and normalised times have the old fingerprint, which
-    is to be the same on all nodes and for copies. What is kept on one machine from run to run, or
-    shared by its processes, is kept under both. Empty where the storage's own versions tell.
-    """
-    return str(getattr(source, "local_identity", ""))
-
-
 def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:
     """Return ``ids`` as u32[n]; raises ConfigError unless all are in ``0 .. num_samples - 1``."""
     wanted = np.asarray(ids)
@@ -216,7 +242,7 @@ def read_whole(source: Source, ids: npt.NDArray[np.uint32]) -> PackedRead:
     samples are. Raises what the source raises.
     """
     data, offsets, errors = source.read_packed(ids)
-    if not getattr(source, "sizes_are_exact", True):
+    if not source.sizes_are_exact:
         return data, offsets, errors
     lengths, expected = np.diff(offsets), source.sizes[ids]
     wrong = [place for place in np.flatnonzero(lengths != expected).tolist() if place not in errors]

@@ -81,7 +81,7 @@ class FileSource(PackedSource):
 
     @property
     def local_identity(self) -> str:
-        """Hash of the files' change times; see :func:`stoker.source.base.local_identity`."""
+        """Hash of the files' change times; see :attr:`stoker.source.Source.local_identity`."""
         return self._local_identity
 
     def name(self, sample_id: int) -> str:

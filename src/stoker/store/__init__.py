@@ -9,6 +9,6 @@ from stoker.store.memory import MemoryTier
 from stoker.store.null import NullTier
 from stoker.store.served import Served
 from stoker.store.store import Store
-from stoker.store.tier import Tier
+from stoker.store.tier import RegionTier, Tier
 
-__all__ = ["MemoryTier", "NullTier", "Packed", "Served", "Store", "Tier"]
+__all__ = ["MemoryTier", "NullTier", "Packed", "RegionTier", "Served", "Store", "Tier"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import SourceError
 from stoker.source.packed import Packed, pick
-from stoker.store.tier import Ids, Keys, Pool, Tier
+from stoker.store.tier import Ids, Keys, Pool, RegionTier
 from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
@@ -34,7 +34,7 @@ class Flight:
     def __init__(
         self,
         source: Source,
-        tier: Tier,
+        tier: RegionTier,
         ids: Ids,
         keys: Keys,
         wait_seconds: float,

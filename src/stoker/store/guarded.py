@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,10 @@ from stoker.errors import StokerError
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed
 from stoker.store.null import NullTier
-from stoker.store.tier import Ids, Keys, Mask, Tier
+from stoker.store.tier import Ids, Keys, Mask, RegionTier
+
+if TYPE_CHECKING:
+    from stoker.store.arena import Arena
 
 _T = TypeVar("_T")
 
@@ -30,7 +33,7 @@ class GuardedTier:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: RegionTier,
         on_error: Callable[[], None],
         what: str = "the cache failed and is bypassed, samples are read from the source",
     ) -> None:
@@ -40,6 +43,16 @@ class GuardedTier:
         self._on_error = on_error
         self._closed = False
         self._warned = False
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Those of the wrapped tier."""
+        return self.tier.regions
+
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """Those of the wrapped tier."""
+        return self.tier.arenas
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return what is cached, or nothing when the cache fails."""

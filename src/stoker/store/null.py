@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed
 from stoker.store.tier import Ids, Keys, Mask
+
+if TYPE_CHECKING:
+    from stoker.store.arena import Arena
 
 
 class NullTier:
@@ -20,8 +23,15 @@ class NullTier:
     Holds no state; safe in any thread and process. ``regions``: those of the tier it stands for.
     """
 
+    regions: tuple[str, ...] = ()
+
     def __init__(self, regions: Sequence[str] = ()) -> None:
         self.regions = tuple(regions)
+
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """None."""
+        return ()
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Find nothing."""

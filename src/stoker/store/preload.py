@@ -10,7 +10,7 @@ from stoker.errors import SourceUnavailable
 from stoker.source.base import Source
 from stoker.store.served import Served
 from stoker.store.store import Store
-from stoker.store.tier import Ids, Pool, Tier
+from stoker.store.tier import Ids, Pool, RegionTier
 from stoker.types import format_bytes
 
 log = logging.getLogger("stoker")
@@ -20,7 +20,7 @@ _SAY_EVERY = 10.0  # seconds
 
 
 def preload(
-    source: Source, tier: Tier, ids: Ids, *, threads: int = 16, pool: Pool | None = None
+    source: Source, tier: RegionTier, ids: Ids, *, threads: int = 16, pool: Pool | None = None
 ) -> None:
     """Bring the samples ``ids`` into ``tier``, and say in the log how far it is.
 

@@ -25,7 +25,7 @@ from stoker.store.rearrange import drop_strays, rearrange
 from stoker.store.served import Served
 from stoker.store.shared_arrays import open_arrays
 from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, StandIns, Substitutes
-from stoker.store.tier import Ids, Keys, Pool, Tier
+from stoker.store.tier import Ids, Keys, Pool, RegionTier
 from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
@@ -77,7 +77,7 @@ class Store:
     def __init__(
         self,
         source: Source,
-        tier: Tier,
+        tier: RegionTier,
         *,
         wait_seconds: float = 10.0,
         places: SharedArray | None = None,
@@ -223,7 +223,7 @@ class Store:
         samples, and moves last, so that one that grows has room for them. One process of those
         that share the cache is enough.
         """
-        arenas = getattr(self.tier, "arenas", ())
+        arenas = self.tier.arenas
         try:
             if self.places is not None:
                 for arena in arenas:
@@ -345,7 +345,7 @@ class Store:
             assert self.stand_ins is not None
             return ByNeighbour(self._tier, rules.region, self.stand_ins)
         assert self.claims is not None
-        regions = getattr(self.tier, "regions", ())
+        regions = self.tier.regions
         if rules.region not in regions:
             return None  # the cache is switched off
         return OnceEach(

@@ -18,7 +18,7 @@ from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
 from stoker.store.shared_arrays import Layout
-from stoker.store.tier import Ids, Mask, Tier
+from stoker.store.tier import Ids, Mask, RegionTier
 
 _POOL = 4096  # candidates that a process keeps at hand
 _REST = 5  # a search that found little is not repeated for so many times its duration,
@@ -68,7 +68,7 @@ class OnceEach:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: RegionTier,
         region: str,
         claims: Claims,
         places: SharedArray | None = None,
@@ -258,7 +258,7 @@ class ByNeighbour:
     As often as it is needed. Used by any number of processes at once.
     """
 
-    def __init__(self, tier: Tier, region: str, stand_ins: StandIns) -> None:
+    def __init__(self, tier: RegionTier, region: str, stand_ins: StandIns) -> None:
         self._tier, self._region = tier, region
         self._serves, self._keyed = stand_ins.serves.array, stand_ins.keyed.array
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed
+
+if TYPE_CHECKING:
+    from stoker.store.arena import Arena
 
 Ids = NDArray[np.uint32]
 """Sample ids, ``u32[n]``, contiguous, each below the number of samples."""
@@ -44,6 +47,32 @@ class Tier(Protocol):
         """Offer samples, and return which are cached now. Ends the caller's claims on those."""
         ...
 
+    def discard(self, ids: Ids) -> None:
+        """Forget samples, if cached."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters; at least ``capacity_bytes``, ``payload_bytes`` and ``entries``."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what this process holds. The tier is not used after that."""
+        ...
+
+
+class RegionTier(Tier, Protocol):
+    """A tier with regions that a policy arranges, and claims by which one process fetches."""
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names that places are indices into."""
+        ...
+
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """The arenas that hold samples, the fastest first."""
+        ...
+
     def place_by(self, places: SharedArray) -> None:
         """Put each new sample from now on where ``places`` says, ``u8[N]`` by id.
 
@@ -75,7 +104,7 @@ class Tier(Protocol):
         ...
 
     def resize(self, shares: Mapping[str, float]) -> None:
-        """Share out anew, in proportion, the bytes that the regions named have together."""
+        """Divide again, in proportion, the bytes that the regions named have together."""
         ...
 
     def claim(self, ids: Ids) -> Mask:
@@ -95,18 +124,6 @@ class Tier(Protocol):
 
         Returns which are cached now.
         """
-        ...
-
-    def discard(self, ids: Ids) -> None:
-        """Forget samples, if cached."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters; at least ``capacity_bytes``, ``payload_bytes`` and ``entries``."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what this process holds. The tier is not used after that."""
         ...
 
 

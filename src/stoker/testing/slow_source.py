@@ -81,7 +81,7 @@ class SlowSource(BaseSource):
     @property
     def sizes_are_exact(self) -> bool:
         """Whether those of the source behind are."""
-        return bool(getattr(self._source, "sizes_are_exact", True))
+        return self._source.sizes_are_exact
 
     @property
     def fingerprint(self) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed
-from stoker.store.tier import Tier
+from stoker.store.tier import RegionTier
 
 _NUM_IDS = 200
 _CAPACITY = 20_000
@@ -48,24 +48,24 @@ class TierConformance:
     The tier must admit newcomers while there is room.
     """
 
-    def make(self, num_ids: int, capacity_bytes: int) -> Tier:
+    def make(self, num_ids: int, capacity_bytes: int) -> RegionTier:
         """Return an empty tier for ids below ``num_ids``, of ``capacity_bytes`` of payload."""
         raise NotImplementedError("a subclass of TierConformance has to define make")
 
     @pytest.fixture
-    def tier(self) -> Iterator[Tier]:
+    def tier(self) -> Iterator[RegionTier]:
         """The tier under test; half of all samples fit."""
         tier = self.make(_NUM_IDS, _CAPACITY)
         yield tier
         tier.close()
 
-    def test_an_empty_tier_finds_nothing(self, tier: Tier) -> None:
+    def test_an_empty_tier_finds_nothing(self, tier: RegionTier) -> None:
         """Nothing is found, and the offsets say so."""
         packed, found = tier.get_many(as_ids([3, 1, 3]))
         assert not found.any()
         assert packed.offsets.tolist() == [0, 0, 0, 0]
 
-    def test_what_was_put_comes_back_in_the_order_asked_for(self, tier: Tier) -> None:
+    def test_what_was_put_comes_back_in_the_order_asked_for(self, tier: RegionTier) -> None:
         """Found and missing ones mixed, with repeats; types as promised."""
         assert tier.put_many(as_ids([5, 9, 7]), pack_ids([5, 9, 7])).tolist() == [True] * 3
         packed, found = tier.get_many(as_ids([7, 8, 5, 7]), np.arange(4.0))
@@ -80,7 +80,7 @@ class TierConformance:
             *np.diff(expected.offsets[1:]),
         ]
 
-    def test_empty_batches_are_fine(self, tier: Tier) -> None:
+    def test_empty_batches_are_fine(self, tier: RegionTier) -> None:
         """Every method takes no ids at all."""
         none = as_ids([])
         assert tier.put_many(none, pack_ids([])).shape == (0,)
@@ -92,25 +92,25 @@ class TierConformance:
         tier.set_keys(none, np.empty(0))
         assert tier.move(none, "main").shape == tier.copies(none, "main").shape == (0,)
 
-    def test_an_empty_sample_is_a_sample(self, tier: Tier) -> None:
+    def test_an_empty_sample_is_a_sample(self, tier: RegionTier) -> None:
         """Zero bytes can be cached, and are found."""
         empty = Packed(np.empty(0, np.uint8), np.zeros(2, np.int64))
         assert tier.put_many(as_ids([4]), empty).all()
         assert tier.get_many(as_ids([4]))[1].all()
 
-    def test_put_again_is_harmless(self, tier: Tier) -> None:
+    def test_put_again_is_harmless(self, tier: RegionTier) -> None:
         """A cached sample stays what it is and is reported as cached."""
         for _ in range(2):
             assert tier.put_many(as_ids([5]), pack_ids([5])).all()
         assert tier.stats()["entries"] == 1
 
-    def test_a_sample_larger_than_the_tier_is_refused(self, tier: Tier) -> None:
+    def test_a_sample_larger_than_the_tier_is_refused(self, tier: RegionTier) -> None:
         """It is not kept, and nothing waits or fails."""
         large = Packed(np.zeros(_CAPACITY + 1, np.uint8), np.array([0, _CAPACITY + 1]))
         assert not tier.put_many(as_ids([1]), large).any()
         assert not tier.get_many(as_ids([1]))[1].any()
 
-    def test_the_capacity_is_never_exceeded(self, tier: Tier) -> None:
+    def test_the_capacity_is_never_exceeded(self, tier: RegionTier) -> None:
         """Whatever is put; and what the tier says it keeps, it keeps."""
         for first in range(0, _NUM_IDS, 20):
             ids = range(first, first + 20)
@@ -123,13 +123,13 @@ class TierConformance:
         assert found.sum() == tier.stats()["entries"] > 0
         assert packed.data.tobytes() == b"".join(sample_of(int(i)) for i in everything[found])
 
-    def test_discarded_samples_are_gone(self, tier: Tier) -> None:
+    def test_discarded_samples_are_gone(self, tier: RegionTier) -> None:
         """Those and no others; absent ones are passed over."""
         tier.put_many(as_ids([1, 2]), pack_ids([1, 2]))
         tier.discard(as_ids([2, 3]))
         assert tier.get_many(as_ids([1, 2]))[1].tolist() == [True, False]
 
-    def test_lists_name_what_is_found_and_moves_keep_it(self, tier: Tier) -> None:
+    def test_lists_name_what_is_found_and_moves_keep_it(self, tier: RegionTier) -> None:
         """A move to where a sample is changes nothing; one that is not cached does not move."""
         tier.put_many(as_ids([7, 5]), pack_ids([7, 5]))
         region = next(name for name in tier.stats()["regions"] if len(tier.list(name)))
@@ -145,7 +145,7 @@ class TierConformance:
         tier.put_many(as_ids([7]), pack_ids([7]))
         assert int(tier.copies(as_ids([7]), region)[0]) > first
 
-    def test_an_unknown_region_is_empty(self, tier: Tier) -> None:
+    def test_an_unknown_region_is_empty(self, tier: RegionTier) -> None:
         """The arena may be another job's, with other regions: nothing is there, nothing fails."""
         tier.put_many(as_ids([5]), pack_ids([5]))
         assert not tier.list("nowhere").size
@@ -154,7 +154,7 @@ class TierConformance:
         tier.resize({"nowhere": 1.0})
         assert tier.get_many(as_ids([5]))[1].all()
 
-    def test_a_place_that_is_no_region_is_the_entrance(self, tier: Tier) -> None:
+    def test_a_place_that_is_no_region_is_the_entrance(self, tier: RegionTier) -> None:
         """Samples are kept all the same."""
         places = SharedArray.create(_NUM_IDS, np.uint8)
         places.array[:] = 77
@@ -162,7 +162,7 @@ class TierConformance:
         assert tier.put_many(as_ids([5, 6]), pack_ids([5, 6])).all()
         assert tier.get_many(as_ids([6, 5]))[0].data.tobytes() == sample_of(6) + sample_of(5)
 
-    def test_one_claimant_each(self, tier: Tier) -> None:
+    def test_one_claimant_each(self, tier: RegionTier) -> None:
         """Of many threads that claim at once, one gets each id; cached ids nobody gets."""
         tier.put_many(as_ids([0]), pack_ids([0]))
         start = threading.Barrier(8)
@@ -175,7 +175,7 @@ class TierConformance:
             granted = np.sum(list(pool.map(claim, range(8))), axis=0)
         assert granted.tolist() == [0] + [1] * 19
 
-    def test_claims_end_by_putting_or_abandoning(self, tier: Tier) -> None:
+    def test_claims_end_by_putting_or_abandoning(self, tier: RegionTier) -> None:
         """After that a missing id can be claimed again."""
         assert tier.claim(as_ids([1, 2])).all()
         assert not tier.claim(as_ids([1, 2])).any()
@@ -184,7 +184,7 @@ class TierConformance:
         tier.discard(as_ids([2]))
         assert tier.claim(as_ids([1, 2])).all()
 
-    def test_waiting_is_bounded(self, tier: Tier) -> None:
+    def test_waiting_is_bounded(self, tier: RegionTier) -> None:
         """It ends at the timeout, and at once where nobody is at work."""
         begin = time.monotonic()
         assert not tier.wait(as_ids([1]), 30.0).any()
@@ -192,7 +192,7 @@ class TierConformance:
         assert not tier.wait(as_ids([2]), 0.05).any()
         assert time.monotonic() - begin < 10
 
-    def test_waiting_ends_when_the_claimant_is_done(self, tier: Tier) -> None:
+    def test_waiting_ends_when_the_claimant_is_done(self, tier: RegionTier) -> None:
         """Published samples are there, abandoned ones are not."""
         tier.claim(as_ids([1, 2]))
         with ThreadPoolExecutor(1) as pool:
@@ -204,7 +204,7 @@ class TierConformance:
             assert waiting.result().tolist() == [True, False]
         assert time.monotonic() - begin < 10
 
-    def test_threads_never_see_wrong_bytes(self, tier: Tier) -> None:
+    def test_threads_never_see_wrong_bytes(self, tier: RegionTier) -> None:
         """Readers and writers at once, with evictions."""
         stop = time.monotonic() + 0.5
 
@@ -221,7 +221,7 @@ class TierConformance:
             for done in [pool.submit(work, seed) for seed in range(4)]:
                 done.result()
 
-    def test_closing_again_is_harmless(self, tier: Tier) -> None:
+    def test_closing_again_is_harmless(self, tier: RegionTier) -> None:
         """The second time does nothing."""
         tier.close()
         tier.close()
