@@ -32,7 +32,7 @@ class Process:
 
 _ROLES = {
     "stoker.prefetch": "prefetch",
-    "stoker.packaging": "packager",
+    "stoker.bundles": "packager",
     "stoker.source.remote": "helper",
     "stoker.tiering": "tiering",
     "stoker.cli": "launcher",

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from harness import Report, interleave, paired_ratio, parser
 
-from stoker.pool.address import PoolAddress
-from stoker.pool.tier import PoolTier
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
 from stoker.source.packed import Packed
 
 SMALL, SMALL_BATCH = 3 * 1024, 256

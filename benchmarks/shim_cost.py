@@ -19,8 +19,7 @@ from pathlib import Path
 from harness import Report, parser
 
 import stoker._core
-from stoker.tiering.counters import create_counters
-from stoker.tiering.layout import State
+from stoker.tiering.layout import State, create_counters
 from stoker.tiering.table import Settings, Table, TierPlace
 
 LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"

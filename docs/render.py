@@ -10,7 +10,7 @@ import pdoc
 
 import stoker
 
-PARTS = ("packaging", "pytorch", "policy", "sampler", "source", "store", "testing", "types")
+PARTS = ("bundles", "pytorch", "policy", "sampler", "source", "store", "testing", "types")
 """What is not reached from the names that `stoker` itself exports."""
 
 

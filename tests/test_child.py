@@ -38,7 +38,7 @@ def what_ran(planted: Path) -> list[str]:
     return sorted(path.name for path in planted.parent.glob("*-ran"))
 
 
-@pytest.mark.parametrize("module", ["stoker.prefetch.process", "stoker.packaging.process"])
+@pytest.mark.parametrize("module", ["stoker.prefetch.process", "stoker.bundles.packing"])
 def test_c4_a_companion_imports_nothing_from_the_current_folder(
     module: str, planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ RUNGS = [
     SIBLINGS,
     {"store"},
     {"pool"},
-    {"packaging", "prefetch"},
+    {"bundles", "prefetch"},
     {"recipes"},
     {"jobs", "cluster", "tiering"},
     {"epoch"},

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from users import OTHER, as_other, needs_two_users
 
+from stoker.bundles.depot import DirectoryDepot, check_directory
 from stoker.errors import ConfigError
 from stoker.jobs.protocol import ask, service_path
-from stoker.packaging.directory_depot import DirectoryDepot, check_directory
 from stoker.policy.baselines import LRU
 from stoker.prefetch.channel import Channel
 from stoker.source.listing_cache import ListingCache

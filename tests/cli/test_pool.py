@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from pool.redis_servers import Server, free_port, needs_server
 
 from stoker.cli.root import root
-from stoker.pool import service as pool_service
-from stoker.pool.address import PoolAddress
-from stoker.pool.service import MARKER, PoolService
+from stoker.pool import own_server as pool_service
+from stoker.pool.own_server import MARKER, PoolService
+from stoker.pool.pool_address import PoolAddress
 from stoker.pool.values import PREFIX
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
@@ -147,7 +147,7 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
 def test_a_server_that_was_stopped_is_ended_all_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.pool.service._PATIENCE", 1.0)
+    monkeypatch.setattr("stoker.pool.own_server._PATIENCE", 1.0)
     up(place)
     pid = PoolService(place).pid()
     assert pid is not None

@@ -29,14 +29,14 @@ from PIL import Image
 
 from fuzz.harness import Target
 from stoker import _core
+from stoker.bundles import package
 from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
-from stoker.packaging import package
 from stoker.policy.baselines import LRU
 from stoker.pool import values as pool_frame
-from stoker.pool.address import PoolAddress
+from stoker.pool.pool_address import PoolAddress
 from stoker.prefetch.attend import Members
 from stoker.prefetch.channel import Channel
 from stoker.prefetch.job import Job
@@ -55,9 +55,8 @@ from stoker.source.tar_members import members
 from stoker.store import handshake
 from stoker.store.arena import Arena
 from stoker.store.cache_dir import MARKER, CacheDir, DiskMeta
-from stoker.store.memory import MemoryTier
-from stoker.tiering.config import read_config
-from stoker.tiering.order import read_order
+from stoker.store.memory_tier import MemoryTier
+from stoker.tiering.config import read_config, read_order
 from stoker.types import parse_bytes
 
 # ---- archives, parts, images ----

@@ -2,8 +2,8 @@
 
 import time
 
-from stoker.pool.address import PoolAddress
-from stoker.pool.tier import PoolTier
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
 from stoker.testing.tier_conformance import as_ids, pack_ids, sample_of
 
 NUM = 200

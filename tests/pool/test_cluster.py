@@ -10,8 +10,8 @@ import redis
 
 from pool.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes, until
 from pool.redis_servers import make_cluster, needs_server
-from stoker.pool.address import PoolAddress
-from stoker.pool.tier import PoolTier
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
 from stoker.testing.tier_conformance import as_ids
 
 pytestmark = [

@@ -12,9 +12,9 @@ import pytest
 
 from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
 from pool.redis_servers import make_certificates, needs_server
-from stoker.pool.address import PoolAddress
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
 from stoker.pool.servers import Breakers
-from stoker.pool.tier import PoolTier
 from stoker.pool.values import PREFIX
 
 pytestmark = [

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.pool.address import PASSWORD_VARIABLE, PoolAddress
 from stoker.pool.background import PoolWriter, Threads, Watch
-from stoker.pool.order import LEVELS, PoolOrder
+from stoker.pool.pool_address import PASSWORD_VARIABLE, PoolAddress
 from stoker.pool.servers import Breakers
 from stoker.pool.values import (
     BUCKETS,
     HEAD_BYTES,
+    LEVELS,
     OWNER_BYTES,
     SLOTS,
     PoolKeys,
+    PoolOrder,
     seal,
     slot_of,
     unseal,

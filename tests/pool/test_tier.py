@@ -12,10 +12,10 @@ from store.doubles import CountingSource
 from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
 from pool.redis_servers import needs_server
 from stoker.errors import SampleNotFound
-from stoker.pool.address import PoolAddress
-from stoker.pool.tier import PoolTier
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
 from stoker.source.packed import Packed
-from stoker.store.upstream import Upstream
+from stoker.store.flight import Upstream
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 
 pytestmark = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.prefetch.feed import Feed, Segment
-from stoker.prefetch.marks import SERVED, STARTED, Marks
+from stoker.prefetch.progress import SERVED, STARTED, Marks
 
 SIZES = np.array([10, 20, 30, 40, 50, 60, 70, 80], np.int64)
 

@@ -9,15 +9,14 @@ import pytest
 
 from stoker.policy.base import Region
 from stoker.prefetch.feed import Feed, Segment
-from stoker.prefetch.fetcher import Fetcher
-from stoker.prefetch.marks import SERVED, STARTED, Marks
-from stoker.prefetch.pace import Pace
+from stoker.prefetch.fetcher import ConcurrencyLimit, Fetcher
+from stoker.prefetch.progress import SERVED, STARTED, Marks
 from stoker.source.in_memory import MemorySource
 from stoker.source.packed import Packed, pack
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.flight import Meter
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.substitutes import ByNeighbour, StandIns
-from stoker.store.upstream import Meter
 from stoker.testing.slow_source import SlowSource
 
 NUM = 20
@@ -77,7 +76,7 @@ def run(fetcher: Fetcher, rank: Rank) -> list[int]:
 
 
 def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
     assert run(fetcher, rank) == list(range(10))
     assert rank.fresh.tolist() == [1] * 10 + [0] * 10
     assert rank.marks.handed_out == 10
@@ -89,7 +88,7 @@ def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> No
 
 
 def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
     rank.tier.overtaken = (1, 5, 9)
     # 1 was handed out before it was overtaken; the others take up no room of the window.
     assert run(fetcher, rank) == [0, 2, 3, 4, 6, 7, 8, 10, 11]
@@ -100,7 +99,7 @@ def test_what_a_worker_overtakes_is_left_to_it(arena: Arena, source: SlowSource)
 
 
 def test_a_run_of_hits_does_not_fill_the_window(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 300), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 300), Fetcher(source, ConcurrencyLimit(1, 1))
     cached = np.arange(4, dtype=np.uint32)
     assert rank.tier.put_many(cached, Packed(*pack(SAMPLES[:4])), None).all()
     assert run(fetcher, rank) == [0, 1, 2, 3, 4, 5, 6]
@@ -111,7 +110,7 @@ def test_a_run_of_hits_does_not_fill_the_window(arena: Arena, source: SlowSource
 
 def test_what_vanishes_far_off_is_left_to_the_worker(arena: Arena, source: SlowSource) -> None:
     """It has no lease: read now, it might be gone again before its access, and read in vain."""
-    rank, fetcher = Rank(arena, 300), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 300), Fetcher(source, ConcurrencyLimit(1, 1))
     cached = np.arange(6, dtype=np.uint32)
     assert rank.tier.put_many(cached, Packed(*pack(SAMPLES[:6])), None, "window").all()
     lease = arena.lease
@@ -128,7 +127,7 @@ def test_what_vanishes_far_off_is_left_to_the_worker(arena: Arena, source: SlowS
 
 
 def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
     other = Arena.attach(arena.handle)
     assert other.claim(np.array([3, 4], np.uint32)).all()
     assert run(fetcher, rank) == [0, 1, 2, 5, 6, 7, 8, 9]
@@ -138,7 +137,7 @@ def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -
 
 
 def test_s7_who_has_a_stand_in_is_read_once_that_has_left(arena: Arena, source: SlowSource) -> None:
-    rank, fetcher = Rank(arena, 1_000), Fetcher(source, Pace(1, 1))
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
     key = np.array([19], np.uint32)
     rank.tier.put_many(key, Packed(*pack(SAMPLES[19:])), None)
     rank.stand_ins = ByNeighbour(rank.tier, "main", StandIns.create(NUM))

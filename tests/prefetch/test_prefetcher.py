@@ -21,7 +21,7 @@ from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.testing.slow_source import SlowSource
 
 NUM = 400

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.prefetch import progress
-from stoker.prefetch.marks import SERVED, STARTED, Marks
-from stoker.prefetch.progress import Progress
+from stoker.prefetch.progress import SERVED, STARTED, Marks, Progress
 
 
 class Cold:

@@ -32,7 +32,7 @@ from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.part import part
 from stoker.sampler.selective import SelectiveSampler
-from stoker.store.preload import preload
+from stoker.store.fill import preload
 from stoker.types import Outcome
 
 EPOCHS = 3

@@ -12,14 +12,13 @@ from torch.utils.data import Subset
 from pytorch.parts import number_of, numbers
 from stoker.policy.score import Score
 from stoker.prefetch.feed import Feed, Segment
-from stoker.prefetch.marks import Marks
-from stoker.prefetch.progress import Progress
+from stoker.prefetch.progress import Marks, Progress
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.part import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.selective import SelectiveSampler
-from stoker.tiering.order import read_order
+from stoker.tiering.config import read_order
 
 NUM, EPOCHS = 100, 8
 selective = Recipe("selective", "", Score(), sampler=part(SelectiveSampler, warm_up=2))

@@ -77,7 +77,7 @@ def test_without_a_loader() -> None:
 def test_the_log_says_how_it_went(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.store.preload._SAY_EVERY", 0.0)
+    monkeypatch.setattr("stoker.store.fill._SAY_EVERY", 0.0)
     with caplog.at_level(logging.INFO, "stoker"), Loader(slow(), 8, recipe="oracle") as loader:
         next(iter(loader))
     assert "preloading: 64 of 100" in caplog.text or "preloading: 36 of 100" in caplog.text

@@ -19,7 +19,7 @@ from torch import distributed
 from pytorch.parts import number_of, numbers
 from pytorch.ranks import run_ranks
 from stoker import recipes
-from stoker.prefetch.marks import SERVED
+from stoker.prefetch.progress import SERVED
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.part import part

@@ -21,7 +21,7 @@ from stoker.recipes.cache import make_store
 from stoker.source.in_memory import MemorySource
 from stoker.store import substitutes
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
 from stoker.types import Outcome
 

@@ -24,8 +24,16 @@ import numpy as np
 
 import stoker._core
 from stoker.store.ofd import unlock
-from stoker.tiering.counters import Ring, create_counters
-from stoker.tiering.layout import COUNTERS, HEADER, REQUEST, Kind, State, offset_of
+from stoker.tiering.layout import (
+    COUNTERS,
+    HEADER,
+    REQUEST,
+    Kind,
+    Ring,
+    State,
+    create_counters,
+    offset_of,
+)
 from stoker.tiering.table import Settings, Table, TierPlace
 from stoker.types import FileIdentity
 

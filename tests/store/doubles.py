@@ -7,8 +7,8 @@ import numpy as np
 from stoker.errors import SampleNotFound, SegmentError
 from stoker.policy.baselines import LRU
 from stoker.source.base import BaseSource
-from stoker.store.memory import MemoryTier
-from stoker.store.null import NullTier
+from stoker.store.guarded import NullTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.testing.reference_arena import ReferenceArena
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.store.claims import NOBODY, Claims, Turns, still_due
-from stoker.store.shared_arrays import open_arrays
+from stoker.store.registry import open_arrays
 
 
 def claims_of(num_samples: int = 10, accesses: int = 20) -> Claims:

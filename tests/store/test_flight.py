@@ -12,7 +12,7 @@ import pytest
 from stoker.store.flight import Flight
 from stoker.store.store import Store
 from store.doubles import CountingSource, check, lru_tier, sample_of
-from store.test_memory import native_tier
+from store.test_memory_tier import native_tier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")

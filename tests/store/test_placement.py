@@ -16,7 +16,7 @@ from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
 from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome

@@ -16,7 +16,7 @@ from stoker.policy.baselines import LRU, MinIO
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE

@@ -13,9 +13,9 @@ from stoker.policy import HighLow, Homophily, MinIO, Score, Substitution
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.claims import Claims
-from stoker.store.memory import MemoryTier
-from stoker.store.null import NullTier
-from stoker.store.shared_arrays import open_arrays
+from stoker.store.guarded import NullTier
+from stoker.store.memory_tier import MemoryTier
+from stoker.store.registry import open_arrays
 from stoker.store.store import Store
 from stoker.store.substitutes import StandIns
 from stoker.types import Outcome

@@ -8,7 +8,7 @@ import click
 
 from stoker.store.cache_dir import CacheDir
 from stoker.store.registry import clean as clean_registry
-from stoker.tiering import run_folder, tier_dir
+from stoker.tiering import membership, tier_dir
 from stoker.types import format_bytes
 
 
@@ -28,7 +28,7 @@ def clean(cache_dir: Path | None) -> None:
         what = "tier" if is_tier else "disk cache"
         click.echo(f"emptied the {what} in {cache_dir}: {format_bytes(freed)} are free again")
         return
-    removed = clean_registry() + run_folder.clean()
+    removed = clean_registry() + membership.clean()
     if removed:
         click.echo(f"removed the files of {removed} {'cache' if removed == 1 else 'caches'}")
     else:

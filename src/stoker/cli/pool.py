@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from stoker.errors import ConfigError
-from stoker.pool.address import PoolAddress
-from stoker.pool.service import PoolService, default_directory
-from stoker.pool.survey import ServerState, advise
-from stoker.pool.tier import PoolTier
+from stoker.pool.own_server import PoolService, default_directory
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_tier import PoolTier
+from stoker.pool.server_states import ServerState, advise
 from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes, parse_bytes
 

@@ -24,7 +24,7 @@ from stoker.cli._open_url import open_url
 from stoker.errors import ConfigError
 from stoker.policy.baselines import MinIO
 from stoker.source.base import Source
-from stoker.store.disk_plan import Wanted, plan_disk
+from stoker.store.disk import Wanted, plan_disk
 from stoker.store.fill import Filled, fill
 from stoker.types import format_bytes, parse_bytes
 

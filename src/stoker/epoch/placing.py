@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.bundles import Packager
 from stoker.importance.neighbours import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
-from stoker.packaging import Packager
 from stoker.plan import Plan
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe

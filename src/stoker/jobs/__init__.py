@@ -7,6 +7,6 @@ how stands in ``merging``, in plain arrays. ``stoker serve`` (``Service``) keeps
 jobs.
 """
 
-from stoker.jobs.settings import Sharing
+from stoker.jobs.sharing import Sharing
 
 __all__ = ["Sharing"]

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.jobs.board import SLOTS, Kind
+from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.gain import Block, PassiveGain, Probe
 from stoker.jobs.merged import Merged, kind_of
-from stoker.jobs.settings import Sharing
-from stoker.jobs.table import JobTable
+from stoker.jobs.sharing import Sharing
 from stoker.plan import Plan
 
 _BLOCK = 20  # batches between two looks at the counters

@@ -1,4 +1,4 @@
-"""A cache policy whose keys are those of all jobs that share the cache."""
+"""One key per sample for several jobs: what each would keep, weighted by its gain."""
 
 from __future__ import annotations
 
@@ -6,15 +6,100 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.jobs.board import Board, Kind
-from stoker.jobs.merging import joint_value, known_rates, soonest
-from stoker.jobs.ranking import Ranking
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
 from stoker.policy.next_use import NextUse
 from stoker.scores import Scores
 
+Floats = NDArray[np.float64]
 Ids = NDArray[np.uint32]
 Keys = NDArray[np.float64]
+
+
+def counted(gains: Floats, thresholds: Floats) -> NDArray[np.bool_]:
+    """Return bool[J]: the jobs whose scores count.
+
+    Those that gain from the cache at least what their own ``thresholds`` f64[J] say (iCache: 1.5,
+    HPCA 2023, multi-job). Where none does, all of them: somebody has to say who stays.
+    """
+    eligible = gains >= thresholds
+    return eligible if eligible.any() else np.ones(len(gains), np.bool_)
+
+
+def joint_value(values: Floats, gains: Floats, thresholds: Floats) -> Floats:
+    """Return f64[n]: iCache's aggregated importance AIV_i = sum over jobs of gain_j x RIV_ij.
+
+    Over the sum of these gains, so that a key written now compares with those written when gains
+    were others, or other jobs counted; that changes no order among keys written at once.
+    ``values`` f64[J, n] are relative importance values RIV, the percentile of a sample's importance
+    within a job, in (0, 1]; 0 where the job has not seen it. A sample that no counted job has seen
+    gets -inf, as with one job: nobody knows what it is worth. Source: Chen et al., HPCA 2023.
+    """
+    counts = counted(gains, thresholds)
+    total = gains[counts] @ values[counts] / gains[counts].sum()
+    return np.where(values[counts].max(axis=0, initial=0.0) > 0, total, -np.inf)
+
+
+def soonest(
+    positions: NDArray[np.int64],
+    now: NDArray[np.int64],
+    rates: Floats,
+    periods: Floats,
+    later: Floats | float = 0.0,
+) -> Floats:
+    """Return f64[n]: seconds until one of J jobs uses each sample, the least of them.
+
+    ``positions`` i64[J, n]: the access by which a job uses the sample next, in its own count, of
+    which it has reached ``now`` i64[J]; ``rates`` f64[J]: its accesses per second; ``periods``
+    f64[J]: its accesses in an epoch. ``later`` (seconds, f64[n] or one): uses before that do not
+    count. Of a job whose known use is before that, the next one is expected an epoch after it.
+    """
+    rates = known_rates(rates)[:, None]
+    seconds = (positions - now[:, None]) / rates
+    epochs = np.maximum(periods, 1.0)[:, None] / rates
+    missed = np.ceil(np.maximum(0.0, later - seconds) / epochs)
+    result: Floats = (seconds + missed * epochs).min(axis=0)
+    return result
+
+
+def known_rates(rates: Floats) -> Floats:
+    """Return f64[J] accesses per second, with the mean of the others for jobs not measured yet."""
+    measured = rates > 0
+    if measured.all():
+        return rates
+    return np.where(measured, rates, rates[measured].mean() if measured.any() else 1.0)
+
+
+class Ranking:
+    """Where a score stands among those of all samples of a job, as of the latest :meth:`learn`.
+
+    iCache's relative importance value RIV: scores of different models differ in scale, their ranks
+    do not. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: Floats = np.empty(0)
+        self._seen = 0  # scores asked about since then
+
+    def is_stale(self, scores: Floats, num_samples: int) -> bool:
+        """Note a batch of scores f64[n]; return whether it is time to learn all of them anew.
+
+        That is when all are given, when none is known, and when as many were given as are known.
+        """
+        self._seen += int(np.isfinite(scores).sum())
+        return len(scores) == num_samples or self._seen > len(self._sorted)
+
+    def learn(self, scores: Floats) -> None:
+        """Take the scores f64[N] of all samples; -inf for those that nothing is known of."""
+        self._sorted = np.sort(scores[np.isfinite(scores)])
+        self._seen = 0
+
+    def percentiles(self, scores: Floats) -> NDArray[np.float32]:
+        """Return f32[n] in (0, 1]: the share of known scores that are at most these; 0 for -inf."""
+        known = np.isfinite(scores)
+        places = np.searchsorted(self._sorted, scores, side="right")
+        share = np.clip(places, 1, None) / max(1, len(self._sorted))
+        return np.where(known, np.minimum(share, 1.0), 0.0).astype(np.float32)
 
 
 def kind_of(policy: Policy) -> Kind:
@@ -35,7 +120,7 @@ class Merged(Policy):
     - when a sample is needed: minus the time, in seconds, at which a job will use it first, which
       :class:`~stoker.policy.next_use.NextUse` weighs by ``sizes`` i64[N] and by what the job that
       came first takes a request to cost;
-    - what it is worth: :func:`~stoker.jobs.merging.joint_value` of all jobs. A job without scores
+    - what it is worth: :func:`~stoker.jobs.merged.joint_value` of all jobs. A job without scores
       adds nothing, and takes the keys of the others.
 
     Where the cache orders samples itself there is nothing to merge. What else a policy decides

@@ -1,15 +1,25 @@
-"""How one asks the node's service: a line of JSON each way over a Unix socket."""
+"""How a job asks the node's service: a line of JSON each way over a Unix socket."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker import _core
+from stoker.errors import SegmentError
+from stoker.policy.base import Region
 from stoker.runtime_dir import runtime_dir
 from stoker.store.handshake import SocketAddress, check_served_by_us
+from stoker.store.place import Place
+from stoker.store.registry import meeting_key
+from stoker.types import format_bytes
 
 VERSION = 1
 """Of the messages; each says its own."""
@@ -17,6 +27,7 @@ MAX_REQUEST = 1 << 16
 MAX_ANSWER = 1 << 22
 PATIENCE = 2.0
 """Seconds in which a request has to be complete."""
+log = logging.getLogger("stoker")
 
 
 class Refused(Exception):
@@ -76,3 +87,54 @@ def parse(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("stoker") != VERSION:
         raise ConnectionError(f"that is no message of version {VERSION}")
     return message
+
+
+def capacity_allowed(
+    key: str, num_ids: int, capacity: int, mean_size: float, regions: Sequence[Region]
+) -> int:
+    """Return the payload bytes that a new cache may have: ``capacity``, or less.
+
+    What it is called and made of are the arguments of ``open_arena``. Without a service, or if it
+    does not answer, all that is asked for.
+    """
+    mean = max(1, round(mean_size))
+    needed = _core.segment_bytes(num_ids, capacity, mean, False)
+    room = _ask(
+        "admit",
+        name=Place.of(runtime_dir(), meeting_key(key, num_ids)).name,
+        memory=needed,
+        capacity=capacity,
+        regions=[asdict(region) for region in regions],
+    )
+    if room is None:
+        return capacity
+    # What comes on top of the payload grows with it, but for what each sample takes.
+    least = _core.segment_bytes(num_ids, 0, mean, False)
+    return max(0, int(capacity * (room - least) / max(1, needed - least)))
+
+
+def check_disk(path: str, size: int) -> None:
+    """Raise :class:`~stoker.errors.SegmentError` if the service lets no disk cache be there."""
+    room = _ask("admit_disk", path=path, size=size)
+    if room is not None:
+        raise SegmentError(
+            f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
+            f"in {path} takes {format_bytes(size)}: ask for less with disk_cache=, or give "
+            "`stoker serve` more with --disk"
+        )
+
+
+def tell_opened() -> None:
+    """Have the service hold what was opened just now, also if the job ends at once."""
+    _ask("look")
+
+
+def _ask(question: str, **values: Any) -> int | None:
+    """Return the room that the service has, None if that is enough or nobody says."""
+    if not service_path().exists():
+        return None
+    with contextlib.suppress(OSError, Refused, ValueError, TypeError):
+        room = ask(question, **values).get("room")
+        return None if room is None else int(room)
+    log.info("the service of this node does not answer: training goes on without")
+    return None

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from stoker.errors import ConfigError, StokerError, UntrustedPlace
 from stoker.jobs import protocol
 from stoker.jobs.holding import Holding
-from stoker.jobs.metrics import exposition
-from stoker.jobs.metrics_server import MetricsServer
+from stoker.jobs.metrics import MetricsServer, exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.survey import survey
 from stoker.owned import open_file

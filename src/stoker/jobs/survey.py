@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import SegmentError
-from stoker.jobs.board import JOB, SLOTS, Kind
-from stoker.jobs.merging import counted, known_rates
-from stoker.jobs.table import PREFIX
+from stoker.jobs.board import JOB, PREFIX, SLOTS, Kind
+from stoker.jobs.merged import counted, known_rates
 from stoker.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
 from stoker.store import handshake, unforked

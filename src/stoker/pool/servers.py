@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.pool.address import PoolAddress, server_name
+from stoker.pool.pool_address import PoolAddress, server_name
 from stoker.pool.values import BUCKETS, PoolKeys
 from stoker.shared import SharedArray
 

@@ -2,7 +2,7 @@
 
 The one arrow: ``Prefetcher`` (in each rank) publishes coming accesses over a ``Channel``; the
 process keeps a ``Feed`` per rank, and its ``Fetcher`` reads what a feed's window allows, as many
-reads at once as the ``Pace`` finds useful. If the process dies, workers read for themselves.
+at once as the ``ConcurrencyLimit`` finds useful. If the process dies, workers read for themselves.
 """
 
 from stoker.prefetch.prefetcher import Prefetcher

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.prefetch.marks import SERVED, Marks
+from stoker.prefetch.progress import SERVED, Marks
 
 Ids = NDArray[np.uint32]
 

@@ -1,4 +1,4 @@
-"""Brings what feeds ask for into the cache, several reads at a time."""
+"""Reads what the plan needs next, as many at once as the storage delivers faster for."""
 
 from __future__ import annotations
 
@@ -17,27 +17,75 @@ from numpy.typing import NDArray
 
 from stoker.errors import SourceUnavailable, StokerError
 from stoker.prefetch.feed import Feed, Group
-from stoker.prefetch.pace import Pace
 from stoker.source.base import Source
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
-from stoker.store.memory import MemoryTier
+from stoker.store.flight import Meter, Upstream
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import ByNeighbour
 from stoker.store.tier import Pool
-from stoker.store.upstream import Meter, Upstream
 
+_GROWTH = 1.5
+_GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
+_CALM = 10  # intervals between two attempts to grow
+_RECOVERY = 10  # intervals of quiet after the storage asked for less
 log = logging.getLogger("stoker.prefetch")
-
 WINDOW = "window"
 """Name of the arena's region for samples that wait for their access and are not to stay."""
-
 _GROUP_BYTES = 512 << 10
 _GROUP_SAMPLES = 32
 _FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up
 _LOOK_AGAIN = 0.01  # seconds between two looks at whether stand-ins are still there
 _LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
+_NONE = np.zeros(0, np.bool_)
+
+
+class ConcurrencyLimit:
+    """A limit on concurrency that climbs while throughput climbs, and halves when throttled.
+
+    ``least`` and ``most`` bound it; it starts at ``least``. ``interval`` seconds of reading with
+    the limit reached make one measurement. It never looks at a clock itself: the caller says how
+    late it is. Not thread-safe.
+    """
+
+    def __init__(self, least: int = 4, most: int = 64, interval: float = 0.1) -> None:
+        self.limit = least
+        """Reads that may be under way now."""
+        self._least, self._most, self._interval = least, most, interval
+        self._before: tuple[int, float] | None = None  # limit and rate before the attempt under way
+        self._quiet = 0  # intervals to wait before the next attempt
+        self._bytes = 0
+        self._began: float | None = None
+
+    def done(self, num_bytes: int, now: float, saturated: bool) -> None:
+        """Note a finished read; ``saturated``: the limit was what held others back."""
+        if not saturated:
+            self._began = None
+            return
+        if self._began is None:
+            self._began, self._bytes = now, 0
+            return
+        self._bytes += num_bytes
+        if now - self._began >= self._interval:
+            self._measured(self._bytes / (now - self._began))
+            self._began, self._bytes = now, 0
+
+    def throttled(self) -> None:
+        """Note that the storage refused or gave up: back off, and do not try again soon."""
+        self.limit = max(self._least, self.limit // 2)
+        self._before, self._quiet, self._began = None, _RECOVERY, None
+
+    def _measured(self, rate: float) -> None:
+        if self._quiet > 0:
+            self._quiet -= 1
+        elif self._before is None or rate > self._before[1] * _GAIN:
+            self._before = self.limit, rate
+            self.limit = min(self._most, int(self.limit * _GROWTH) + 1)
+        else:
+            self.limit = self._before[0]
+            self._before, self._quiet = None, _CALM
 
 
 class Consumer(Protocol):
@@ -68,7 +116,9 @@ class Fetcher:
     the fetcher readable for ``poll``, as another can begin.
     """
 
-    def __init__(self, source: Source, pace: Pace | None = None, pool: Pool | None = None) -> None:
+    def __init__(
+        self, source: Source, limit: ConcurrencyLimit | None = None, pool: Pool | None = None
+    ) -> None:
         self._source = source
         self._upstream = Upstream(source, pool)
         self._mutex = threading.Lock()
@@ -79,7 +129,7 @@ class Fetcher:
         self._pool = ThreadPoolExecutor(64, thread_name_prefix="stoker-fetch")
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
         self._most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
-        self._pace = pace or Pace(max(4, _FIRST // self._most))
+        self._limit = limit or ConcurrencyLimit(max(4, _FIRST // self._most))
 
     def step(self, consumers: Sequence[Consumer]) -> bool:
         """Release what was served and start reads; True if any was started."""
@@ -98,7 +148,7 @@ class Fetcher:
         while progress:
             progress = False
             for consumer in consumers:
-                if self._under_way >= self._pace.limit:
+                if self._under_way >= self._limit.limit:
                     self._is_held_back = True
                     return started
                 progress = self._start(consumer) or progress
@@ -157,7 +207,7 @@ class Fetcher:
             return
         ends = np.cumsum([len(group.ids) for group in groups])
         for number, still in enumerate(np.split(spared, ends[:-1])):
-            if self._under_way >= self._pace.limit:
+            if self._under_way >= self._limit.limit:
                 return
             group = groups[number]
             if not still.all():
@@ -188,14 +238,14 @@ class Fetcher:
         except SourceUnavailable as error:
             log.info("the storage does not keep up: %s", error)
             with self._mutex:
-                self._pace.throttled()
+                self._limit.throttled()
                 self._pause_until = time.monotonic() + _BACK_OFF
         except (StokerError, OSError) as error:
             log.info("not prefetched: %s", error)
         finally:
             with self._mutex:
                 self._under_way -= 1
-                self._pace.done(num_bytes, time.monotonic(), self._is_held_back)
+                self._limit.done(num_bytes, time.monotonic(), self._is_held_back)
             os.eventfd_write(self._ended, 1)
 
     def _bring(self, consumer: Consumer, group: Group, own: NDArray[np.bool_]) -> int:
@@ -236,9 +286,6 @@ class Fetcher:
         admitted = consumer.tier.put_many(group.ids, samples, group.keys, WINDOW)
         consumer.fresh[group.ids[~admitted]] = 0
         return group.ids[admitted]
-
-
-_NONE = np.zeros(0, np.bool_)
 
 
 def _await_lock(arena: Arena, position: int) -> None:

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 from stoker.source.base import Source
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
 from stoker.store.tier import Pool
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.prefetch.channel import Channel
 from stoker.prefetch.companion import Companion
 from stoker.prefetch.job import Job
-from stoker.prefetch.marks import Marks
+from stoker.prefetch.progress import Marks
 from stoker.shared import SharedArray
 from stoker.store.substitutes import StandIns
 
@@ -32,7 +32,7 @@ class Prefetcher:
     ``key`` names the arena: all ranks and jobs of this user that share it share the process too.
     ``job`` is what the process needs if it has to be started, ``window_bytes`` how much may lie
     ready for this rank, and ``fresh`` (``u8[N]``) gets 1 at samples that were read for an access
-    still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.upstream.Meter`
+    still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
     as it does. What becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.prefetch.companion.Companion`.

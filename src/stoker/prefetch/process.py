@@ -19,9 +19,9 @@ from stoker.prefetch.channel import Channel
 from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import WINDOW, Fetcher
 from stoker.prefetch.job import Job
-from stoker.prefetch.marks import Marks
+from stoker.prefetch.progress import Marks
+from stoker.store.flight import Meter
 from stoker.store.substitutes import ByNeighbour, StandIns
-from stoker.store.upstream import Meter
 
 log = logging.getLogger("stoker.prefetch")
 

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from stoker.errors import SampleCorrupt, SourceError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.stage import Stage
-from stoker.store.claims import Turns
-from stoker.store.null import NullTier
-from stoker.store.registry import SharedArena
-from stoker.store.served import Served
-from stoker.store.shared_arrays import SharedArrays
+from stoker.store.claims import Served, Turns
+from stoker.store.guarded import NullTier
+from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
 from stoker.store.tier import Keys
 from stoker.types import Outcome

@@ -36,10 +36,10 @@ from stoker.epoch.stats import Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path
 from stoker.errors import ConfigError, StokerError
+from stoker.jobs.board import JobTable
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
-from stoker.jobs.settings import Sharing
-from stoker.jobs.table import JobTable
+from stoker.jobs.sharing import Sharing
 from stoker.plan import Plan
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.cached import CachedDataset

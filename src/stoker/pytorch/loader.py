@@ -25,7 +25,7 @@ from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.importance.base import as_scorer
-from stoker.jobs.settings import Sharing
+from stoker.jobs.sharing import Sharing
 from stoker.pytorch.arguments import (
     as_scored,
     check_accuracy,

@@ -16,11 +16,11 @@ from stoker import recipes
 from stoker.epoch.ranks import Ranks
 from stoker.epoch.read_ahead import with_window
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
-from stoker.jobs.admission import capacity_allowed, check_disk, tell_opened
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
+from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.policy.base import Region
-from stoker.pool.tier import plan_pool
+from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.fetcher import WINDOW
 from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.dataset import SourceDataset
@@ -31,12 +31,11 @@ from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit_packages, fit_shares, make_store
 from stoker.sampler.homes import Homes
 from stoker.store.claims import Claims
-from stoker.store.disk_plan import Wanted, plan_disk
-from stoker.store.memory import MemoryTier
-from stoker.store.null import NullTier
-from stoker.store.preload import preload
-from stoker.store.registry import SharedArena, open_arena
-from stoker.store.shared_arrays import SharedArrays, open_arrays
+from stoker.store.disk import Wanted, plan_disk
+from stoker.store.fill import preload
+from stoker.store.guarded import NullTier
+from stoker.store.memory_tier import MemoryTier
+from stoker.store.registry import SharedArena, SharedArrays, open_arena, open_arrays
 from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
 from stoker.store.tier import RegionTier

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from stoker.bundles.packager import Packaging
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.importance.loss import LossHistory
-from stoker.packaging.settings import Packaging
 from stoker.policy.base import Policy, as_policy
 from stoker.policy.shares import Shares, as_shares
 from stoker.policy.substitution import Substitution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.packaging import Packaging
+from stoker.bundles import Packaging
 from stoker.policy.baselines import LRU
 from stoker.policy.high_low import HighLow
 from stoker.policy.score import Score

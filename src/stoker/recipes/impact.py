@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from stoker.bundles import Packaging
 from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
 from stoker.importance.hybrid import Hybrid
 from stoker.importance.loss import LossHistory
 from stoker.importance.realtime import Realtime
-from stoker.packaging import Packaging
 from stoker.policy.high_low import HighLow
 from stoker.policy.shares import FrequencySplit
 from stoker.policy.static_set import StaticSet

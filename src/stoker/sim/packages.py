@@ -8,20 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.packaging import Packaging
-from stoker.packaging.depot import Pieces
-from stoker.packaging.flags import Flags
-from stoker.packaging.job import Job
-from stoker.packaging.loader import Loaded
-from stoker.packaging.totals import FIELDS, Totals
-from stoker.packaging.workshop import Epoch, Workshop
+from stoker.bundles import Packaging
+from stoker.bundles.depot import Pieces
+from stoker.bundles.job import FIELDS, Flags, Job, Totals
+from stoker.bundles.loader import Loaded
+from stoker.bundles.workshop import Epoch, Workshop
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.store.arena import Arena
 
 
 class MemoryDepot:
-    """Packages in memory; see :class:`~stoker.packaging.depot.Depot`. For one thread."""
+    """Packages in memory; see :class:`~stoker.bundles.depot.Depot`. For one thread."""
 
     def __init__(self) -> None:
         self._packages: dict[str, bytes] = {}
@@ -54,7 +52,7 @@ class MemoryDepot:
 class Packages:
     """Packs and loads without delay: an upper bound of what the packaging process achieves.
 
-    Arguments are those of :class:`~stoker.packaging.Packager`. Used by one thread.
+    Arguments are those of :class:`~stoker.bundles.Packager`. Used by one thread.
     """
 
     def __init__(
@@ -110,5 +108,5 @@ class Packages:
                 return
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of :meth:`stoker.packaging.Packager.stats`."""
+        """Return the counts of :meth:`stoker.bundles.Packager.stats`."""
         return dict(zip(FIELDS, self._totals.astype(np.int64).tolist(), strict=True))

@@ -26,7 +26,7 @@ from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
 from stoker.sim.replayed_cache import Outcomes, ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
 from stoker.sim.trace import Trace
-from stoker.store.served import Served
+from stoker.store.claims import Served
 from stoker.store.tier import Keys
 from stoker.types import parse_bytes
 

@@ -9,8 +9,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.bundles import Packaging
 from stoker.importance.neighbours import Neighbours
-from stoker.packaging import Packaging
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
@@ -21,8 +21,8 @@ from stoker.sim.blank_source import BlankSource
 from stoker.sim.packages import Packages
 from stoker.source.packed import Packed
 from stoker.store import MemoryTier, Store
-from stoker.store.null import NullTier
-from stoker.store.served import Served
+from stoker.store.claims import Served
+from stoker.store.guarded import NullTier
 from stoker.store.tier import Keys, RegionTier
 from stoker.types import Outcome
 

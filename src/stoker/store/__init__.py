@@ -5,9 +5,9 @@ tier never reads the source, and the source knows of no tier.
 """
 
 from stoker.source.packed import Packed
-from stoker.store.memory import MemoryTier
-from stoker.store.null import NullTier
-from stoker.store.served import Served
+from stoker.store.claims import Served
+from stoker.store.guarded import NullTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
 from stoker.store.tier import RegionTier, Tier
 

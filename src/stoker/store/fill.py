@@ -1,10 +1,12 @@
-"""Fills an arena from a source, in the order of ids, going on where an earlier run stopped."""
+"""Fills a cache before the first sample is asked for: an arena by ids, a tier by a list."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +15,16 @@ from stoker.errors import SourceError, SourceUnavailable
 from stoker.source.base import Source, read_whole
 from stoker.source.packed import Packed, pick
 from stoker.store.arena import Arena
-from stoker.store.tier import Ids
+from stoker.store.claims import Served
+from stoker.store.store import Store
+from stoker.store.tier import Ids, Pool, RegionTier
+from stoker.types import format_bytes
 
 _BATCH_BYTES = 4 << 20
 _BATCH_SAMPLES = 256
+log = logging.getLogger("stoker")
+_BATCH = 64
+_SAY_EVERY = 10.0  # seconds
 
 
 @dataclass
@@ -123,3 +131,41 @@ def _note(
         setattr(filled, name, getattr(filled, name) + getattr(done, name))
     filled.failed.update(done.failed)
     progress(len(batch), int(source.sizes[batch].sum()))
+
+
+def preload(
+    source: Source, tier: RegionTier, ids: Ids, *, threads: int = 16, pool: Pool | None = None
+) -> None:
+    """Bring the samples ``ids`` into ``tier``, and say in the log how far it is.
+
+    What is there is not read, what other processes are reading is waited for. Nothing of it counts
+    as an access of the store that serves from ``tier`` later. ``threads`` batches are under way at
+    once. A sample that is gone or damaged is left to who will ask for it.
+
+    Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up.
+    """
+    begin = said = time.monotonic()
+    # A store of its own, for its single flight and counters. Not closed: the tier is not its own.
+    store = Store(source, tier, pool=pool)
+    batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+    workers = ThreadPoolExecutor(threads, thread_name_prefix="stoker-preload")
+    samples = num_bytes = 0
+    try:
+        for future in as_completed([workers.submit(store.serve, batch) for batch in batches]):
+            served = future.result()
+            _refuse_outage(served)
+            samples, num_bytes = samples + len(served), num_bytes + int(served.offsets[-1])
+            del served
+            if time.monotonic() - said >= _SAY_EVERY:
+                said = time.monotonic()
+                log.info("preloading: %d of %d, %s", samples, len(ids), format_bytes(num_bytes))
+    finally:
+        workers.shutdown(cancel_futures=True)
+    took = time.monotonic() - begin
+    log.info("preloaded %d samples, %s, in %.1f s", samples, format_bytes(num_bytes), took)
+
+
+def _refuse_outage(served: Served) -> None:
+    for error in served.errors.values():
+        if isinstance(error, SourceUnavailable):
+            raise error

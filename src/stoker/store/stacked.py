@@ -14,7 +14,7 @@ from stoker.source.packed import Packed, gather, pick
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
 from stoker.store.guarded import GuardedTier
-from stoker.store.memory import MemoryTier
+from stoker.store.memory_tier import MemoryTier
 from stoker.store.tier import Ids, Keys, Mask
 
 FIELDS = ("disk_hits", "disk_bytes", "disk_errors")

@@ -17,16 +17,14 @@ from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids
 from stoker.source.packed import Packed, gather
-from stoker.store.claims import Claims, Turns
+from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters
-from stoker.store.flight import Flight
+from stoker.store.flight import Flight, Upstream
 from stoker.store.guarded import GuardedTier
-from stoker.store.rearrange import drop_strays, rearrange
-from stoker.store.served import Served
-from stoker.store.shared_arrays import open_arrays
+from stoker.store.memory_tier import drop_strays, rearrange
+from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, StandIns, Substitutes
 from stoker.store.tier import Ids, Keys, Pool, RegionTier
-from stoker.store.upstream import Upstream
 from stoker.types import Outcome
 
 FIELDS = (
@@ -64,7 +62,7 @@ class Store:
       fails of it costs a read of the sample asked for, no more. Kinds ``low_by_low``, which needs
       ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
     - ``claims``: where these kinds claim samples. The ranks of a job on one node share its arrays
-      (:func:`~stoker.store.shared_arrays.open_arrays`), else the store has its own.
+      (:func:`~stoker.store.registry.open_arrays`), else the store has its own.
     - ``stand_ins``: where kind ``neighbour`` has which key samples stand for which samples; the
       ranks of a job on one node share it, else the store has its own.
     - ``clock``: returns the seconds by which searches for substitutes are spaced; a simulator
@@ -246,7 +244,7 @@ class Store:
         """Return ``u8[N]`` and ``f64[2]`` for who prefetches.
 
         It sets 1 in the first at what it reads for a coming access, which then counts as FETCHED,
-        and counts in the second what a :class:`~stoker.store.upstream.Meter` does. Call it before
+        and counts in the second what a :class:`~stoker.store.flight.Meter` does. Call it before
         the store is passed to other processes.
         """
         if self._fresh is None:

@@ -17,7 +17,7 @@ from stoker import _core
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
-from stoker.store.shared_arrays import Layout
+from stoker.store.registry import Layout
 from stoker.store.tier import Ids, Mask, RegionTier
 
 _POOL = 4096  # candidates that a process keeps at hand
@@ -234,7 +234,7 @@ class StandIns(NamedTuple):
 
     @staticmethod
     def layout(num_samples: int) -> Layout:
-        """Return what :func:`~stoker.store.shared_arrays.open_arrays` needs for them."""
+        """Return what :func:`~stoker.store.registry.open_arrays` needs for them."""
         return {"serves": (num_samples, "u8"), "keyed": (num_samples, "u4")}
 
     @classmethod

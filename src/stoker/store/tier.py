@@ -130,8 +130,8 @@ class RegionTier(Tier, Protocol):
 class Pool(Protocol):
     """Samples on other machines, looked for where the tier misses.
 
-    :class:`stoker.pool.tier.PoolTier` is one. It owes what a :class:`Tier` owes, and never makes a
-    caller wait for a write.
+    :class:`stoker.pool.pool_tier.PoolTier` is one. It owes what a :class:`Tier` owes, and never
+    makes a caller wait for a write.
     """
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:

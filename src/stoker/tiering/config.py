@@ -1,4 +1,4 @@
-"""What a run is told: the source, the tiers in front of it, and how to place files on them."""
+"""What a run asks of its tiers: options, a file of them, and a list of files to place first."""
 
 from __future__ import annotations
 
@@ -6,21 +6,178 @@ import contextlib
 import errno
 import math
 import os
+import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import ConfigError
-from stoker.tiering.config_file import Document, read_document
+from stoker.source.listing_cache import arrays_of
 from stoker.types import parse_bytes
 
+Keys = tuple[str | int, ...]
+"""Path to a value: ``("tier", 0, "size")``."""
+_HEADER = re.compile(r"\s*(\[\[?)\s*([\w\"'-]+)\s*\]")
+_KEY = re.compile(r"[\s{,]*([A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')\s*=")
 MOST_TIERS = 8
 SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO}
 )
 """Errors that say nothing against a configuration: programs then run without copies."""
 _MOST_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file."""
+
+    name: str
+    values: dict[str, Any]
+    line_of: Callable[[Keys], int | None]
+
+    def where(self, keys: Keys) -> str:
+        """Return ``FILE:LINE`` of a key, or the file alone where the line is not known."""
+        line = self.line_of(keys)
+        return self.name if line is None else f"{self.name}:{line}"
+
+
+def read_document(path: Path) -> Document:
+    """Return what the file says: TOML, or YAML if its name ends in .yaml or .yml.
+
+    Raises :class:`~stoker.errors.ConfigError` if it cannot be read or parsed, or is YAML and
+    PyYAML is not installed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {str(path)!r} cannot be read: {error}") from error
+    if path.suffix in (".yaml", ".yml"):
+        return _read_yaml(str(path), text)
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    return Document(str(path), values, _toml_lines(text).get)
+
+
+def _toml_lines(text: str) -> dict[Keys, int]:
+    """Return the line of each key of tables at the top and of arrays of tables.
+
+    tomllib does not tell. A key that hides in some other syntax is simply not found.
+    """
+    lines: dict[Keys, int] = {}
+    counts: dict[str, int] = {}
+    prefix: Keys = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            name = header[2].strip("\"'")
+            prefix = (name,)
+            if header[1] == "[[":
+                prefix = (name, counts.get(name, 0))
+                counts[name] = counts.get(name, 0) + 1
+            lines.setdefault((name,), number)
+            lines[prefix] = number
+        elif key := _KEY.match(line):
+            lines[(*prefix, key[1].strip("\"'"))] = number
+    return lines
+
+
+def _read_yaml(name: str, text: str) -> Document:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is YAML, which needs PyYAML: pip install 'stoker[yaml]', or write TOML"
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except Exception as error:  # also what values like 2001-13-45 raise
+        raise ConfigError(f"{name} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} holds no keys: write source: DIR and tier: [...]")
+    lines: dict[Keys, int] = {}
+    _note_lines(node, (), lines)
+    return Document(name, values, lines.get)
+
+
+def _note_lines(node: Any, keys: Keys, lines: dict[Keys, int]) -> None:
+    """Note the lines of keys as deep as tiers have them: aliases may lead on for ever."""
+    if len(keys) == 3 or keys[:1] not in ((), ("tier",)):
+        return
+    children: list[tuple[str | int, Any, Any]] = []
+    if node.id == "mapping":
+        children = [(str(key.value), key, value) for key, value in node.value]
+    elif node.id == "sequence":
+        children = [(number, value, value) for number, value in enumerate(node.value)]
+    for key, place, value in children:
+        lines[(*keys, key)] = place.start_mark.line + 1
+        _note_lines(value, (*keys, key), lines)
+
+
+def read_order(path: Path, source: Path) -> tuple[list[bytes], int]:
+    """Return the paths relative to ``source``, first to place first, and how many were skipped.
+
+    A path that comes again counts where it came first. Raises
+    :class:`~stoker.errors.ConfigError`, which names the file (and line or array), for what is
+    neither a list nor scores.
+    """
+    named = _read_scores(path) if path.suffix == ".npz" else _read_list(path)
+    root = os.fsencode(source)
+    relative = (_relative(name, root) for name in named)
+    found = [name for name in relative if name]
+    unique = list(dict.fromkeys(found))
+    return unique, len(named) - len(found)
+
+
+def _relative(name: bytes, root: bytes) -> bytes:
+    """Return the path as the table knows it; empty if it lies elsewhere."""
+    plain = os.path.normpath(name)
+    if plain.startswith(root + b"/"):
+        plain = plain[len(root) + 1 :]
+    outside = plain.startswith((b"/", b"../")) or plain in (b".", b"..")
+    return b"" if outside else plain
+
+
+def _read_list(path: Path) -> list[bytes]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"order={str(path)!r} cannot be read: {error}") from error
+    if content.endswith(b"\0"):
+        return [name for name in content.split(b"\0") if name]
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if b"\0" in line:
+            raise ConfigError(
+                f"{path}:{number}: not a path (it has a zero byte): give one path a line, or a "
+                "zero byte after each path, also the last"
+            )
+    return [line for line in lines if line and not line.startswith(b"#")]
+
+
+def _read_scores(path: Path) -> list[bytes]:
+    try:
+        arrays = arrays_of(path.read_bytes())
+        paths, scores = arrays["paths"], arrays["scores"]
+    except Exception as error:  # zipfile and NumPy raise what they like
+        raise ConfigError(
+            f"order={str(path)!r} has no importance scores: arrays 'paths' and 'scores' ({error})"
+        ) from error
+    if paths.ndim != 1 or paths.shape != scores.shape or paths.dtype.kind not in "SU":
+        raise ConfigError(
+            f"order={str(path)!r}: paths {paths.dtype}{paths.shape} and scores "
+            f"{scores.dtype}{scores.shape} are not one path and one score a file"
+        )
+    if scores.dtype.kind not in "fiu":
+        raise ConfigError(f"order={str(path)!r}: scores are {scores.dtype}, not numbers")
+    # NaN sorts last in either direction; equal scores keep the order of the file.
+    first = np.argsort(-scores.astype(np.float64), kind="stable")
+    return [os.fsencode(name) for name in paths[first].tolist()]
 
 
 @dataclass(frozen=True)
@@ -54,7 +211,7 @@ class Config:
     checksum: bool = False
     """Store a checksum with each copy, and check it before a later run uses the copy."""
     order: Path | None = None
-    """Warm list or importance scores: what is placed first (see :mod:`stoker.tiering.order`)."""
+    """Warm list or importance scores: what is placed first (see :mod:`stoker.tiering.config`)."""
 
 
 def read_config(path: Path | None, flags: Mapping[str, Any]) -> Config:

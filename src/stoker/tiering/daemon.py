@@ -27,13 +27,11 @@ from typing import Any
 from stoker.errors import StokerError
 from stoker.owned import remove_socket
 from stoker.prefetch.channel import Channel
-from stoker.tiering.config import Config
-from stoker.tiering.counters import Ring, create_counters
-from stoker.tiering.free_room import check_room
-from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind
-from stoker.tiering.order import read_order
+from stoker.tiering.config import Config, read_order
+from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind, Ring, create_counters
+from stoker.tiering.membership import RunFolder
 from stoker.tiering.placer import LARGE, Placer
-from stoker.tiering.run_folder import RunFolder
+from stoker.tiering.room import check_room
 from stoker.tiering.table import Settings, Table, TierPlace
 from stoker.tiering.tier_dir import TierDir
 

@@ -1,36 +1,26 @@
-"""The numbers of ``shim/table.h``: a test compares them with what a C compiler makes of it."""
+"""Memory shared with the preload library: its records, its counters, and how waiters are woken."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import platform
 import struct
+import time
 from enum import IntEnum
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from stoker._core import acquire_fence
 
 TABLE_MAGIC, COUNTERS_MAGIC, VERSION = b"STOKERT1", b"STOKERC2", 2
 REQUEST_MAGIC = 0x4D544B53
 MAX_SOURCES, MAX_TIERS, BUCKETS, SHARDS, MARKS = 8, 8, 64, 64, 65536
 RING_BYTES = 4194304
 PATH_MULTIPLIER, COPY_MULTIPLIER = 0x9E3779B1, 0x9E3779B97F4A7C15
-
-
-class State(IntEnum):
-    """What has become of a file."""
-
-    WANTED = 1
-    COPYING = 2
-    PLACED = 3
-    REFUSED = 4
-    DROPPED = 5
-
-
-class Kind(IntEnum):
-    """What a program asks for."""
-
-    OPENED = 1
-    CHANGED = 2
-
-
 STRING = np.dtype([("offset", "u8"), ("length", "u4"), ("zero", "u4")])
 SOURCE = np.dtype(
     [("path", STRING), ("dev", "u8"), ("ino", "u8"), ("number", "u4"), ("zero", "u4")]
@@ -134,6 +124,37 @@ COUNTERS = np.dtype(
     ]
 )
 REQUEST = struct.Struct("=IBBHII")
+EVENTS = (
+    "requests",
+    "requests_lost",
+    "waits",
+    "waits_given_up",
+    "checks",
+    "changes",
+    "elsewhere",
+)
+_STAMP = 8  # bytes
+_PATIENCE = 1.0  # seconds for a program to finish a record; one that was killed does not
+_NUMBER = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_WAKE, _ALL = 1, 0x7FFFFFFF
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class State(IntEnum):
+    """What has become of a file."""
+
+    WANTED = 1
+    COPYING = 2
+    PLACED = 3
+    REFUSED = 4
+    DROPPED = 5
+
+
+class Kind(IntEnum):
+    """What a program asks for."""
+
+    OPENED = 1
+    CHANGED = 2
 
 
 def offset_of(dtype: np.dtype[np.void], field: str) -> int:
@@ -141,3 +162,111 @@ def offset_of(dtype: np.dtype[np.void], field: str) -> int:
     fields = dtype.fields
     assert fields is not None
     return int(fields[field][1])
+
+
+def create_counters(path: Path) -> None:
+    """Make the file that programs count in, and the ring behind it, where they leave requests.
+
+    It must not exist. Raises :class:`OSError`.
+    """
+    with path.open("xb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        os.posix_fallocate(file.fileno(), 0, COUNTERS.itemsize + RING.itemsize)
+        file.write(COUNTERS_MAGIC)
+
+
+class Ring:
+    """The requests that programs leave behind the counters; for one thread of the daemon.
+
+    ``shim/table.h`` says what lies where. Nothing in it is trusted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        ring = memoryview(self._map)[COUNTERS.itemsize :]
+        begin = offset_of(RING, "words")
+        self._bytes, self._words = ring[begin:], ring[begin:].cast("Q")
+        self._numbers = ring[:begin].cast("Q")
+        self._head, self._tail = offset_of(RING, "head") // 8, offset_of(RING, "tail") // 8
+        self._stalled_since: float | None = None
+
+    def is_empty(self) -> bool:
+        """Whether all that programs left was taken."""
+        return self._numbers[self._head] == self._numbers[self._tail]
+
+    def take(self, most: int) -> list[bytes]:
+        """Return up to ``most`` requests with their paths, in the order in which they came."""
+        head, tail = self._numbers[self._head], self._numbers[self._tail]
+        found: list[bytes] = []
+        while tail != head and len(found) < most:
+            if self._words[tail % RING_BYTES // 8] != tail + 1:
+                tail = self._wait(tail, head)
+                break
+            acquire_fence()  # the record is there before its stamp
+            self._stalled_since = None
+            message = self._record(tail + _STAMP, head)
+            if message is None:  # where the next one begins cannot be known
+                tail = head
+                break
+            found.append(message)
+            tail += -(-(_STAMP + len(message)) // 8) * 8
+        self._numbers[self._tail] = tail
+        return found
+
+    def _wait(self, tail: int, head: int) -> int:
+        """Return where to go on if a record is not finished: there, or behind all after a while."""
+        now = time.monotonic()
+        if self._stalled_since is None:
+            self._stalled_since = now
+        if now - self._stalled_since < _PATIENCE:
+            return tail
+        self._stalled_since = None
+        return head
+
+    def _record(self, begin: int, head: int) -> bytes | None:
+        fixed = self._read(begin, REQUEST.size)
+        magic, _, _, length, _, _ = REQUEST.unpack(fixed)
+        if magic != REQUEST_MAGIC or begin + REQUEST.size + length > head:
+            return None
+        return fixed + self._read(begin + REQUEST.size, length)
+
+    def _read(self, begin: int, length: int) -> bytes:
+        first = begin % RING_BYTES
+        part = bytes(self._bytes[first : first + length])
+        return part if len(part) == length else part + bytes(self._bytes[: length - len(part)])
+
+
+def read_counters(path: Path, tiers: int) -> dict[str, Any]:
+    """Return the sums: ``source`` and ``tiers`` with opens, reads and bytes, and the events.
+
+    Raises :class:`OSError` if the file cannot be read, :class:`ValueError` if it is another.
+    """
+    content = np.fromfile(path, COUNTERS, 1)
+    if not len(content) or content[0]["magic"] != COUNTERS_MAGIC:
+        raise ValueError(f"{path} holds no counters")
+    shards = content[0]["shards"]
+    rows = [
+        {name: int(shards["rows"][:, row][name].sum()) for name in ("opens", "reads", "bytes")}
+        for row in range(1 + tiers)
+    ]
+    events = {name: int(shards[name].sum()) for name in EVENTS}
+    return {"source": rows[0], "tiers": rows[1:], **events}
+
+
+def wake(memory: mmap.mmap, offset: int) -> None:
+    """Wake every process that waits for the 32-bit word at ``offset`` of a shared mapping.
+
+    On other processors than x86-64 and ARM it does nothing: waiters look by themselves too.
+    """
+    if _NUMBER is not None:
+        word = ctypes.c_uint32.from_buffer(memory, offset)
+        _libc.syscall(
+            ctypes.c_long(_NUMBER),
+            ctypes.byref(word),
+            ctypes.c_long(_WAKE),
+            ctypes.c_long(_ALL),
+            None,
+            None,
+            ctypes.c_long(0),
+        )

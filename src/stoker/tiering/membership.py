@@ -1,25 +1,92 @@
-"""A run's part in the daemon: found or started, asked for reports, let go of."""
+"""A run's part in the daemon of its source: found or started, asked for reports, let go of."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
 import time
 import warnings
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from stoker import child
 from stoker.errors import ConfigError, SegmentError
-from stoker.owned import open_file
+from stoker.owned import open_file, remove_socket
 from stoker.prefetch.channel import Channel
+from stoker.runtime_dir import existing_runtime_dir, prepare_runtime_dir
 from stoker.store.ofd import try_lock
 from stoker.tiering.config import SHORTAGES, Config
-from stoker.tiering.counters import read_counters
-from stoker.tiering.run_folder import RunFolder
+from stoker.tiering.layout import read_counters
 
+_PREFIX = "tiering-"
+_LONGEST_SOCKET = 107  # bytes in sockaddr_un, less the closing zero
 _PATIENCE = 60.0  # seconds for a daemon that looks through tiers or a warm list
+# What a report says of now, not of the time since the run began.
+_STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle", "order"})
+
+
+class RunFolder:
+    """A directory in the user's runtime directory, one for each source.
+
+    ``lock`` is held by the daemon as long as it lives; whoever has it may remove and make the
+    other files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / "lock"
+        self.table = path / "table"
+        self.counters = path / "counters"
+        self.requests = path / "socket"
+        self.members = path / "members"
+        self.log = path / "log"
+
+    @classmethod
+    def of(cls, source: Path) -> RunFolder:
+        """Return the folder of a source, made if need be.
+
+        Raises :class:`OSError` as the runtime directory does, and
+        :class:`~stoker.errors.ConfigError` if its path is too long for sockets.
+        """
+        name = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]
+        folder = cls(prepare_runtime_dir() / f"{_PREFIX}{name}")
+        if len(os.fsencode(folder.members)) > _LONGEST_SOCKET:
+            raise ConfigError(
+                f"{folder.path} is too long for sockets: set STOKER_RUNTIME_DIR to a shorter path"
+            )
+        folder.path.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def clear(self) -> None:
+        """Remove what a daemon leaves to programs; those that have it mapped keep it."""
+        for path in (self.table, self.counters):
+            path.unlink(missing_ok=True)
+        remove_socket(self.requests)
+
+    def clean(self) -> bool:
+        """Remove what a dead daemon left; False if one lives, or there is nothing."""
+        left = [path for path in (self.table, self.members) if path.exists()]
+        if not left or not self.lock.exists():
+            return False
+        lock = open_file(self.lock, os.O_RDWR)
+        try:
+            if not try_lock(lock):
+                return False
+            self.clear()
+            remove_socket(self.members)
+            return True
+        finally:
+            os.close(lock)
+
+
+def clean() -> int:
+    """Remove what dead daemons left in the runtime directory; return of how many."""
+    folder = existing_runtime_dir()
+    found = sorted(folder.glob(f"{_PREFIX}*")) if folder else []
+    return sum(RunFolder(path).clean() for path in found)
 
 
 class Membership:
@@ -186,10 +253,6 @@ def _own_environment() -> dict[str, str]:
     """Return ours without what would redirect the daemon's own reads of the source."""
     kept = {name: value for name, value in os.environ.items() if name != "STOKER_TIERING"}
     return child.environment(kept)
-
-
-# What a report says of now, not of the time since the run began.
-_STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle", "order"})
 
 
 def _difference(now: Any, begin: Any, name: str = "") -> Any:

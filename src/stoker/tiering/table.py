@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from stoker._core import release_fence
 from stoker.errors import CapacityError
 from stoker.store.ofd import try_lock
-from stoker.tiering.futex import wake
 from stoker.tiering.layout import (
     BUCKETS,
     COPY_MULTIPLIER,
@@ -33,6 +32,7 @@ from stoker.tiering.layout import (
     VERSION,
     State,
     offset_of,
+    wake,
 )
 from stoker.types import FileIdentity
 

@@ -1,0 +1,314 @@
+"""Which samples go into which package, and packages built of them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bundles.depot import Depot, new_name
+from stoker.bundles.job import Totals
+from stoker.bundles.package import Package, decode, encode, stamp_of_files
+from stoker.errors import SegmentError, SourceUnavailable
+from stoker.source.base import Source, read_whole
+from stoker.source.packed import Packed, gather
+from stoker.store.arena import Arena
+from stoker.store.tier import Ids, Mask
+
+_MIXED_BYTES = 32 << 20
+_MOST_MIXED = 16
+log = logging.getLogger("stoker.bundles")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Catalogue:
+    """The packages of one depot, by number, in the order in which they were made.
+
+    A sample is *at home* in the latest package that holds it. Safe in any thread.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self._home = np.full(num_samples, -1, np.int64)
+        self._packages: dict[int, tuple[str, Ids]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def add(self, name: str, ids: Ids) -> int:
+        """Note a package with ``ids`` (``u32[n]``), which are at home there, and number it."""
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._packages[number] = name, ids
+            self._home[ids] = number
+            return number
+
+    def remove(self, numbers: Iterable[int]) -> list[str]:
+        """Forget packages, and return the names of those that were there."""
+        names = []
+        with self._lock:
+            for number in numbers:
+                if number in self._packages:
+                    name, ids = self._packages.pop(number)
+                    self._home[ids[self._home[ids] == number]] = -1
+                    names.append(name)
+        return names
+
+    def name(self, number: int) -> str | None:
+        """Return the name of a package, None if it is not there any more."""
+        with self._lock:
+            return self._packages.get(number, (None,))[0]
+
+    def ids(self, number: int) -> Ids:
+        """Return the samples in a package, ``u32[n]``; none if it is not there any more."""
+        with self._lock:
+            found = self._packages.get(number)
+            return np.empty(0, np.uint32) if found is None else found[1]
+
+    def home(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the number of each sample's package, -1 where it is in none."""
+        return self._home[ids]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all packages, the oldest first."""
+        with self._lock:
+            return list(self._packages)
+
+    def contents(self) -> list[Ids]:
+        """Return, for each package, the samples that are at home there."""
+        with self._lock:
+            return [ids[self._home[ids] == number] for number, (_, ids) in self._packages.items()]
+
+    def useless(self, low: Mask, numbers: Iterable[int]) -> list[int]:
+        """Return those of ``numbers`` where no sample of ``low`` (``bool[N]``) is at home."""
+        with self._lock:
+            found = []
+            for number in numbers:
+                if number in self._packages:
+                    ids = self._packages[number][1]
+                    if not (low[ids] & (self._home[ids] == number)).any():
+                        found.append(number)
+            return found
+
+
+def mixed_packages(min_bytes: int) -> int:
+    """Return how many packages have their samples mixed into new ones.
+
+    Twice as many are in memory at the same time.
+    """
+    return int(np.clip(_MIXED_BYTES // min_bytes, 2, _MOST_MIXED))
+
+
+def pack(
+    low: Mask,
+    missed: Mask,
+    existing: Sequence[Ids],
+    sizes: NDArray[np.int64],
+    min_bytes: int,
+    rng: np.random.Generator,
+) -> list[Ids]:
+    """Return the packages to make, each as its ids ``u32[n]``, in the order of their use.
+
+    ``low`` (``bool[N]``) says which samples are of low importance: all of these are packed, no
+    others. First come those that were ``missed`` (``bool[N]``), then those of ``existing``
+    packages, then the rest (iCache, HPCA'23, "Dynamic packaging"). Each part is in random order,
+    except that samples of existing packages are only mixed with those of a few others
+    (:func:`mixed_packages`, chosen at random), so that each package need be read but once
+    or twice.
+
+    Each package has ``min_bytes`` at least, by ``sizes`` (``i64[N]``), and less than that plus its
+    last sample; where all of ``low`` together have less, there is a single one. Together they
+    hold each sample once, but for the last package, which is filled up with random samples of
+    the one before. Pure: the same arguments and state of ``rng`` give the same packages.
+    """
+    ids = np.flatnonzero(low).astype(np.uint32)
+    group = _groups(len(low), existing, mixed_packages(min_bytes), rng)[ids]
+    part = np.where(missed[ids], 0, np.where(group >= 0, 1, 2))
+    order = np.lexsort((rng.random(len(ids)), group, part))
+    return _cut(ids[order], sizes, min_bytes, rng)
+
+
+def _groups(
+    num_samples: int, existing: Sequence[Ids], mixed: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return ``i64[N]``: the group of packages a sample is mixed with, -1 if in no package."""
+    group = np.full(num_samples, -1, np.int64)
+    for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
+        group[existing[number]] = rank // mixed
+    return group
+
+
+def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:
+    ends = np.cumsum(sizes[ids])
+    cuts: list[int] = []
+    begin = before = 0
+    while begin < len(ids) and ends[-1] - before >= min_bytes:
+        begin = int(np.searchsorted(ends, before + min_bytes)) + 1
+        before = int(ends[begin - 1])
+        cuts.append(begin)
+    if not cuts:
+        return [ids] if ids.size else []
+    packages = np.split(ids, cuts)
+    rest = packages.pop()
+    if rest.size:
+        others = rng.permutation(packages[-1])
+        lacking = min_bytes - int(sizes[rest].sum())
+        filled = int(np.searchsorted(np.cumsum(sizes[others]), lacking)) + 1
+        packages.append(np.concatenate([rest, others[:filled]]))
+    return packages
+
+
+class Builder:
+    """Builds one package at a time; belongs to one thread.
+
+    Samples come from the cache, else from existing packages, which are read whole and kept
+    until enough others were read, else from the source, in one read for all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        arena: Arena,
+        depot: Depot,
+        catalogue: Catalogue,
+        totals: Totals,
+        group: str,
+        min_bytes: int,
+    ) -> None:
+        self._source, self._arena, self._depot = source, arena, depot
+        self._catalogue, self._totals, self._group = catalogue, totals, group
+        self._stamp = stamp_of_files(source)
+        self._open: OrderedDict[int, Package] = OrderedDict()
+        # A package may take from two groups that are mixed apart from each other.
+        self._most_open = 2 * mixed_packages(min_bytes)
+        self.unreadable = np.zeros(len(source), np.bool_)
+        """``bool[N]``: samples that the source does not give."""
+
+    def build(self, ids: Ids) -> tuple[int, NDArray[np.int64]] | None:
+        """Build, store and note a package of ``ids`` (``u32[n]``, distinct).
+
+        Returns its number in the catalogue, and the numbers of those it took samples from; None
+        when none of its samples can be had. Raises OSError when the depot fails, and what the
+        source raises; then nothing has changed.
+        """
+        before = np.unique(self._catalogue.home(ids))
+        package = self._gather(ids)
+        if not package.ids.size:
+            return None
+        name = new_name(self._group)
+        self._publish(name, package)
+        self._totals.add(packages_built=1)
+        return self._catalogue.add(name, package.ids), before[before >= 0]
+
+    def _publish(self, name: str, package: Package) -> None:
+        pieces = encode(package, self._stamp)
+        try:
+            self._depot.publish(name, pieces)
+        except OSError as error:
+            if error.errno not in _FULL or not self._make_room(sum(map(len, pieces))):
+                raise
+            self._depot.publish(name, pieces)
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Remove the oldest packages; their samples can be read again. False if there are none."""
+        sizes = self._source.sizes
+        victims = []
+        for number in self._catalogue.numbers():
+            if num_bytes <= 0:
+                break
+            victims.append(number)
+            num_bytes -= int(sizes[self._catalogue.ids(number)].sum())
+        self._depot.remove(self._catalogue.remove(victims))
+        return bool(victims)
+
+    def _gather(self, ids: Ids) -> Package:
+        """Return the samples; those that the source does not give are left out."""
+        data, offsets, found = self._arena.get_many(ids)
+        parts = [Packed(data, offsets)]
+        part = np.where(found, 0, -1)
+        index = np.arange(len(ids))
+        self._from_packages(ids, parts, part, index)
+        self._from_source(ids, parts, part, index)
+        had = part >= 0
+        return Package(ids[had], gather(parts, part[had], index[had]))
+
+    def _from_packages(
+        self,
+        ids: Ids,
+        parts: list[Packed],
+        part: NDArray[np.int64],
+        index: NDArray[np.int64],
+    ) -> None:
+        home = self._catalogue.home(ids)
+        for number in np.unique(home[(part < 0) & (home >= 0)]).tolist():
+            package = self._package(number)
+            if package is None:
+                continue
+            mine = np.flatnonzero((part < 0) & (home == number))
+            order = np.argsort(package.ids)
+            places = np.searchsorted(package.ids, ids[mine], sorter=order)
+            part[mine] = len(parts)
+            index[mine] = order[places]
+            parts.append(package.samples)
+
+    def _package(self, number: int) -> Package | None:
+        """Return an existing package, None if it is lost; it is then forgotten."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        name = self._catalogue.name(number)
+        if name is None:
+            return None
+        package = read_package(
+            self._depot, name, self._catalogue.ids(number), self._stamp, len(self._source)
+        )
+        if package is None:
+            self._depot.remove(self._catalogue.remove([number]))
+            self._totals.add(packages_lost=1)
+            return None
+        self._totals.add(repack_reads=1)
+        self._open[number] = package
+        if len(self._open) > self._most_open:
+            self._open.popitem(last=False)
+        return package
+
+    def _from_source(
+        self,
+        ids: Ids,
+        parts: list[Packed],
+        part: NDArray[np.int64],
+        index: NDArray[np.int64],
+    ) -> None:
+        # In order of ids, which is that of the storage, so that neighbours come in one request.
+        lacking = np.flatnonzero(part < 0)
+        lacking = lacking[np.argsort(ids[lacking])]
+        if not lacking.size:
+            return
+        self._totals.add(rebuild_reads=len(lacking))
+        data, offsets, errors = read_whole(self._source, ids[lacking])
+        for place, error in errors.items():
+            if isinstance(error, SourceUnavailable):
+                raise error
+            log.info("left out of packages: %s", error)
+            self.unreadable[ids[lacking[place]]] = True
+        good = np.setdiff1d(np.arange(len(lacking)), list(errors))
+        part[lacking[good]] = len(parts)
+        index[lacking[good]] = good
+        parts.append(Packed(data, offsets))
+
+
+def read_package(
+    depot: Depot, name: str, ids: Ids, stamp: bytes, num_samples: int
+) -> Package | None:
+    """Return a package in one read of the depot; None if it is not what was put there."""
+    try:
+        package = decode(depot.read(name), stamp, num_samples)
+        if not np.array_equal(package.ids, ids):
+            raise SegmentError("a package holds other samples than it did")
+    except (FileNotFoundError, SegmentError) as error:
+        log.info("package %s is lost: %s", name, error)
+        return None
+    return package

@@ -1,0 +1,310 @@
+"""A server of one's own for the pool: started, looked at and ended by ``stoker pool``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from stoker import owned
+from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPlace
+from stoker.pool.pool_address import PoolAddress
+from stoker.pool.server_states import POLICY
+from stoker.pool.servers import require_redis
+from stoker.pool.values import PREFIX
+from stoker.store.memory_limits import read_memory
+from stoker.store.ofd import try_lock
+from stoker.types import format_bytes
+
+MARKER = ".stoker-pool"
+"""File that marks the directory as Stoker's; nothing is ever removed from one without it."""
+
+PROGRAMS = ("valkey-server", "redis-server")
+"""What is looked for on PATH, the first that is there is used."""
+
+USER = "stoker"
+"""The one user that a server has; all others, the default one too, are off."""
+
+COMMANDS = "+mget +set +pexpire +unlink +ping +info +cluster|slots +command"
+"""What a pool asks of its servers, as rules of an access list."""
+
+_CONFIG, _PASSWORD, _LOG, _PID = "server.conf", "password", "server.log", "server.pid"
+_PATIENCE = 10.0  # seconds for a server to start or to end
+_OVERHEAD = 1.1  # what a server takes for each byte it was given: buffers, fragments
+
+
+def default_directory() -> Path:
+    """Return where a server's files are, unless told: ``$XDG_STATE_HOME/stoker/pool``."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "stoker" / "pool"
+
+
+class PoolService:
+    """The server whose files are in ``directory``, which is made and marked by :meth:`start`.
+
+    No method removes or changes a file that is not Stoker's, or ends a process that is not the
+    server of this directory. All raise :class:`~stoker.errors.ConfigError` where that cannot be
+    used or something in the way has to be decided by the user.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.expanduser().absolute()
+
+    # --- up ---
+
+    def start(
+        self, memory_bytes: int, bind: str, port: int, password_file: Path | None = None
+    ) -> str:
+        """Start a server of ``memory_bytes``; return the address to give to ``pool=``.
+
+        It answers at ``bind`` and ``port`` only, to :data:`USER` with the password that is in
+        ``password_file``, that an earlier server here had, or a new one; and to that user only
+        the commands of a pool, on keys of a pool.
+
+        Raises :class:`~stoker.errors.CapacityError` where that much memory is not to be had, and
+        :class:`~stoker.errors.SegmentError` if the server does not come up.
+        """
+        require_redis()
+        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+        if program is None:
+            raise ConfigError(
+                f"there is neither {' nor '.join(PROGRAMS)} on PATH: install one of them "
+                "(on Debian or Ubuntu: apt-get install redis-server)"
+            )
+        _check_address(bind, port)
+        _check_memory(memory_bytes)
+        password = None if password_file is None else _read_password(password_file)
+        self._mark()
+        with self._locked():
+            if (pid := self.pid()) is not None:
+                raise ConfigError(
+                    f"a server is running for {self.directory} already, process {pid}: run "
+                    "`stoker pool down`, or give another --dir"
+                )
+            self._write_password(password)
+            self._write_config(memory_bytes, bind, port)
+            self._run(program)
+        return self.url()
+
+    def url(self) -> str:
+        """Return the address of the server, as it was started."""
+        settings = self._settings()
+        host, port = settings["bind"], settings["port"]
+        shown = f"[{host}]" if ":" in host else host
+        return f"valkey://{USER}@{shown}:{port}?password_file={self.directory / _PASSWORD}"
+
+    def address(self) -> PoolAddress:
+        """Return the address to talk to it."""
+        return PoolAddress.parse(self.url())
+
+    # --- down ---
+
+    def stop(self) -> bool:
+        """End the server and remove its files; return whether it was running.
+
+        The password stays, so that the next server here has the same.
+        """
+        self._check_marked()
+        with self._locked():
+            pid = self.pid()
+            if pid is not None:
+                self._end(pid)
+            for name in (_CONFIG, _LOG, _PID):
+                (self.directory / name).unlink(missing_ok=True)
+        return pid is not None
+
+    def pid(self) -> int | None:
+        """Return the server's process; None if it does not run."""
+        try:
+            pid = int((self.directory / _PID).read_text())
+            # Numbers are used again: it must be a server that was started with our file.
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            folder = Path(f"/proc/{pid}/cwd").readlink()
+        except (OSError, ValueError):
+            return None
+        is_server = any(name.encode() in arguments for name in ("valkey", "redis"))
+        return pid if is_server and folder == self.directory.resolve() else None
+
+    # --- inside ---
+
+    def _mark(self) -> None:
+        """Make the directory and mark it; refuse one that holds something else."""
+        with _named(self.directory), owned.adopt(self.directory, MARKER, "--dir") as folder:
+            info = os.fstat(folder.fileno())
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise UntrustedPlace(
+                f"{self.directory} belongs to user {info.st_uid} with mode "
+                f"{info.st_mode & 0o777:o}: it must be yours with mode 700 (a password lies there)"
+            )
+
+    def _check_marked(self) -> None:
+        if not (self.directory / MARKER).is_file():
+            raise ConfigError(
+                f"{self.directory} has no {MARKER}: `stoker pool up` started nothing there"
+            )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _named(self.directory):
+            marker = owned.open_file(self.directory / MARKER, os.O_RDWR)
+        try:
+            deadline = time.monotonic() + 2 * _PATIENCE
+            while not try_lock(marker):
+                if time.monotonic() > deadline:
+                    raise SegmentError(f"another process is busy with {self.directory}")
+                time.sleep(0.05)
+            yield
+        finally:
+            os.close(marker)
+
+    def _write_password(self, password: str | None) -> None:
+        path = self.directory / _PASSWORD
+        if password is None and path.is_file():
+            _read_password(path)
+            return
+        _write_private(path, (password or secrets.token_urlsafe(32)) + "\n")
+
+    def _write_config(self, memory_bytes: int, bind: str, port: int) -> None:
+        password = _read_password(self.directory / _PASSWORD)
+        digest = hashlib.sha256(password.encode()).hexdigest()
+        lines = [
+            f"bind {bind}",
+            f"port {port}",
+            "protected-mode yes",
+            "user default off resetpass resetchannels -@all",
+            f"user {USER} on #{digest} ~{PREFIX}* resetchannels -@all {COMMANDS}",
+            f"maxmemory {memory_bytes}",
+            f"maxmemory-policy {POLICY}",
+            "maxmemory-samples 10",
+            "lazyfree-lazy-eviction yes",
+            'save ""',
+            "appendonly no",
+            "daemonize yes",
+            f"pidfile {_PID}",
+            f"logfile {_LOG}",
+        ]
+        _write_private(self.directory / _CONFIG, "\n".join(lines) + "\n")
+
+    def _settings(self) -> dict[str, str]:
+        self._check_marked()
+        try:
+            text = (self.directory / _CONFIG).read_text()
+        except OSError as error:
+            raise ConfigError(f"no server is up for {self.directory}: `stoker pool up`") from error
+        return dict(line.partition(" ")[::2] for line in text.splitlines())
+
+    def _run(self, program: str) -> None:
+        """Start the server in the background, and wait until it answers."""
+        log = self.directory / _LOG
+        for name in (_LOG, _PID):
+            (self.directory / name).unlink(missing_ok=True)
+        begun = subprocess.run(
+            [program, str(self.directory / _CONFIG)],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+        )
+        deadline = time.monotonic() + _PATIENCE * (begun.returncode == 0)
+        while time.monotonic() < deadline:
+            if self._answers():
+                return
+            time.sleep(0.05)
+        if (pid := self.pid()) is not None:
+            self._end(pid)
+        logged = log.read_text(errors="replace") if log.is_file() else ""
+        said = (begun.stdout + begun.stderr + logged).strip().splitlines()
+        for name in (_PID, _CONFIG):
+            (self.directory / name).unlink(missing_ok=True)
+        raise SegmentError(
+            f"{Path(program).name} does not come up: {said[-1] if said else 'it does not say why'}"
+        )
+
+    def _answers(self) -> bool:
+        from redis import Redis
+        from redis.exceptions import RedisError
+
+        address = self.address()
+        host, port = address.servers[0]
+        with Redis(host=host, port=port, **address.client_options()) as client:
+            try:
+                return bool(client.ping())
+            except (RedisError, OSError):
+                return False
+
+    def _end(self, pid: int) -> None:
+        """End the server: it needs no time to save, so that one that does not go is killed."""
+        process = os.pidfd_open(pid)
+        try:
+            if self.pid() != pid:
+                return  # it went, and the number may be another's by now
+            for sign in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, sign)
+                deadline = time.monotonic() + _PATIENCE / 2
+                while time.monotonic() < deadline:
+                    if self.pid() != pid:
+                        return
+                    time.sleep(0.02)
+        finally:
+            os.close(process)
+        raise SegmentError(f"process {pid} does not end")
+
+
+def _check_address(bind: str, port: int) -> None:
+    if not 0 < port < 1 << 16:
+        raise ConfigError(f"port {port} is refused: give 1 to 65535")
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((bind, port))
+    except OSError as error:
+        raise ConfigError(
+            f"nobody can answer at {bind} port {port} ({error.strerror or error}): give an address "
+            "of this machine by --bind, and a free --port"
+        ) from error
+
+
+def _check_memory(memory_bytes: int) -> None:
+    if memory_bytes < 1 << 20:
+        raise ConfigError(f"--memory of {memory_bytes} bytes is refused: give at least 1 MiB")
+    needed, available = int(memory_bytes * _OVERHEAD), read_memory().available
+    if needed > available:
+        raise CapacityError(
+            f"a server of {format_bytes(memory_bytes)} takes {format_bytes(needed)}, and "
+            f"{format_bytes(available)} of memory are free here: give less by --memory"
+        )
+
+
+def _read_password(path: Path) -> str:
+    with _named(path):
+        password = path.read_text().strip()
+    if not password or not password.isascii() or any(c.isspace() or c in "\"'#" for c in password):
+        raise ConfigError(f"{path} holds no password: one word of letters, digits, - and _")
+    return password
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, not even for a moment."""
+    with _named(path):
+        owned.write_file(path, text.encode())
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UntrustedPlace:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used: {error.strerror or error}") from error

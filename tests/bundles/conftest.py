@@ -1,0 +1,26 @@
+"""Fixtures for tests of packaging."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from bundles_bench import Bench
+from source.conftest import bucket, moto  # noqa: F401
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "packages")
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="session")
+def far() -> Iterator[Executor]:
+    """A process for clients of object stores."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as far:
+        yield far
