@@ -32,7 +32,7 @@ from harness import Report
 from tasks import Task, run_missing
 
 from stoker import recipes
-from stoker.cli._sizes import draw_sizes
+from stoker.cli._options import draw_sizes
 from stoker.policy.score import Score
 from stoker.recipes import Recipe
 from stoker.sim import Conditions, SimResult, limits, replay

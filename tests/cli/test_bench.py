@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker.cli._choice import choose_recipes
+from stoker.cli._options import choose_recipes
 from stoker.cli.root import root
 from stoker.errors import ConfigError
 
@@ -47,7 +47,7 @@ def test_hits_needs_recipes_that_learn_from_no_training() -> None:
         *("s3fifo", "sieve"),
     ]
     for name in ("shade", "quiver", "ilfu"):
-        with pytest.raises(ConfigError, match=f"'{name}' follows what training shows"):
+        with pytest.raises(ConfigError, match=f"'{name}' learns from training"):
             choose_recipes(name, is_trained=False)
 
 

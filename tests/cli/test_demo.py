@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
 from stoker import recipes
-from stoker.cli._choice import choose_loaders, choose_recipes
+from stoker.cli._options import choose_loaders, choose_recipes
 from stoker.cli.root import root
 from stoker.errors import ConfigError
 

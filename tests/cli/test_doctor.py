@@ -12,7 +12,7 @@ from source.conftest import bucket, cache_home, moto  # noqa: F401  (fixtures)
 from source.s3 import Bucket
 
 from stoker import ImageFolder, Loader
-from stoker.cli import _diagnosis
+from stoker.cli import _storage
 from stoker.cli.root import root
 from stoker.source.image_folder import ImageFolderSource
 from stoker.store.memory_limits import Memory
@@ -98,14 +98,14 @@ def test_without_a_rate_it_says_what_storage_can_feed(few_digits: Path, slow: No
     output = measure(few_digits)
     assert "samples/s waits (--compute-rate)" in output
     assert "with it storage keeps up with decoding" in output
-    assert "measure data that was not read lately" in output
+    assert "measure data that was not read recently" in output
 
 
 def test_little_memory_leads_to_the_disk(
     few_digits: Path, slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Memory(total=1 << 30, free=1000, cgroups=())
-    monkeypatch.setattr(_diagnosis, "read_memory", lambda: memory)
+    monkeypatch.setattr(_storage, "read_memory", lambda: memory)
     facts = json.loads(measure(few_digits, "--compute-rate", "1000", "--json"))["storage"]
     assert not facts["page_cache"]["suffices"]
     assert "cache_dir" in facts["advice"]["arguments"]
@@ -125,7 +125,7 @@ def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:  # noqa: F81
 
 
 def test_what_cannot_be_measured_is_refused_without_a_trace(few_digits: Path) -> None:
-    assert "is refused: give it as NAME=VALUE" in measure(few_digits, "--option", "x", status=1)
+    assert "is invalid: give it as NAME=VALUE" in measure(few_digits, "--option", "x", status=1)
     assert "--most='lots'" in measure(few_digits, "--most", "lots", status=1)
     assert "no/such" in measure("/no/such", status=1)
     assert "--compute-rate" in measure(few_digits, "--compute-rate", "0", status=2)

@@ -166,4 +166,4 @@ def test_sizes_come_from_a_file(tmp_path: Path) -> None:
 def test_sizes_that_say_nothing_are_refused(sizes: str) -> None:
     result = CliRunner().invoke(root, ["simulate", "--sizes", sizes])
     assert result.exit_code == 1
-    assert "is refused" in result.output
+    assert "is invalid" in result.output

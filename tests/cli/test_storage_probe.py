@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from stoker.cli._storage_probe import CONCURRENCIES, probe
+from stoker.cli._storage import CONCURRENCIES, probe
 from stoker.errors import SampleNotFound
 from stoker.source import MemorySource
 from stoker.source.base import BaseSource
@@ -66,7 +66,7 @@ class MeteredStorage(BaseSource):
 def test_latency_and_the_shared_limit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MeteredStorage(samples(4000), latency=1 / 128, iops=512)
     clock = SimpleNamespace(perf_counter=lambda: source.now)
-    monkeypatch.setattr("stoker.cli._storage_probe.time", clock)
+    monkeypatch.setattr("stoker.cli._storage.time", clock)
     found = probe(source, seconds=4, most_bytes=1 << 30)
     assert source.now == 4 + 1 / 128  # and the read that comes first
     assert [step.concurrency for step in found.steps] == list(CONCURRENCIES)

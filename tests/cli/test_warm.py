@@ -89,7 +89,7 @@ def test_it_goes_on_where_it_was_interrupted(
     reads.clear()
     output = run(*arguments)
     assert not came & set(reads)
-    assert f"{len(came)} there before" in output
+    assert f"{len(came)} already there" in output
 
 
 def test_samples_that_cannot_be_read_are_named(
@@ -131,6 +131,6 @@ def test_clean_empties_what_is_stokers_and_nothing_else(few_digits: Path, tmp_pa
     with Loader(ImageFolder(few_digits, np.array), 16, cache_dir=cache_dir) as loader:
         next(iter(loader))
         assert "is in use" in run("clean", "--cache-dir", cache_dir, status=1)
-    assert "free again" in run("clean", "--cache-dir", cache_dir)
+    assert "freed" in run("clean", "--cache-dir", cache_dir)
     assert [path.name for path in cache_dir.iterdir()] == ["notes.txt"]
     assert f"no {MARKER}" in run("clean", "--cache-dir", cache_dir, status=1)

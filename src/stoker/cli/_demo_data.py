@@ -1,4 +1,4 @@
-"""The demo's settings, storage and data: a folder of class folders, split."""
+"""The demo's settings, simulated storage, and data: class folders split for training and test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Storage:
     latency: float
     """Median seconds from asking for a sample to having it; the tail is log-normal."""
     iops: float
-    """Requests a second, over all workers together."""
+    """Requests per second, over all workers."""
 
     def in_front_of(self, source: Source) -> SlowSource:
         """Return ``source`` behind this storage."""
@@ -41,7 +41,7 @@ class Storage:
         )
 
     def samples_per_second(self, processes: int) -> float:
-        """Return the most samples that so many processes, one batch each, get in a second."""
+        """Return the most samples per second for so many processes, one batch each at a time."""
         mean_latency = self.latency * math.exp(_TAIL**2 / 2)
         if mean_latency == 0:
             return self.iops
@@ -93,11 +93,11 @@ class DemoData:
         return int(self.files().sizes.sum())
 
     def files(self) -> FileSource:
-        """Return the training files, as fast as they are here."""
+        """Return the training files, without simulated latency."""
         return FileSource(self.paths)
 
     def dataset(self, source: Source) -> SampleDataset:
-        """Return the training set, read from ``source``: :meth:`files`, or storage before them."""
+        """Return the training set, read from ``source``: :meth:`files`, or storage around it."""
         return SampleDataset(source, decode_image, to_tensor, self.targets)
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from stoker.cli._choice import DATALOADER
 from stoker.cli._demo_data import Settings
-from stoker.cli._demo_limit import EpochLimit
-from stoker.cli._demo_training import Run
+from stoker.cli._demo_training import EpochLimit, Run
+from stoker.cli._options import DATALOADER
 from stoker.types import format_bytes
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ _COLUMNS = (
     "times\nlimit",
 )
 _READING = (
-    "dataloader: torch's own, with as many workers, one read a sample and no cache; the other rows "
+    "dataloader: torch's own, with as many workers, one read per sample and no cache; other rows "
     "are recipes of Stoker's Loader. Means over the epochs after the first, which fills the cache. "
     "stall: seconds that training waited for data. hits: share of accesses served from the cache "
     "without a read of the source; predicted: what theory gives, where it has a closed form; "
-    "substituted: another sample was served; packaged: came with many others in one read. times "
-    "limit: time of an epoch over the least possible one with this storage and this cache when "
-    "each sample is visited once an epoch, which some recipes do not. Warm-ups of recipes are "
+    "substituted: another sample was served; packaged: it came with many others in one read. times "
+    "limit: time of an epoch over the least possible with this storage and this cache when "
+    "each sample is visited once per epoch, which some recipes do not do. Warm-ups of recipes are "
     "shortened to one or two epochs."
 )
 
@@ -75,7 +74,7 @@ class Outcome:
 
 def show(outcome: Outcome, console: Console) -> None:
     """Print the table and how to read it."""
-    # Eleven columns have to fit the 80 characters of a log.
+    # Eleven columns have to fit into 80 characters.
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
@@ -155,7 +154,7 @@ def save_plot(outcome: Outcome, path: Path) -> bool:
 
 
 def _plot_time(axis: Axes, names: list[str], runs: list[Run], limit: float) -> None:
-    """Draw the seconds of an epoch as bars, what was waited in another colour."""
+    """Draw the seconds of an epoch as bars, the time spent waiting in another colour."""
     seconds = [run.seconds for run in runs]
     stalls = [run.mean("stall_seconds") for run in runs]
     bars = axis.barh(names, seconds, color="#4c78a8", label="training")

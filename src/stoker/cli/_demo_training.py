@@ -1,4 +1,17 @@
-"""The demo's training: a small network, one loop, what each epoch cost."""
+"""The demo's trainings: the loaders it compares, a small network, and the least time of an epoch.
+
+Where training and decoding share processors, an epoch of A accesses takes at least
+
+    T = max(m A / X_storage,  A compute,  A (compute_cpu + decode_cpu) / cores)
+
+with m the miss ratio, X_storage = min(IOPS, concurrency / latency) in samples a second, compute the
+wall time and compute_cpu, decode_cpu the processor time of one sample. No policy and no order in
+which each sample is visited once an epoch has a miss ratio below 1 - c, with c the cached share of
+the data: every reuse crosses one epoch boundary, and at most the cache survives it.
+
+Times are those of the quick steps of the training itself and of the quickest decoding, since
+other work on the machine can only add to them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +22,169 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from stoker import recipes
 from stoker.cli._demo_data import DemoData, Settings, Storage
-from stoker.cli._demo_loaders import BatchLoader, open_loader, predicted_hit_ratio
+from stoker.cli._options import DATALOADER
 from stoker.epoch.stats import Stats
+from stoker.importance.base import as_scorer
+from stoker.pytorch import Loader, SampleDataset
+from stoker.recipes import Recipe
 
+_SHORT = {"icache": {"warm_up": 1}, "ilfu": {"warm_up": 1}, "impact": {"max_warm_up": 2}}
 _RATE = 4e-3  # highest learning rate
-_QUICK = 0.05  # of all steps: what else runs on the machine only ever makes a step slower
+_QUICK = 0.05  # of all steps: other work on the machine can only make a step slower
+_REPEATS = 3  # of the measurement of decoding
+
+
+class BatchLoader(Protocol):
+    """The part of a loader that the training loop uses; see :class:`~stoker.pytorch.Loader`."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def observe(
+        self,
+        losses: Any = None,
+        *,
+        logits: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> None:
+        """Have the samples of the latest batch scored."""
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """Mark the end of an epoch."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Loss weights of the latest batch, f32[n] or f32[] for all."""
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far."""
+
+
+class PlainLoader:
+    """torch's DataLoader as most trainings use it: shuffled, one read a sample, no cache.
+
+    Counts accesses, reads and bytes of the source, and the seconds that the training loop waited,
+    as Stoker's Loader does. The other counts stay 0.
+    """
+
+    def __init__(self, data: DemoData, storage: Storage, settings: Settings) -> None:
+        self._source = storage.in_front_of(data.files())
+        self._loader: DataLoader[Any] = DataLoader(
+            _OneByOne(data.dataset(self._source)),
+            batch_size=settings.batch_size,
+            shuffle=True,
+            num_workers=settings.workers,
+            persistent_workers=settings.workers > 0,
+            generator=torch.Generator().manual_seed(settings.seed),
+        )
+        self._stall_seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self._stall_seconds += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
+
+    def observe(
+        self,
+        losses: Any = None,
+        *,
+        logits: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> None:
+        """Do nothing: there is no cache that could use scores."""
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """Do nothing: nothing adapts to the accuracy."""
+
+    @property
+    def weights(self) -> Tensor:
+        """One, f32[]: samples are drawn uniformly."""
+        return torch.ones(())
+
+    @property
+    def stats(self) -> Stats:
+        """What was read so far, over all workers, and how long the training loop waited."""
+        reads = int(self._source.reads.sum())
+        return Stats(
+            accesses=reads,
+            fetched=reads,
+            bytes_from_source=int(self._source.reads @ self._source.sizes.astype(np.int64)),
+            stall_seconds=self._stall_seconds,
+        )
+
+
+class _OneByOne(Dataset[Any]):
+    """A data set without ``__getitems__``, so that torch asks for one sample at a time."""
+
+    def __init__(self, dataset: SampleDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+@contextlib.contextmanager
+def open_loader(
+    data: DemoData,
+    storage: Storage,
+    name: str,
+    settings: Settings,
+    rescore: Callable[[tuple[Tensor, Tensor]], Tensor],
+) -> Iterator[BatchLoader]:
+    """Yield the loader of a row: torch's for DATALOADER, else Stoker's with the recipe ``name``."""
+    if name == DATALOADER:
+        yield PlainLoader(data, storage, settings)
+        return
+    recipe = short(name)
+    is_rescored = as_scorer(recipe.scorer(len(data.paths))).rescores
+    with Loader(
+        data.dataset(storage.in_front_of(data.files())),
+        batch_size=settings.batch_size,
+        num_workers=settings.workers,
+        persistent_workers=settings.workers > 0,
+        cache=settings.cache,
+        recipe=recipe,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        rescore=rescore if is_rescored else None,
+    ) as loader:
+        yield loader
+
+
+def short(name: str) -> Recipe:
+    """Return a recipe for a short training: warm-ups are one or two epochs."""
+    return recipes.get(name, **_SHORT.get(name, {}))
+
+
+def predicted_hit_ratio(name: str, settings: Settings, data: DemoData) -> float | None:
+    """Return the byte hit ratio that theory gives from the second epoch on; None without one."""
+    if name == DATALOADER:
+        return None
+    return short(name).predicted_hit_ratio(settings.share_of(data))
 
 
 @dataclass(frozen=True)
@@ -51,10 +215,10 @@ class Run:
     predicted: float | None
     """Byte hit ratio that theory gives from the second epoch on; None where there is none."""
     accuracy: float
-    """Share of the held-out images that the trained network names rightly."""
+    """Share of the held-out images that the trained network classifies correctly."""
     epochs: list[Epoch]
     step: StepCost
-    """A quick step's cost per sample: the one that only a twentieth of the steps fell below."""
+    """Cost per sample of a quick step: the 5 % quantile over all steps."""
 
     @property
     def later(self) -> list[Epoch]:
@@ -116,7 +280,7 @@ class Trainer:
         logits = self.classifier(embeddings)
         losses = nn.functional.cross_entropy(logits, targets, reduction="none")
         loader.observe(losses, logits=logits, embeddings=embeddings, labels=targets)
-        # By the share done and not by steps: recipes differ in the length of their epochs.
+        # By the share done, not by steps: recipes differ in the length of their epochs.
         for group in self.optimiser.param_groups:
             group["lr"] = _RATE * min(1.0, 0.04 + done / 0.3, 1.001 - (done - 0.3) / 0.7)
         self.optimiser.zero_grad(set_to_none=True)
@@ -136,7 +300,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, data: DemoData) -> float:
-        """Return the share of held-out images that the network names rightly."""
+        """Return the share of held-out images that the network classifies correctly."""
         self.network.eval()
         right = 0
         for images, targets in zip(
@@ -151,8 +315,8 @@ class Trainer:
 def processors_left_by(workers: int) -> Iterator[None]:
     """Let torch compute with as many threads as the workers leave processors, at least one.
 
-    Its threads wait for each other all the time: with more of them than free processors a step
-    takes many times as long.
+    Its threads wait for each other constantly: with more threads than free processors a step takes
+    many times as long.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
@@ -169,9 +333,9 @@ def train(
     settings: Settings,
     advance: Callable[[float], object],
 ) -> Run:
-    """Train a new network with the loader ``name``; tells ``advance`` the share done in each step.
+    """Train a new network with the loader ``name``, a recipe or DATALOADER.
 
-    ``name`` is a recipe's, or DATALOADER.
+    Each step calls ``advance`` with the share of the training that it did.
     """
     trainer = Trainer(data.num_classes, settings.seed)
     with open_loader(data, storage, name, settings, trainer.rescore) as loader:
@@ -191,3 +355,59 @@ def train(
     step_cost = StepCost(*np.quantile(costs, _QUICK, axis=0).tolist())
     predicted = predicted_hit_ratio(name, settings, data)
     return Run(name, predicted, trainer.accuracy(data), epochs, step_cost)
+
+
+@dataclass(frozen=True)
+class EpochLimit:
+    """The three lower bounds on the seconds of an epoch."""
+
+    storage: float
+    """Fetching what a cache of this size must miss."""
+    compute: float
+    """Training alone."""
+    processors: float
+    """Training and decoding, spread perfectly over all processors."""
+
+    @property
+    def seconds(self) -> float:
+        """The largest of the three."""
+        return max(self.storage, self.compute, self.processors)
+
+    @property
+    def bound_by(self) -> str:
+        """Which of them it is."""
+        bounds = {
+            "storage": self.storage,
+            "training": self.compute,
+            "the processors": self.processors,
+        }
+        return max(bounds, key=lambda name: bounds[name])
+
+
+def measure_limit(
+    data: DemoData, storage: Storage, settings: Settings, runs: list[Run]
+) -> EpochLimit:
+    """Return the limit of an epoch from the quickest training steps and the cost of decoding."""
+    accesses, cores = len(data.paths), len(os.sched_getaffinity(0))
+    wall = min(run.step.wall for run in runs)
+    processor = min(run.step.processor for run in runs) + _decode_seconds(data)
+    delivered = storage.samples_per_second(max(1, settings.workers))
+    return EpochLimit(
+        storage=(1 - settings.share_of(data)) * accesses / delivered,
+        compute=accesses * wall,
+        processors=accesses * processor / cores,
+    )
+
+
+def _decode_seconds(data: DemoData) -> float:
+    """Return the processor seconds to decode and transform one sample in memory."""
+    times = []
+    dataset = data.dataset(data.files())
+    ids = np.random.default_rng(0).permutation(len(dataset))[:256]
+    raw = [memoryview(sample) for sample in dataset.source.read(ids)]
+    for _ in range(_REPEATS):
+        started = time.process_time()
+        for index, sample in zip(ids.tolist(), raw, strict=True):
+            dataset.finish(index, dataset.decode(sample))
+        times.append((time.process_time() - started) / len(raw))
+    return min(times)

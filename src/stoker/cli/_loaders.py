@@ -26,7 +26,7 @@ def to_float(pixels: NDArray[np.uint8]) -> torch.Tensor:
 
 
 class PlainFiles(Dataset[Any]):
-    """What people write by hand: open, read, decode, transform, one sample a call."""
+    """What people write by hand: open, read, decode and transform one sample per call."""
 
     def __init__(self, folder: ImageFolder) -> None:
         # Arrays, not lists: with lists, reference counts would copy the pages of every worker.
@@ -45,10 +45,10 @@ class PlainFiles(Dataset[Any]):
 def epoch_timers(
     folder: Path, workers: int, batch_size: int, cache: str = "100%"
 ) -> Iterator[dict[str, EpochTimer]]:
-    """Give one timer per loader; both shuffle, and keep their workers between epochs.
+    """Yield one timer per loader; both shuffle, and keep their workers between epochs.
 
-    The first epoch of each fills the cache and the page cache: throw it away. Images must have
-    one size, else they do not stack.
+    The first epoch of each fills the cache and the page cache: discard it. Images must all have
+    the same size.
     """
     dataset = ImageFolder(folder, transform=to_float, output="array")
     options: dict[str, Any] = {

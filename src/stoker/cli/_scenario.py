@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import recipes
-from stoker.cli.demo import as_seconds
+from stoker.cli._options import as_seconds
 from stoker.errors import ConfigError
 from stoker.sim import Conditions, SimResult, Trace, replay
 from stoker.sim.fitted import fit
@@ -53,13 +53,17 @@ _OPTIONS = [
         callback=as_seconds,
         default="5ms",
         show_default=True,
-        help="Of a request, the median.",
+        help="Median latency of a request.",
     ),
     click.option(
-        "--tail", type=click.FloatRange(0), default=0.5, show_default=True, help="Sigma of it."
+        "--tail",
+        type=click.FloatRange(0),
+        default=0.5,
+        show_default=True,
+        help="Sigma of the latency.",
     ),
-    click.option("--iops", type=click.FloatRange(0, min_open=True), help="Requests a second."),
-    click.option("--bandwidth", help="Bytes a second, like 500MB."),
+    click.option("--iops", type=click.FloatRange(0, min_open=True), help="Requests per second."),
+    click.option("--bandwidth", help="Bytes per second, like 500MB."),
     click.option(
         "--concurrency",
         type=click.IntRange(1),
@@ -72,7 +76,7 @@ _OPTIONS = [
         callback=as_seconds,
         default="0ms",
         show_default=True,
-        help="Of a sample, on one worker.",
+        help="Time to decode a sample on one worker.",
     ),
     click.option("--workers", type=click.IntRange(0), default=4, show_default=True),
 ]
@@ -87,7 +91,7 @@ def scenario_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is replayed, whatever the recipe and the cache."""
+    """What is replayed, independent of recipe and cache."""
 
     sizes: NDArray[np.int64]
     """``i64[N]``, bytes."""
@@ -112,16 +116,18 @@ class Scenario:
         jobs: int,
         **time: Any,
     ) -> Scenario:
-        """Return the scenario of these options; what a trace says is taken where they do not.
+        """Return the scenario of these options; a trace supplies what they leave out.
 
         Raises ConfigError for options that contradict each other.
         """
         recorded = None if trace is None else Trace(trace)
         if recorded is not None and (loss_source is not None or jobs > 1):
-            raise ConfigError("--trace has losses of its own, of one job: leave --losses, --jobs")
+            raise ConfigError(
+                "--trace has its own losses, of one job: leave out --losses and --jobs"
+            )
         conditions = _conditions(**time)
         if conditions is not None and jobs > 1:
-            raise ConfigError("--compute-rate is of one job: leave --jobs out")
+            raise ConfigError("--compute-rate is for one job: leave out --jobs")
         count = samples
         if recorded is not None:
             count, epochs = _as_recorded(recorded, samples, epochs)
@@ -135,7 +141,7 @@ class Scenario:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What there is to say about it, by name."""
+        """The settings to report, by name."""
         found: dict[str, Any] = {"samples": len(self.sizes), "epochs": self.epochs}
         found |= {"seed": self.seed, "jobs": self.jobs}
         if self.trace is not None:
@@ -143,7 +149,7 @@ class Scenario:
         return found
 
     def replay(self, name: str, share: float, progress: Callable[[], None]) -> SimResult:
-        """Return what a recipe hits; of several jobs, of all together."""
+        """Return what a recipe hits; with several jobs, all of them together."""
         count, recipe = len(self.sizes), recipes.get(name)
         if self.trace is None:
             recipe = with_made_up_graph(recipe, self.seed)

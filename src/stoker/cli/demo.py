@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -15,23 +14,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from stoker.cli._choice import choose_loaders
 from stoker.cli._digits import write_digits
-from stoker.cli._torch import need_torch
+from stoker.cli._options import as_seconds, choose_loaders, need_torch
 
 if TYPE_CHECKING:
     from stoker.cli._demo_data import Settings, Storage
     from stoker.cli._demo_report import Outcome
-
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Return a time such as ``5ms``, ``200us`` or ``0.1s`` in seconds; click reports others."""
-    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(us|ms|s)\s*", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a time: give one like 5ms or 0.1s")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 @click.command()
@@ -45,7 +33,7 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "names",
     default="belady,fifo,foresight,lfu,lru,minio,random,s3fifo,sieve",
     show_default=True,
-    help="Names with commas, or all: with those that follow training, five minutes or so. "
+    help="Names with commas, or all, which takes about five minutes. "
     "dataloader alone runs no recipe.",
 )
 @click.option(
@@ -53,11 +41,15 @@ def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "with_dataloader",
     default=True,
     show_default=True,
-    help="Begin with torch's own DataLoader, without a cache.",
+    help="Start with torch's own DataLoader, without a cache.",
 )
 @click.option("--cache", default="20%", show_default=True, help="Size, or share of the data.")
 @click.option(
-    "--latency", callback=as_seconds, default="5ms", show_default=True, help="Median, of a read."
+    "--latency",
+    callback=as_seconds,
+    default="5ms",
+    show_default=True,
+    help="Median latency of a read.",
 )
 @click.option(
     "--iops",
@@ -94,13 +86,13 @@ def demo(
 ) -> None:
     """Train a small network on real images behind slow storage, once with each loader.
 
-    The first is torch's own DataLoader with as many workers and no cache, the others are Stoker's
-    with one recipe each. Prints one table (accuracy, seconds an epoch, stalls, hits, the limit
-    that no cache can beat) and saves a plot.
+    The first is torch's own DataLoader with the same number of workers and no cache, the others are
+    Stoker's with one recipe each. Prints one table (accuracy, seconds per epoch, stalls, hits, the
+    limit that no cache can beat) and saves a plot.
     """
     chosen = choose_loaders(names, with_dataloader=with_dataloader)
     need_torch("demo")
-    # torch takes seconds to load, so --help and refusals do without it.
+    # torch takes seconds to load, so --help and errors do without it.
     from stoker.cli._demo_data import Settings, Storage
     from stoker.cli._demo_report import save_plot, show
 
@@ -129,13 +121,12 @@ def _run(
 ) -> Outcome:
     """Train once with each loader, under progress bars."""
     from stoker.cli._demo_data import DemoData
-    from stoker.cli._demo_limit import measure_limit
     from stoker.cli._demo_report import Outcome
-    from stoker.cli._demo_training import processors_left_by, train
+    from stoker.cli._demo_training import measure_limit, processors_left_by, train
 
     with console.status("reading the list of images"):
         data = DemoData.load(folder)
-        settings.share_of(data)  # a cache that makes no sense is refused before any training
+        settings.share_of(data)  # raises for an invalid cache size before any training
     with processors_left_by(settings.workers), _progress(console) as progress:
         bars = {name: progress.add_task(name, total=1.0, start=False) for name in chosen}
         runs = []

@@ -1,4 +1,4 @@
-"""``stoker doctor``: what is here, what limits apply, what would be used; how a storage does."""
+"""``stoker doctor``: what is installed, which limits apply, what a storage delivers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from stoker.cli._diagnosis import diagnose, show_diagnosis
-from stoker.cli._open_url import open_url
-from stoker.cli._storage_probe import probe
+from stoker.cli._options import open_url
+from stoker.cli._storage import diagnose, probe, show_diagnosis
 from stoker.runtime_dir import runtime_dir
 from stoker.store.memory_limits import Memory, read_memory
 from stoker.types import format_bytes, parse_bytes
@@ -51,7 +50,9 @@ _EXTRAS = {
     help="How fast one machine trains from memory.",
 )
 @click.option("--seconds", type=click.FloatRange(0.5, 600), default=15.0, show_default=True)
-@click.option("--most", default="1GiB", show_default=True, help="Bytes to read for it at most.")
+@click.option(
+    "--most", default="1GiB", show_default=True, help="Maximum bytes to read while probing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     url: str | None,
@@ -65,9 +66,9 @@ def doctor(
     """Say what Stoker finds on this machine and what it would use.
 
     With URL, a folder or an address like s3://bucket/train, it also measures that storage and says
-    what will hold training up, and which cache removes that.
+    what will limit training, and which cache removes that limit.
 
-    Exits with status 1 when the native core is missing, without which nothing is cached.
+    Exits with status 1 if the native core is missing: nothing is cached without it.
     """
     facts = examine()
     if url is not None:
@@ -123,7 +124,7 @@ def _missing(modules: tuple[str, ...]) -> list[str]:
 
 
 def _would_use(memory: Memory) -> dict[str, Any]:
-    """Return the choices that follow from the rest; half the memory is left to training."""
+    """Return the choices that follow from the facts; half the memory is left to training."""
     pillow, simplejpeg = (not _missing((name,)) for name in ("PIL", "simplejpeg"))
     decoder = "simplejpeg, then Pillow" if simplejpeg else "Pillow"
     return {
@@ -136,7 +137,7 @@ def _would_use(memory: Memory) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """Print the facts as one table, a line each."""
+    """Print the facts as one table, one line each."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

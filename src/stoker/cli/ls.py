@@ -27,8 +27,8 @@ from stoker.types import format_bytes
 def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
     """List the caches that processes of this user share now, and the jobs that use them.
 
-    A cache exists as long as a process holds it: a job, or `stoker serve`. Caches that a job keeps
-    to itself, and those of other users, are not listed.
+    A cache exists as long as a process holds it: a job, or `stoker serve`. Private caches of a job,
+    and caches of other users, are not listed.
     """
     if socket is None:
         _show(_service(), [asdict(cache) for cache in survey()], as_json, metrics)
@@ -60,7 +60,7 @@ def _show(
 
 
 def _printable(value: Any) -> Any:
-    """Return what another user's service said, without what would steer a terminal."""
+    """Return another user's answer without control characters, which could steer a terminal."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else "?" for letter in value)
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def _printable(value: Any) -> Any:
 
 
 def _service(socket: Path | None = None) -> dict[str, Any]:
-    """Return what the service says; nothing if there is none and none was named."""
+    """Return the service's answer; an empty dict if no service runs and no socket was given."""
     try:
         return ask("list", socket)
     except (OSError, Refused) as error:

@@ -38,9 +38,9 @@ def pool() -> None:
     "--memory",
     default="20%",
     show_default=True,
-    help="The most it takes, or a share of free.",
+    help="Maximum memory, or a share of the free memory.",
 )
-@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to answer at.")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=6379, show_default=True, type=int)
 @click.option(
     "--password-file",
@@ -52,7 +52,7 @@ def up(
 ) -> None:
     """Start a server on this node, and print its address.
 
-    It keeps nothing on disk and evicts what importance says. It runs until `stoker pool down`.
+    It keeps nothing on disk and evicts by importance. It runs until `stoker pool down`.
     """
     size = parse_bytes(memory, of=read_memory().available, name="--memory")
     service = PoolService(directory or default_directory())
@@ -65,9 +65,9 @@ def up(
 @_DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def status(address: str | None, directory: Path | None, as_json: bool) -> None:
-    """Say what the servers at ADDRESS hold, by default the one that `stoker pool up` started.
+    """Show what the servers at ADDRESS hold, by default the one that `stoker pool up` started.
 
-    Ends with status 1 if one of them does not answer.
+    Exits with status 1 if one of them does not answer.
     """
     if address is not None and directory is not None:
         raise ConfigError("give an address or --dir, not both")
@@ -91,7 +91,7 @@ def status(address: str | None, directory: Path | None, as_json: bool) -> None:
 @pool.command()
 @_DIRECTORY
 def down(directory: Path | None) -> None:
-    """End the server that `stoker pool up` started; what it holds is gone."""
+    """Stop the server that `stoker pool up` started; its content is lost."""
     ended = PoolService(directory or default_directory()).stop()
     click.echo("the server has ended" if ended else "no server was running")
 

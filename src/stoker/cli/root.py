@@ -1,4 +1,4 @@
-"""The top of the command line: finds a command's file by name, shows errors without a trace."""
+"""The top of the command line: finds a command's file by name, shows errors without a traceback."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stoker.errors import StokerError
 
 _COMMANDS = {
     "bench": "Measure this machine: cache hits of every recipe, the loader against torch's.",
-    "clean": "Remove what caches of ended processes left behind, or a disk cache.",
+    "clean": "Remove what caches of ended processes left behind, or empty a disk cache.",
     "demo": "Train behind slow storage with torch's DataLoader and with each recipe.",
-    "doctor": "Say what is found here and would be used; measure a storage and say what it needs.",
+    "doctor": "Show what Stoker finds and would use; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now, and their jobs.",
-    "pool": "Run a server for the pool that all nodes share; say what its servers hold.",
+    "pool": "Run a server for the pool that all nodes share; show what its servers hold.",
     "run": "Run any program with fast local copies of the files it reads.",
-    "serve": "Keep caches alive between jobs, within bounds, and say what there is.",
-    "simulate": "Replay recipes without model or storage; hits beside the limits.",
-    "warm": "Fill a disk cache before the training begins.",
+    "serve": "Keep caches alive between jobs, within limits, and list them.",
+    "simulate": "Replay recipes without model or storage; show hits and their limits.",
+    "warm": "Fill a disk cache before training begins.",
 }
 
 

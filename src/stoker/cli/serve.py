@@ -13,16 +13,16 @@ from stoker.types import format_bytes, parse_bytes
 
 
 @click.command()
-@click.option("--memory", help="Memory that all caches may have together, like 64GiB.")
-@click.option("--disk", help="Disk that all disk caches may have together.")
+@click.option("--memory", help="Maximum memory of all caches together, like 64GiB.")
+@click.option("--disk", help="Maximum disk space of all disk caches together.")
 @click.option(
-    "--keep", type=float, help="Seconds for which a cache without a job is held; by default always."
+    "--keep", type=float, help="Seconds to keep a cache without a job; by default for ever."
 )
 @click.option("--metrics-port", type=int, help="Serve Prometheus at this port of 127.0.0.1.")
 @click.option(
-    "--socket", type=click.Path(path_type=Path), help="Another socket, for members of --group."
+    "--socket", type=click.Path(path_type=Path), help="A second socket, for members of --group."
 )
-@click.option("--group", help="The group whose members may look, with `stoker ls --socket`.")
+@click.option("--group", help="Group whose members may use `stoker ls --socket`.")
 def serve(
     memory: str | None,
     disk: str | None,
@@ -31,9 +31,9 @@ def serve(
     socket: Path | None,
     group: str | None,
 ) -> None:
-    """Keep caches alive between jobs, and say what there is.
+    """Keep caches alive between jobs, and list them.
 
-    Jobs of this user find it by themselves, and go on when it ends. It runs until Ctrl-C or
+    Jobs of this user find it by themselves, and continue when it ends. It runs until Ctrl-C or
     SIGTERM. `stoker ls` shows what it holds.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO)

@@ -1,4 +1,4 @@
-"""``stoker simulate``: replays recipes without model or storage, beside what theory allows."""
+"""``stoker simulate``: replay recipes without model or storage, beside what theory allows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from stoker import recipes
-from stoker.cli._choice import choose_recipes
+from stoker.cli._options import SIZES_HELP, choose_recipes, draw_sizes
 from stoker.cli._scenario import Scenario, scenario_options, timed
-from stoker.cli._sizes import SIZES_HELP, draw_sizes
 from stoker.errors import ConfigError
 from stoker.sim import SimResult, limits
 from stoker.sim.report import write_html, write_plot
@@ -56,12 +55,12 @@ def simulate(
 ) -> None:
     """Replay recipes with their own samplers, scores and caches.
 
-    Losses are made up, unless --losses or --trace takes those of a recorded training. The time of
-    epochs is computed where --compute-rate is given.
+    Losses are made up, unless --losses or --trace takes those of a recorded training. With
+    --compute-rate the time of epochs is computed too.
 
-    Hits are from the second half of the epochs on. The limit is the most that any cache could hit
-    in samples: its share of the data, in samples where sizes differ, and of accesses that repeat
-    within their epoch all. Neighbours, where a recipe follows them, are made up as well.
+    Hits are those of the second half of the epochs. The limit is the most that any cache of this
+    size could hit: the largest number of samples that fit, and all accesses that repeat a sample
+    within an epoch. Neighbours, for recipes that use them, are made up too.
     """
     scenario = Scenario.of(
         lambda count: draw_sizes(given, count, seed), samples, epochs, batch, seed, **options
@@ -91,7 +90,7 @@ def simulate(
 def _row(
     found: SimResult, share: float, sizes: np.ndarray[Any, np.dtype[np.int64]]
 ) -> dict[str, Any]:
-    """Return what is shown of one replay."""
+    """Return the row of one replay."""
     accesses = sum(epoch.accesses for epoch in found.per_epoch)
     distinct = sum(epoch.coverage for epoch in found.per_epoch) * found.num_samples
     held = limits.smallest_first(sizes, share * float(sizes.sum()))

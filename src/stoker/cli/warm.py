@@ -1,4 +1,4 @@
-"""``stoker warm``: fill a disk cache before the training begins."""
+"""``stoker warm``: fill a disk cache before training begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from stoker.cli._open_url import open_url
+from stoker.cli._options import open_url
 from stoker.errors import ConfigError
 from stoker.policy.baselines import MinIO
 from stoker.source.base import Source
@@ -36,7 +36,9 @@ _MOST_SHOWN = 5
 @click.option(
     "--cache-dir", required=True, type=click.Path(path_type=Path), help="Directory of the cache."
 )
-@click.option("--size", help="Size, or share of the data. Default: all, or as it was made.")
+@click.option(
+    "--size", help="Size, or share of the data. Default: all, or the size of an existing cache."
+)
 @click.option(
     "--image-folder", is_flag=True, help="URL has class folders, as ImageFolder reads them."
 )
@@ -44,7 +46,7 @@ _MOST_SHOWN = 5
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="For the object store."
 )
 @click.option("--threads", type=click.IntRange(1, 256), default=16, show_default=True)
-@click.option("--keep-free", help="Room to leave on the disk. Default: 1 GiB or 5 %.")
+@click.option("--keep-free", help="Space to leave free on the disk. Default: 1 GiB or 5 %.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and no progress.")
 def warm(
     url: str,
@@ -58,9 +60,9 @@ def warm(
 ) -> None:
     """Fill the disk cache of the data set at URL, a folder or an address like s3://bucket/train.
 
-    A Loader with the same data set and cache_dir then reads nothing from URL that is on disk. As
-    many samples as fit come in, from the first on. What is there is not read again: run it again
-    to go on after an interruption. Exits with status 1 if samples could not be read or kept.
+    A Loader with the same data set and cache_dir then reads from URL only what is not on disk. As
+    many samples as fit are kept, from the first on. Samples on disk are not read again: after an
+    interruption, run it again to resume. Exits with status 1 if samples could not be read or kept.
     """
     with closing(open_url(url, image_folder, options)) as source:
         plan = plan_disk(cache_dir, size, _wanted(source), name="--size")
@@ -94,7 +96,7 @@ def _wanted(source: Source) -> Wanted:
 
 @contextmanager
 def _bar(source: Source, capacity: int, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar, and yield what moves it on."""
+    """Show a bar, and yield the function that advances it."""
     ends = np.cumsum(source.sizes)
     total = int(ends[ends <= capacity].max(initial=0))
     columns = (
@@ -117,12 +119,12 @@ def _report(source: Source, filled: Filled, as_json: bool) -> None:
     click.echo(
         f"{filled.present + filled.read:,} of {len(source):,} samples are on disk: "
         f"{filled.read:,} read now ({format_bytes(filled.bytes_read)}), "
-        f"{filled.present:,} there before"
+        f"{filled.present:,} already there"
     )
     if filled.busy:
         click.echo(f"{filled.busy:,} were being read by another process")
     if filled.refused:
-        click.echo(f"{filled.refused:,} found no place on disk", err=True)
+        click.echo(f"{filled.refused:,} did not fit on disk", err=True)
     for sample, why in list(filled.failed.items())[:_MOST_SHOWN]:
         click.echo(f"not read: {source.name(sample)}: {why}", err=True)
     if len(filled.failed) > _MOST_SHOWN:

@@ -1,31 +1,171 @@
-"""From measurements of a storage to what they mean for training, as primitives and as text."""
+"""Measure a storage through a Source, and say what the measurements mean for training.
+
+It measures the latency of single reads, and throughput at growing concurrency. No sample is read
+twice (unless there is only one), so that what an earlier read left in a cache does not count.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import os
+import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from stoker import bounds
-from stoker.cli._storage_probe import CONCURRENCIES, Probe
-from stoker.errors import SampleCorrupt
+from stoker.errors import SampleCorrupt, StokerError
 from stoker.source.base import Source
 from stoker.source.folder_listing import IMAGE_EXTENSIONS
 from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes
 
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+PERCENTILES = (50, 90, 99)
+_KEPT = 64
+"""Samples kept for measuring what decoding costs."""
+_FIRST = 2.0
+"""How much longer the step of single reads lasts than the others: its tail is of interest."""
 _USUAL = 0.2
-"""Share to cache where less would do: a cache costs nothing, and reading ahead needs one."""
+"""Share to cache where less would do: reading ahead needs a cache."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was reached at one concurrency."""
+
+    concurrency: int
+    reads: int
+    num_bytes: int
+    seconds: float
+
+    @property
+    def reads_per_second(self) -> float:
+        """Samples a second."""
+        return self.reads / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes a second."""
+        return self.num_bytes / self.seconds
+
+
+@dataclass
+class Probe:
+    """What was measured."""
+
+    latency: dict[str, float] = field(default_factory=dict)
+    """Seconds of a single read: ``p50``, ``p90``, ``p99``, ``max``."""
+    steps: list[Step] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+    """Some of the samples."""
+
+    @property
+    def best(self) -> Step:
+        """The step that delivered the most samples a second."""
+        return max(self.steps, key=lambda step: step.reads_per_second)
+
+
+def probe(source: Source, *, seconds: float, most_bytes: int, seed: int = 0) -> Probe:
+    """Measure for about ``seconds``, reading ``most_bytes`` or slightly more, in random order.
+
+    A step that has started is finished, which takes longer on storage that stalls. ``source`` has
+    at least one sample. Raises the StokerError of a read that fails.
+    """
+    order = np.random.default_rng(seed).permutation(len(source)).astype(np.uint32)
+    order = order[np.cumsum(source.sizes[order]) <= max(most_bytes, source.sizes[order[0]])]
+    found = Probe()
+    source.read(order[:1])  # starts what reading needs: connections, a helper process
+    order = order[1:] if len(order) > 1 else order
+    slot = seconds / (len(CONCURRENCIES) - 1 + _FIRST)
+    for place, concurrency in enumerate(CONCURRENCIES):
+        share = _share(CONCURRENCIES[place:])
+        ids = order[: max(1, int(len(order) * share))]
+        if place and len(ids) < 2 * concurrency:
+            break  # too few left to fill so many lanes
+        limit = slot * _FIRST if not place else slot
+        readers = _Readers(source, ids, concurrency, limit)
+        found.steps.append(readers.run())
+        order = order[readers.taken :]
+        if not place:
+            found.kept = readers.kept
+            found.latency = _percentiles(np.array(readers.latencies))
+    return found
+
+
+def _share(left: tuple[int, ...]) -> float:
+    """Return the share of the remaining samples for the first of the remaining steps."""
+    weights = np.sqrt(left)
+    return float(weights[0] / weights.sum())
+
+
+def _percentiles(latencies: NDArray[np.float64]) -> dict[str, float]:
+    found = {f"p{p}": float(np.percentile(latencies, p)) for p in PERCENTILES}
+    return found | {"max": float(latencies.max())}
+
+
+class _Readers:
+    """Threads that each read one sample after the other; each sample is read by one thread."""
+
+    def __init__(
+        self, source: Source, ids: NDArray[np.uint32], concurrency: int, seconds: float
+    ) -> None:
+        self.taken = 0
+        self.kept: list[bytes] = []
+        self.latencies: list[float] = []
+        self._source, self._ids, self._seconds = source, ids, seconds
+        self._concurrency = concurrency
+        self._bytes, self._deadline = 0, 0.0
+        self._mutex = threading.Lock()
+        self._error: StokerError | None = None
+
+    def run(self) -> Step:
+        """Read until the time is over or all samples are read."""
+        lanes = range(self._concurrency)
+        threads = [threading.Thread(target=self._read, daemon=True) for _ in lanes]
+        begin = time.perf_counter()
+        self._deadline = begin + self._seconds
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.perf_counter() - begin
+        if self._error is not None:
+            raise self._error
+        return Step(self._concurrency, len(self.latencies), self._bytes, seconds)
+
+    def _read(self) -> None:
+        while (ids := self._next()) is not None:
+            begin = time.perf_counter()
+            try:
+                (sample,) = self._source.read(ids)
+            except StokerError as error:
+                self._error = error
+                return
+            took = time.perf_counter() - begin
+            with self._mutex:
+                self.latencies.append(took)
+                self._bytes += len(sample)
+                if len(self.kept) < _KEPT:
+                    self.kept.append(sample)
+
+    def _next(self) -> NDArray[np.uint32] | None:
+        with self._mutex:
+            over = time.perf_counter() >= self._deadline and self.taken
+            if over or self.taken >= len(self._ids) or self._error is not None:
+                return None
+            self.taken += 1
+            return self._ids[self.taken - 1 : self.taken]
 
 
 def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None) -> dict[str, Any]:
-    """Return everything there is to say of a storage; bytes, seconds, samples a second."""
+    """Return all findings about a storage, in bytes, seconds and samples per second."""
     data_bytes, cores = int(source.sizes.sum()), len(os.sched_getaffinity(0))
     available = read_memory().available
     decode = _decode_seconds(source, found.kept)
@@ -105,22 +245,22 @@ def _notes(found: Probe, is_local: bool) -> list[str]:
     notes = []
     if is_local:
         notes.append(
-            "what the page cache held was not read from storage, which then looks better than it "
-            "is: measure data that was not read lately"
+            "reads from the page cache make the storage look faster than it is: measure data "
+            "that was not read recently"
         )
     steps = found.steps
     if len(steps) < len(CONCURRENCIES):
         notes.append(
-            f"measured up to {steps[-1].concurrency} reads at once: more would have needed samples "
-            "that were not read before"
+            f"measured up to {steps[-1].concurrency} reads at once: more would have needed more "
+            "unread samples"
         )
     elif steps[-1] is found.best and steps[-1].reads_per_second > 1.2 * steps[-2].reads_per_second:
-        notes.append("throughput still grew at the highest concurrency: there may be more")
+        notes.append("throughput still grew at the highest concurrency: the maximum may be higher")
     return notes
 
 
 def show_diagnosis(facts: dict[str, Any], console: Console) -> None:
-    """Print the measurements as a table, then what they mean, a line each."""
+    """Print the measurements as a table, then their meaning, one line each."""
     table = Table(title=facts["url"], title_style="bold", title_justify="left")
     for name in ("reads at once", "reads/s", "bandwidth", "reads measured"):
         table.add_column(name, justify="right")
@@ -176,7 +316,7 @@ def _cache_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         pace = "decoding" if facts["rates"]["compute"] is None else "training"
         lines.append(("smallest cache", f"{text} storage keeps up with {pace}"))
     if facts["page_cache"]["applies"]:
-        enough = "holds all of it from the second epoch on: a cache of Stoker's adds little"
+        enough = "holds all of it from the second epoch on: Stoker's cache adds little"
         text = enough if facts["page_cache"]["suffices"] else "is too small for the data"
     else:
         text = "does not keep objects"
