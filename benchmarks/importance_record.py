@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.importance.base import Observation, Scorer, Signal
+from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.importance.hybrid import Hybrid
-from stoker.importance.neighbours import Neighbours
 from stoker.plan import Plan
 from stoker.recipes import Recipe
 from stoker.sampler import UniformSampler

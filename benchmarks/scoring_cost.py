@@ -31,12 +31,9 @@ import stoker
 from stoker import recipes
 from stoker.importance.background import Background
 from stoker.importance.base import Observation, Scorer
-from stoker.importance.gradient import GradientNorm
+from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid
-from stoker.importance.loss import LossHistory
-from stoker.importance.rank import InBatchRank
-from stoker.importance.reducible import ReducibleLoss
 from stoker.pytorch.signals import Shown, start_copy
 from stoker.scores import Scores
 

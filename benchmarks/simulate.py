@@ -24,7 +24,7 @@ import numpy as np
 from harness import Report, parser
 
 from stoker import recipes
-from stoker.importance.loss import LossHistory
+from stoker.importance.baselines import LossHistory
 from stoker.policy.base import Region
 from stoker.policy.next_use import NextUse
 from stoker.policy.score import Score

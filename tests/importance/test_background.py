@@ -8,9 +8,9 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.importance.background import Background
 from stoker.importance.base import Observation, Signal
+from stoker.importance.baselines import LossHistory
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid
-from stoker.importance.loss import LossHistory
 from stoker.scores import Scores
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer
-from stoker.importance.loss import LossHistory
+from stoker.importance.baselines import LossHistory
 from stoker.scores import Scores
 
 IDS = np.array([4, 1, 2], np.uint32)

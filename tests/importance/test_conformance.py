@@ -6,14 +6,10 @@ import numpy as np
 
 from stoker.importance.background import Background
 from stoker.importance.base import Scorer
-from stoker.importance.gradient import GradientNorm
+from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
-from stoker.importance.hybrid import Hybrid
+from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.importance.knn_hnsw import HnswIndex
-from stoker.importance.loss import LossHistory
-from stoker.importance.rank import InBatchRank
-from stoker.importance.realtime import Realtime
-from stoker.importance.reducible import ReducibleLoss
 from stoker.testing.scorer_conformance import ScorerConformance
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
-from stoker.importance.hybrid import Hybrid
-from stoker.importance.realtime import Realtime
-from stoker.importance.reducible import ReducibleLoss
+from stoker.importance.baselines import ReducibleLoss
+from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.scores import Scores
 
 ALL = np.arange(20, dtype=np.uint32)

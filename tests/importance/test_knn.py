@@ -8,10 +8,8 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.importance import knn
-from stoker.importance.knn import NearestIndex
-from stoker.importance.knn_flat import FlatIndex
+from stoker.importance.knn import FlatIndex, NearestIndex, VectorTable
 from stoker.importance.knn_hnsw import HnswIndex
-from stoker.importance.vectors import VectorTable
 from stoker.pytorch.knn import TorchIndex
 
 DIMENSION = 8

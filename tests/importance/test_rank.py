@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
-from stoker.importance.rank import InBatchRank
+from stoker.importance.baselines import InBatchRank
 from stoker.scores import Scores, filled
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
-from stoker.importance.reducible import ReducibleLoss
+from stoker.importance.baselines import ReducibleLoss
 from stoker.scores import Scores
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.importance.vectors import VectorTable
+from stoker.importance.knn import VectorTable
 
 
 def vectors(*values: float) -> np.ndarray:

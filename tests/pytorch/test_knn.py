@@ -10,10 +10,9 @@ import torch
 
 from stoker.importance.background import Background
 from stoker.importance.base import Observation
+from stoker.importance.baselines import LossHistory
 from stoker.importance.graph import Graph
-from stoker.importance.knn_flat import FlatIndex
-from stoker.importance.loss import LossHistory
-from stoker.importance.vectors import VectorTable
+from stoker.importance.knn import FlatIndex, VectorTable
 from stoker.pytorch.knn import TorchIndex, search_on
 from stoker.scores import Scores
 

@@ -18,7 +18,7 @@ from pytorch.once import LOW
 from pytorch.parts import number_of, numbers
 from pytorch.ranks import run_ranks
 from stoker import recipes
-from stoker.importance.loss import LossHistory
+from stoker.importance.baselines import LossHistory
 from stoker.policy.baselines import MinIO
 from stoker.policy.score import Score
 from stoker.policy.substitution import Substitution

@@ -8,10 +8,8 @@ import pytest
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.background import Background
-from stoker.importance.hybrid import Hybrid
-from stoker.importance.loss import LossHistory
-from stoker.importance.realtime import Realtime
-from stoker.importance.reducible import ReducibleLoss
+from stoker.importance.baselines import LossHistory, ReducibleLoss
+from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.policy import LRU, HighLow, Homophily, Score, StaticSet
 from stoker.recipes import Recipe
 from stoker.sampler import Sampler, SelectiveSampler

@@ -1,7 +1,6 @@
 import pickle
 
-from stoker.importance.loss import LossHistory
-from stoker.importance.rank import InBatchRank
+from stoker.importance.baselines import InBatchRank, LossHistory
 from stoker.recipes.part import Same, part
 from stoker.sampler import SelectiveSampler
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.sampler.local_order import local_order
+from stoker.sampler.homes import local_order
 
 
 def one_by_one(homes, nodes, batch):

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.sampler.systematic import systematic, systematic_visits
+from stoker.sampler.draws import systematic, systematic_visits
 
 
 @given(

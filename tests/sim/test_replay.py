@@ -9,7 +9,7 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.importance.loss import LossHistory
+from stoker.importance.baselines import LossHistory
 from stoker.policy.baselines import LRU
 from stoker.policy.score import Score
 from stoker.recipes import Recipe

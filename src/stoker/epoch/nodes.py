@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.runtime_dir import chosen_node
-from stoker.sampler.homes import Homes
-from stoker.sampler.local_order import local_order
+from stoker.sampler.homes import Homes, local_order
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packager
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.plan import Plan

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.trace_file import Kind, TraceWriter
 from stoker.errors import ConfigError
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours
 from stoker.plan import Plan
 
 _BLOCK_BYTES = 64 << 10  # what is written at once; so much is lost when the process is killed

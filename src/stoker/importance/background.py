@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scored, Scorer, Signal, as_scorer
+from stoker.importance.base import Neighbours, Observation, Scored, Scorer, Signal, as_scorer
 from stoker.importance.knn import MakeIndex
-from stoker.importance.neighbours import Neighbours
 from stoker.scores import Scores
 
 _Job = tuple[Scores, Observation]

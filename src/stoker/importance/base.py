@@ -11,9 +11,25 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.importance.knn import MakeIndex
-from stoker.importance.neighbours import Neighbours
 from stoker.scores import Scores
 from stoker.types import check_members
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The edges that a graph found for the samples of one batch; an immutable value."""
+
+    step: int
+    """Of the batch."""
+    ids: NDArray[np.uint32]
+    """``u32[n]``, samples of the batch, each once."""
+    degree: NDArray[np.int64]
+    """``i64[n]``, number of neighbours of each, without itself."""
+    offsets: NDArray[np.int64]
+    """``i64[n + 1]``: the neighbours of sample i are ``neighbours[offsets[i]:offsets[i + 1]]``."""
+    neighbours: NDArray[np.uint32]
+    """``u32[degree.sum()]``, nearest first."""
+
 
 Signal = Literal["losses", "gradient_norms", "embeddings", "labels"]
 

@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scorer, Signal
-from stoker.importance.knn import MakeIndex, NearestIndex
-from stoker.importance.knn_flat import FlatIndex
+from stoker.importance.base import Neighbours, Observation, Scorer, Signal
+from stoker.importance.knn import FlatIndex, MakeIndex, NearestIndex, VectorTable
 from stoker.importance.knn_hnsw import HnswIndex
-from stoker.importance.neighbours import Neighbours
-from stoker.importance.vectors import VectorTable
 from stoker.scores import Scores
 
 EXACT_UP_TO = 100_000

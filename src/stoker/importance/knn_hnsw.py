@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.importance.knn import Nearest, load
-from stoker.importance.knn_flat import FlatIndex
-from stoker.importance.vectors import VectorTable
+from stoker.importance.knn import FlatIndex, Nearest, VectorTable, load
 
 _CHUNK = 4096
 """Rows added at a time while an index is built, between looks at whether to stop."""

@@ -2,14 +2,11 @@
 
 from stoker.policy.base import Policy, Region
 from stoker.policy.baselines import FIFO, LFU, LRU, S3FIFO, MinIO, Random, Sieve
-from stoker.policy.elastic import ElasticSplit
-from stoker.policy.high_low import HighLow
+from stoker.policy.high_low import HighLow, StaticSet
 from stoker.policy.homophily import Homophily
-from stoker.policy.next_use import NextUse
-from stoker.policy.once_an_epoch import OnceAnEpoch
+from stoker.policy.next_use import NextUse, OnceAnEpoch
 from stoker.policy.score import Score
-from stoker.policy.shares import FrequencySplit, Shares
-from stoker.policy.static_set import StaticSet
+from stoker.policy.shares import ElasticSplit, FrequencySplit, Shares
 from stoker.policy.substitution import Substitution
 
 __all__ = [

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from stoker.importance.base import Scorer
-from stoker.importance.knn import Nearest
-from stoker.importance.vectors import VectorTable
+from stoker.importance.knn import Nearest, VectorTable
 
 _CHUNK = 1 << 16
 """Rows compared at a time, which bounds the memory for distances: 256 KiB a query."""
@@ -31,7 +30,7 @@ def search_on(device: torch.device, scorer: Scorer) -> None:
 class TorchIndex:
     """Compares each query with every row of a copy of the table on ``device``.
 
-    The counterpart of :class:`~stoker.importance.knn_flat.FlatIndex` for
+    The counterpart of :class:`~stoker.importance.knn.FlatIndex` for
     ``Graph.use_index(partial(TorchIndex, device=...))``. On CUDA it works in a stream of its own,
     so that searching overlaps with the training step. Where training has products of matrices in
     less than float32 (TF32), distances are computed without products, which takes longer. Memory

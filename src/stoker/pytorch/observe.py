@@ -17,8 +17,7 @@ from stoker.epoch.batch import Use
 from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
-from stoker.importance.base import Observation, Scorer, Signal
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.pytorch.knn import search_on
 from stoker.pytorch.meta import Meta
 from stoker.pytorch.signals import Copy, Shown, start_copy

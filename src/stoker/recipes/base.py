@@ -10,7 +10,7 @@ from stoker.bundles.packager import Packaging
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
-from stoker.importance.loss import LossHistory
+from stoker.importance.baselines import LossHistory
 from stoker.policy.base import Policy, as_policy
 from stoker.policy.shares import Shares, as_shares
 from stoker.policy.substitution import Substitution

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.shares import Shares

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.policy.next_use import NextUse
-from stoker.policy.once_an_epoch import OnceAnEpoch
+from stoker.policy.next_use import NextUse, OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.part import part
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
-from stoker.sampler.superepoch import SuperEpochSampler
+from stoker.sampler.uniform import SuperEpochSampler
 
 
 def foresight(
@@ -30,7 +29,7 @@ def foresight(
 
     By default each sample is visited once an epoch, and nothing about training changes: the cache
     keeps the smallest samples, and what any job needs next where several share it
-    (:class:`~stoker.policy.once_an_epoch.OnceAnEpoch`). What follows is to be asked for; the sample
+    (:class:`~stoker.policy.next_use.OnceAnEpoch`). What follows is to be asked for; the sample
     needed latest leaves then, and none of it biases the gradient:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A

@@ -8,12 +8,10 @@ from dataclasses import replace
 from stoker.bundles import Packaging
 from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
-from stoker.importance.hybrid import Hybrid
-from stoker.importance.loss import LossHistory
-from stoker.importance.realtime import Realtime
-from stoker.policy.high_low import HighLow
+from stoker.importance.baselines import LossHistory
+from stoker.importance.hybrid import Hybrid, Realtime
+from stoker.policy.high_low import HighLow, StaticSet
 from stoker.policy.shares import FrequencySplit
-from stoker.policy.static_set import StaticSet
 from stoker.policy.substitution import Substitution
 from stoker.recipes.base import Recipe
 from stoker.recipes.part import Same, choose, part
@@ -45,7 +43,7 @@ def impact(
       both begin with ``warm_up`` full epochs. Without ``rescore=`` it is ``history``, with a
       warning.
     - ``of`` scores single samples, by default with the last loss. The paper cites RHO-LOSS and
-      leaves this open: give :class:`~stoker.importance.reducible.ReducibleLoss` for it.
+      leaves this open: give :class:`~stoker.importance.baselines.ReducibleLoss` for it.
     - All else is as in :func:`icache`, and so are the parameters: percentile^``beta`` is our
       reading of how samples are selected. ``parts`` is ``iis+hc`` or ``iis+hc+lc``.
 

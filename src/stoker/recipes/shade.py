@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.importance.rank import InBatchRank
+from stoker.importance.baselines import InBatchRank
 from stoker.policy.score import Score
 from stoker.recipes.base import Recipe
 from stoker.recipes.part import Same, part

@@ -8,9 +8,9 @@ from typing import Any
 from stoker.importance.background import Background
 from stoker.importance.base import Scorer
 from stoker.importance.graph import Graph
-from stoker.policy.elastic import ElasticSplit
 from stoker.policy.homophily import Homophily
 from stoker.policy.score import Score
+from stoker.policy.shares import ElasticSplit
 from stoker.policy.substitution import Substitution
 from stoker.recipes.base import Recipe
 from stoker.recipes.part import choose, part
@@ -40,7 +40,7 @@ def spidercache(
       batch's with most neighbours, which stand in for their missing neighbours.
     - ``importance+homophily+elastic``: the importance region's share goes from ``start`` to ``end``
       once the scores draw together; ``m``, ``gamma``, ``window`` and ``order`` as in
-      :class:`~stoker.policy.elastic.ElasticSplit`. It needs the Loader's ``epochs``, and accuracy
+      :class:`~stoker.policy.shares.ElasticSplit`. It needs the Loader's ``epochs``, and accuracy
       from ``end_epoch``.
 
     Needs ``observe(losses, embeddings=..., labels=...)`` and the extra ``importance``. Scoring runs

@@ -8,8 +8,7 @@ from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.report import counts, coverage, ess, repeat_share
 from stoker.sampler.selective import SelectiveSampler
-from stoker.sampler.superepoch import SuperEpochSampler
-from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.uniform import SuperEpochSampler, UniformSampler
 from stoker.sampler.weighted import WeightedSampler
 
 __all__ = [

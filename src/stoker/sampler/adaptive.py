@@ -10,9 +10,10 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.epoch import EpochSampler, annealed_from
+from stoker.sampler.draws import annealed_from
+from stoker.sampler.epoch import EpochSampler
 from stoker.sampler.importance import ImportanceSampler
-from stoker.sampler.superepoch import SuperEpochSampler
+from stoker.sampler.uniform import SuperEpochSampler
 from stoker.scores import Scores
 
 

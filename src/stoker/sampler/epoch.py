@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.rng import generator
+from stoker.sampler.draws import generator
 from stoker.sampler.uniform import UniformSampler, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
@@ -132,12 +131,6 @@ class EpochSampler(Sampler):
         if self.drop_last and accesses >= self.pad_to:
             return accesses - rest
         return accesses + (self.pad_to - rest if rest else 0)
-
-
-def annealed_from(epochs: int, share: float) -> int:
-    """Return the first epoch of the annealed end, the last ``share`` of so many epochs."""
-    # Rounded first: 0.1 x 30 is a little more than 3.
-    return epochs - math.ceil(round(share * epochs, 9))
 
 
 def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:

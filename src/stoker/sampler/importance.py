@@ -8,17 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.sampler.draws import annealed_from, generator, systematic_visits
 from stoker.sampler.epoch import (
     Draw,
     EpochSampler,
-    annealed_from,
     expected,
     has_evidence,
     scores_or_median,
 )
-from stoker.sampler.rng import generator
-from stoker.sampler.superepoch import super_epoch
-from stoker.sampler.systematic import systematic_visits
+from stoker.sampler.uniform import super_epoch
 from stoker.scores import Scores
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, Scorer, Signal
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.plan import Plan
 from stoker.recipes import Recipe
 from stoker.sampler.base import Sampler

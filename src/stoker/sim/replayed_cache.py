@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packaging
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe

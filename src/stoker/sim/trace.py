@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.trace_file import Block, Kind, TraceReader, damage_named
 from stoker.errors import ConfigError
-from stoker.importance.neighbours import Neighbours
+from stoker.importance.base import Neighbours
 
 Ids = NDArray[np.uint32]
 _NO_IDS = np.empty(0, np.uint32)

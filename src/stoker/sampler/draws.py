@@ -1,9 +1,25 @@
-"""A fixed number of distinct samples, each with its own inclusion probability."""
+"""The random numbers of an epoch, and draws of a fixed size by them."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+
+
+def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
+    """Return the generator of ``epoch``: counter-based, so no epoch needs those before it.
+
+    Philox keyed by (seed, epoch); streams, from 0, are far apart in its counter. Raises
+    :class:`~stoker.errors.ConfigError` for an epoch below 0.
+    """
+    if not 0 <= epoch < 2**64:
+        raise ConfigError(f"epoch={epoch} is refused: count from 0")
+    key = np.array([seed, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, stream]))
 
 
 def systematic(
@@ -40,3 +56,9 @@ def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> 
     counts = whole.astype(np.int64)
     counts[systematic(visits - whole, size, rng)] += 1
     return rng.permutation(np.repeat(np.arange(len(visits)), counts))
+
+
+def annealed_from(epochs: int, share: float) -> int:
+    """Return the first epoch of the annealed end, the last ``share`` of so many epochs."""
+    # Rounded first: 0.1 x 30 is a little more than 3.
+    return epochs - math.ceil(round(share * epochs, 9))

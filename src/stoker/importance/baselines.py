@@ -1,0 +1,114 @@
+"""Scores by one number a sample: its loss, its rank, its gradient, its reducible loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.importance.base import Observation, Scorer, Signal
+from stoker.scores import Scores
+
+
+@dataclass(frozen=True)
+class LossHistory(Scorer):
+    """s_i = the loss at the last visit of sample i.
+
+    The importance value of iCache (HPCA'23) and of Selective-Backprop; costs one write
+    a sample. A loss that is NaN or infinite leaves the sample's score as it was.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Write the losses; raises ConfigError if there are none."""
+        ids, losses = observation.finite("losses")
+        scores.update(ids, losses, observation.step)
+
+
+@dataclass(frozen=True)
+class GradientNorm(Scorer):
+    """s_i = || softmax(logits_i) - onehot(label_i) ||, the gradient of the loss by the logits.
+
+    Katharopoulos and Fleuret (ICML'18), section 3: up to a constant an upper bound of
+    the norm of the whole gradient, between 0 and sqrt(2) for cross entropy. The norms arrive
+    computed, since logits are best reduced on the device where they are. One that is NaN or
+    infinite leaves its sample's score as it was.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({"gradient_norms"})
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Write the norms; raises ConfigError if there are none."""
+        ids, norms = observation.finite("gradient_norms")
+        scores.update(ids, norms, observation.step)
+
+
+@dataclass(frozen=True)
+class InBatchRank(Scorer):
+    """s_i = log(#{k in batch, k != i : loss_i > loss_k} + b0).
+
+    SHADE (FAST'23), Eq. 6. Ranks compare samples of different batches although the
+    model changes between them, and bound the say of outliers. Equal losses share a rank, so a
+    batch of equal losses scores log(b0) throughout. A loss that is NaN or infinite takes no part
+    and leaves its sample's score as it was. No rank exceeds the size of its batch, so the samples
+    of a short last batch score low, as the formula has it. Raises
+    :class:`~stoker.errors.ConfigError` for b0 below 1, which would make scores negative.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+
+    b0: float = 10.0
+    """Bias: the larger, the nearer the sampling by score is to uniform. The default is that of the
+    authors' public code."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.b0 < np.inf:
+            raise ConfigError(f"b0={self.b0!r} is refused: give a finite number from 1 on")
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Write the log-ranks of the batch; raises ConfigError if there are no losses."""
+        ids, losses = observation.finite("losses")
+        exceeded = np.searchsorted(np.sort(losses), losses, side="left")
+        scores.update(ids, np.log(exceeded + self.b0), observation.step)
+
+
+@dataclass(frozen=True)
+class ReducibleLoss(Scorer):
+    """s_i = loss_i - reference_i.
+
+    Mindermann et al. (ICML'22), Eq. 3 (RHO-LOSS): the reference is the loss of sample i
+    under a model trained on held-out data, which stays high for wrong labels and ambiguous
+    samples. Scores may be negative. A loss that is NaN or infinite leaves its sample's score as
+    it was. Raises :class:`~stoker.errors.ConfigError` unless the reference is finite.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+
+    reference: NDArray[np.float64] = field(repr=False)
+    """``f64[N]``, irreducible loss of each sample."""
+
+    def __post_init__(self) -> None:
+        reference = np.array(self.reference, dtype=np.float64)
+        if reference.ndim != 1 or not len(reference) or not np.isfinite(reference).all():
+            raise ConfigError(
+                f"reference of shape {reference.shape} is refused: give one finite loss per sample"
+            )
+        reference.flags.writeable = False
+        object.__setattr__(self, "reference", reference)
+
+    def update(self, scores: Scores, observation: Observation) -> None:
+        """Write the reducible losses.
+
+        Raises ConfigError if there are no losses, or not as many references as samples.
+        """
+        if len(self.reference) != len(scores):
+            raise ConfigError(
+                f"reference holds {len(self.reference)} losses for {len(scores)} samples: give one "
+                "for each sample of the data set"
+            )
+        ids, losses = observation.finite("losses")
+        scores.update(ids, losses - self.reference[ids], observation.step)
