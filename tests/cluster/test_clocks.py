@@ -20,8 +20,9 @@ from stoker.testing.slow_source import SlowSource
 SOURCE = Path(stoker.errors.__file__).parent
 AGREED = [
     *sorted((SOURCE / "cluster").glob("*.py")),
-    *(SOURCE / "sampler" / name for name in ("homes.py", "local_order.py")),
-    *(SOURCE / "pytorch" / name for name in ("nodes.py", "agreement.py", "distributed_sampler.py")),
+    *(SOURCE / "sampler" / name for name in ("homes.py", "draws.py")),
+    *(SOURCE / "epoch" / name for name in ("nodes.py", "agreement.py")),
+    SOURCE / "pytorch" / "distributed_sampler.py",
 ]
 
 

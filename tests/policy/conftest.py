@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from reference.arena import ReferenceArena
 
 from stoker.policy import Policy
 from stoker.store.arena import Arena
-from stoker.testing.reference_arena import ReferenceArena
 
 NewArena = Callable[..., Any]
 

@@ -1,3 +1,7 @@
+from typing import Any
+
+import pytest
+
 from stoker.policy import (
     FIFO,
     LFU,
@@ -14,57 +18,67 @@ from stoker.policy import (
 )
 from stoker.testing.policy_conformance import PolicyConformance
 
+from .conftest import NewArena
 
-class TestLRU(PolicyConformance):
+
+class Conformance(PolicyConformance):
+    """Also against the reference."""
+
+    @pytest.fixture
+    def arena(self, policy: Policy, new_arena: NewArena) -> Any:
+        return new_arena(policy, self.num_samples, self.capacity)
+
+
+class TestLRU(Conformance):
     def make_policy(self) -> Policy:
         return LRU()
 
 
-class TestLFU(PolicyConformance):
+class TestLFU(Conformance):
     def make_policy(self) -> Policy:
         return LFU()
 
 
-class TestFIFO(PolicyConformance):
+class TestFIFO(Conformance):
     def make_policy(self) -> Policy:
         return FIFO()
 
 
-class TestRandom(PolicyConformance):
+class TestRandom(Conformance):
     def make_policy(self) -> Policy:
         return Random()
 
 
-class TestMinIO(PolicyConformance):
+class TestMinIO(Conformance):
     def make_policy(self) -> Policy:
         return MinIO()
 
 
-class TestSieve(PolicyConformance):
+class TestSieve(Conformance):
     def make_policy(self) -> Policy:
         return Sieve()
 
 
-class TestS3FIFO(PolicyConformance):
+class TestS3FIFO(Conformance):
     def make_policy(self) -> Policy:
         return S3FIFO(small=0.2, visits=1)
 
 
-class TestScore(PolicyConformance):
+class TestScore(Conformance):
     def make_policy(self) -> Policy:
         return Score()
 
 
-class TestHighLow(PolicyConformance):
+class TestHighLow(Conformance):
     def make_policy(self) -> Policy:
         return HighLow(h_share=0.5)
 
 
-class TestStaticSet(PolicyConformance):
+class TestStaticSet(Conformance):
     def make_policy(self) -> Policy:
         return StaticSet(share=0.3)
 
 
-class TestHomophily(PolicyConformance):
+class TestHomophily(Conformance):
     def make_policy(self) -> Policy:
         return Homophily()

@@ -5,11 +5,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from reference.textbook import TextbookS3FIFO
 
 from policy.conftest import NewArena
 from policy.traces import NUM_IDS, Access, play, trace
 from stoker.policy import FIFO, LFU, LRU, S3FIFO, Policy, Sieve
-from stoker.testing.textbook import TextbookS3FIFO
 
 pytestmark = pytest.mark.skipif(
     find_spec("libcachesim") is None,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference.region import turn_of
 
 from policy.conftest import NewArena
 from stoker.policy import Score
 from stoker.scores import Scores
-from stoker.testing.reference_region import turn_of
 
 NUM_IDS = 12
 ROOM = 4

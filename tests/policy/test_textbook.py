@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from reference import textbook
+from reference.textbook import TextbookCache
 
 from policy.conftest import NewArena
 from policy.traces import NUM_IDS, members, play, trace
 from stoker.policy import FIFO, LFU, LRU, S3FIFO, MinIO, Policy, Sieve
-from stoker.testing import textbook
-from stoker.testing.textbook import TextbookCache
 
 ORACLES: dict[str, tuple[Policy, Callable[[int], TextbookCache]]] = {
     "lru": (LRU(), textbook.TextbookLRU),

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from reference.arena import ReferenceArena
 
 from stoker import recipes
-from stoker.testing.reference_arena import ReferenceArena
 
 N, EPOCHS = 2000, 6
 

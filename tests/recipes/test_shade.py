@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.region import turn_of
 
 from stoker import recipes
 from stoker.errors import ConfigError
@@ -16,7 +17,6 @@ from stoker.scores import Scores
 from stoker.source.in_memory import MemorySource
 from stoker.store import MemoryTier, Store
 from stoker.store.arena import Arena
-from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome
 
 SIZE = 100

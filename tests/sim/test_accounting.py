@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.arena import ReferenceArena
 
 from stoker import policy as policies
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import Region
 from stoker.sim.accounting import AccountingArena
 from stoker.store.arena import Arena
-from stoker.testing.reference_arena import ReferenceArena
 
 NUM_IDS, CAPACITY = 40, 1000
 

@@ -3,13 +3,13 @@
 import threading
 
 import numpy as np
+from reference.arena import ReferenceArena
 
 from stoker.errors import SampleNotFound, SegmentError
 from stoker.policy.baselines import LRU
 from stoker.source.base import BaseSource
 from stoker.store.guarded import NullTier
 from stoker.store.memory_tier import MemoryTier
-from stoker.testing.reference_arena import ReferenceArena
 
 
 def sample_of(i):

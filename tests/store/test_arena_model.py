@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference.arena import ReferenceArena
 
 from stoker.errors import ConfigError
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
-from stoker.testing.reference_arena import ReferenceArena
 
 NUM_IDS = 40
 CAPACITY = 2000

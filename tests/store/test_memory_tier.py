@@ -2,6 +2,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
+from reference.arena import ReferenceArena
 
 from stoker.policy.base import Region
 from stoker.policy.baselines import LRU
@@ -10,7 +11,6 @@ from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier, drop_strays
 from stoker.store.tier import NOWHERE
-from stoker.testing.reference_arena import ReferenceArena
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 from store.doubles import lru_tier
 

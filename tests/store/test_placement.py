@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.region import turn_of
 
 from stoker.policy import HighLow, Homophily, Substitution
 from stoker.scores import Scores
@@ -18,7 +19,6 @@ from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
-from stoker.testing.reference_region import turn_of
 from stoker.types import Outcome
 
 N = 24

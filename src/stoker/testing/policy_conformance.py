@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +14,13 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy, as_policy
 from stoker.sampler.uniform import UniformSampler
 from stoker.scores import Scores
-from stoker.testing.reference_arena import ReferenceArena
+from stoker.store.arena import Arena
 
 
 class PolicyConformance:
     """Subclass it as ``class TestMine(PolicyConformance)`` and return yours from ``make_policy``.
 
-    pytest then runs it against the reference arena, with scores and a plan at hand.
+    pytest then runs it against an arena, with scores and a plan at hand.
     """
 
     num_samples = 200
@@ -32,6 +34,14 @@ class PolicyConformance:
     def policy(self) -> Policy:
         """A new policy for each test."""
         return as_policy(self.make_policy())
+
+    @pytest.fixture
+    def arena(self, policy: Policy) -> Iterator[Any]:
+        """An empty arena with the regions of the policy."""
+        # A block for every id, so that payload bytes alone decide.
+        with Arena(self.num_samples, self.capacity, mean_size=1, exact=True) as arena:
+            arena.configure(policy.regions())
+            yield arena
 
     @pytest.fixture
     def scores(self) -> Scores:
@@ -103,13 +113,11 @@ class PolicyConformance:
 
     @pytest.mark.parametrize("unequal", [False, True], ids=["equal", "unequal"])
     def test_serves_a_trace(
-        self, policy: Policy, scores: Scores, plan: Plan, unequal: bool
+        self, policy: Policy, scores: Scores, plan: Plan, arena: Any, unequal: bool
     ) -> None:
         """Over a random trace: right bytes, never above capacity, invariants hold."""
         rng = random.Random(2)
         sizes = [rng.randint(0, 40) if unequal else 10 for _ in range(self.num_samples)]
-        arena = ReferenceArena(self.num_samples, self.capacity)
-        arena.configure(policy.regions())
         entrance = policy.regions()[0].name
         hits = 0
         for step in range(1500):

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from reference.region import Key, Member, ReferenceGhost, ReferenceRegion
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy.base import Region
-from stoker.testing.reference_region import Key, Member, ReferenceGhost, ReferenceRegion
 
 
 class ReferenceRules:

@@ -8,10 +8,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from reference.arena import ReferenceArena
+from reference.region import turn_of
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import S3FIFO, Region
-from stoker.testing.reference_arena import ReferenceArena
-from stoker.testing.reference_region import turn_of
 
 
 def arena_of(*regions: Region, capacity: int = 10) -> ReferenceArena:

@@ -17,10 +17,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from reference.region import ReferenceGhost, ReferenceRegion
+from reference.rules import ReferenceRules
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy.base import Admission, Order, Pop, Region
-from stoker.testing.reference_region import ReferenceGhost, ReferenceRegion
-from stoker.testing.reference_rules import ReferenceRules
 
 # bytes-like objects, or (u8[total], i64[n+1] offsets)
 Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]

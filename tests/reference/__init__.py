@@ -1,0 +1,1 @@
+"""Plain-Python models that the native arena and the policies are compared with."""
