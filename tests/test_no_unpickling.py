@@ -22,15 +22,15 @@ ALLOWED = {
     },
     "source/remote/obstore_backend.py": {"pickle.loads": "options that this job was given"},
     "source/remote/fsspec_backend.py": {"pickle.loads": "options that this job was given"},
-    "pytorch/compact.py": {"pickle.loads": "only for anonymous memory: see CALLERS"},
+    "epoch/compact.py": {"pickle.loads": "only for anonymous memory: see CALLERS"},
     "pytorch/hand_over.py": {"pickle.loads": "anonymous memory that a worker inherited"},
     "testing/policy_conformance.py": {"pickle.loads": "what it pickled in the same line"},
     "testing/sampler_conformance.py": {"pickle.loads": "what it pickled in the same line"},
 }
 CALLERS = {
-    "pytorch/codec.py": "for a key that no other job has, so that it lies in anonymous memory only",
+    "epoch/codec.py": "for a key that no other job has, so that it lies in anonymous memory only",
 }
-"""Who may use ``stoker.pytorch.compact.loads``."""
+"""Who may use ``stoker.epoch.compact.loads``."""
 
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NAMES = {"load", "loads", "Unpickler", "open", "Shelf", "DbfilenameShelf"}
@@ -51,7 +51,7 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
             for alias in node.names:
                 if node.module in MODULES and alias.name in NAMES | {"*"}:
                     yield f"{node.module}.{alias.name}"
-                if node.module == "stoker.pytorch.compact" and alias.name == "loads":
+                if node.module == "stoker.epoch.compact" and alias.name == "loads":
                     yield "compact.loads"
                 modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
@@ -59,7 +59,7 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
             of = modules.get(ast.unparse(node.value), "")
             if of in MODULES and node.attr in NAMES:
                 yield f"{of}.{node.attr}"
-            elif node.attr == "loads" and of == "stoker.pytorch.compact":
+            elif node.attr == "loads" and of == "stoker.epoch.compact":
                 yield "compact.loads"
             elif uses_connections and node.attr in RECEIVE:
                 yield f"Connection.{node.attr}"
@@ -98,8 +98,8 @@ def found_in(path: Path) -> set[str]:
         ("import torch\ntorch.load(f, weights_only=w)", "torch.load without weights_only=True"),
         ("import numpy as np\nnp.load(f, allow_pickle=True)", "numpy.load with allow_pickle"),
         ("from multiprocessing.connection import Client\nc.recv()", "Connection.recv"),
-        ("from stoker.pytorch.compact import loads", "compact.loads"),
-        ("from stoker.pytorch import compact\ncompact.loads(x)", "compact.loads"),
+        ("from stoker.epoch.compact import loads", "compact.loads"),
+        ("from stoker.epoch import compact\ncompact.loads(x)", "compact.loads"),
     ],
 )
 def test_the_test_sees(code: str, found: str) -> None:
@@ -114,7 +114,7 @@ def test_the_test_sees(code: str, found: str) -> None:
         "import torch\ntorch.load(f, weights_only=True)",
         "import numpy as np\nnp.load(f, allow_pickle=False)\nnp.load(f)",
         "import socket\ns.recv(1)",
-        "from stoker.pytorch.compact import dumps",
+        "from stoker.epoch.compact import dumps",
     ],
 )
 def test_the_test_lets_pass(code: str) -> None:

@@ -30,6 +30,7 @@ from PIL import Image
 from fuzz.harness import Target
 from stoker import _core
 from stoker.bundles import package
+from stoker.epoch.codec import decode, encode
 from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
 from stoker.jobs import protocol
@@ -41,7 +42,6 @@ from stoker.prefetch.attend import Members
 from stoker.prefetch.channel import Channel
 from stoker.prefetch.job import Job
 from stoker.prefetch.process import Rank
-from stoker.pytorch.codec import decode, encode
 from stoker.pytorch.decode import decode_image
 from stoker.sim.trace import Trace
 from stoker.source.folder_listing import FolderCache, list_folder

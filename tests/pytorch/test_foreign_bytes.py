@@ -13,10 +13,10 @@ import pytest
 from pool.redis_servers import Server, needs_server
 
 from pytorch.parts import Squares, images
+from stoker.epoch.compact import same
 from stoker.pool import values as pool_frame
 from stoker.pool.values import PoolKeys
 from stoker.pytorch import with_cache, wrap
-from stoker.pytorch.compact import same
 from stoker.source.packed import Packed
 from stoker.types import Outcome
 

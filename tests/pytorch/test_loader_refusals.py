@@ -159,12 +159,12 @@ def test_every_recipe_serves_every_sample() -> None:
 def test_more_memory_than_there_is_comes_with_the_first_iteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from stoker.pytorch import open_cache
+    from stoker.epoch import setup
 
     def no_memory(*_: Any, **__: Any) -> Any:
         raise CapacityError("14 bytes asked for, 3 there")
 
-    monkeypatch.setattr(open_cache, "open_arena", no_memory)
+    monkeypatch.setattr(setup, "open_arena", no_memory)
     loader = Loader(samples())
     with pytest.raises(CapacityError, match="3 there"):
         iter(loader)

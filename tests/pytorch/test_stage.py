@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pytorch.parts import images, number_of, numbers
+from stoker.epoch.stage import make_stage
 from stoker.errors import SampleCorrupt
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
-from stoker.pytorch.stage import make_stage
 from stoker.source import MemorySource
 
 

@@ -16,6 +16,15 @@ class Ranks(NamedTuple):
     world_size: int
 
 
+Agree = Callable[[str, Ranks], str | None]
+"""Returns the text that rank 0 gave, on all ranks; None where they cannot ask each other."""
+
+
+def alone(text: str, ranks: Ranks) -> str | None:
+    """Return the text of a single rank; None for several: an :data:`Agree` without a network."""
+    return text if ranks.world_size == 1 else None
+
+
 class LazyRanks:
     """The ranks that the caller gave, or else what ``find`` returns at the first iteration.
 

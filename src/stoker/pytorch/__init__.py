@@ -10,14 +10,13 @@ Besides ``cluster.group``, the only part of Stoker that imports torch. The arrow
 
 from stoker.epoch.batch import Failure
 from stoker.epoch.stats import Stats
-from stoker.pytorch.cached import CachedDataset
+from stoker.pytorch.cached import CachedDataset, with_cache
 from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
 from stoker.pytorch.decode import decode_image
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.losses import per_sample_loss
 from stoker.pytorch.meta import Meta
-from stoker.pytorch.open_cache import with_cache
 from stoker.pytorch.with_ids import WithIds
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 

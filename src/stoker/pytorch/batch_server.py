@@ -9,10 +9,10 @@ import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
 from stoker.epoch.batch import Failure, Request
+from stoker.epoch.cached import CachedSamples, Fetched
+from stoker.epoch.on_error import OnError, Replacer
 from stoker.prefetch.progress import Progress
-from stoker.pytorch.cached import CachedDataset, Fetched
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.pytorch.on_error import OnError, Replacer
 from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
 from stoker.types import Outcome
 
@@ -30,13 +30,13 @@ class BatchServer(Dataset[Any]):
 
     def __init__(
         self,
-        cached: CachedDataset,
+        cached: CachedSamples,
         collate: Callable[[Any], Any],
         on_error: OnError,
         seed: int,
         progress: Progress | None = None,
-        aside: CachedDataset | None = None,
-        bare: CachedDataset | None = None,
+        aside: CachedSamples | None = None,
+        bare: CachedSamples | None = None,
     ) -> None:
         self._cached = cached
         self._bare = Replacer(bare or cached, on_error)

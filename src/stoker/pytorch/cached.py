@@ -1,145 +1,30 @@
-"""A map-style data set whose samples come through a Store."""
+"""A map-style data set whose samples come through a cache."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stoker.errors import SampleCorrupt, SourceError
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.setup import CacheSetup, as_recipe
+from stoker.errors import ConfigError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
-from stoker.pytorch.stage import Stage
-from stoker.store.claims import Served, Turns
-from stoker.store.guarded import NullTier
-from stoker.store.registry import SharedArena, SharedArrays
-from stoker.store.store import Store
-from stoker.store.tier import Keys
-from stoker.types import Outcome
+from stoker.pytorch.population import DatasetPopulation
+from stoker.pytorch.ranks import current_ranks, from_rank_zero
+from stoker.recipes.base import Recipe
 
 
-class Fetched(NamedTuple):
-    """A batch before its transforms."""
-
-    ids: NDArray[np.uint32]
-    """``u32[n]``, the samples really served."""
-    decoded: list[Any]
-    """What the transforms work on; None where there is an error."""
-    outcomes: NDArray[np.int8]
-    """``i8[n]``, a :class:`~stoker.types.Outcome` per sample."""
-    errors: dict[int, SourceError]
-    """Place in the batch -> why that sample cannot be used."""
-
-
-class CachedDataset(BatchDataset):
-    """The samples of ``dataset``, served through ``store`` a batch at a time.
+class CachedDataset(CachedSamples, BatchDataset):
+    """Samples served through a cache, a batch at a time.
 
     :func:`~stoker.pytorch.with_cache` makes one. It works in any loader that takes a
     map-style data set: torch's DataLoader, torchdata's StatefulDataLoader, Subset. Indices are
-    ids of ``dataset``. Worker processes of any start method share the store's cache; safe in
+    ids of the data set. Worker processes of any start method share the cache; safe in
     any thread as far as the data set's transforms are.
     """
-
-    def __init__(
-        self,
-        dataset: SourceDataset,
-        store: Store,
-        stage: Stage,
-        shared: Sequence[SharedArena | SharedArrays] = (),
-    ) -> None:
-        self.dataset = dataset
-        self.store = store
-        self.stage = stage
-        self._shared = shared
-
-    def fetch(
-        self, ids: NDArray[np.uint32], keys: Keys = None, turns: Turns | None = None
-    ) -> Fetched:
-        """Return samples ``u32[n]`` before their transforms, with one call of the store.
-
-        ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
-        the epoch they are; None: some of the epoch in progress. A cached copy that does not decode
-        is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
-        does not stay in the cache, as a later read may bring better bytes.
-        """
-        served = self.store.serve(ids, keys, turns)
-        decoded, corrupt = self._decoded(served)
-        outcomes = served.outcomes
-        errors = {**served.errors, **corrupt}
-        copied = [place for place in corrupt if self._was_copy(outcomes[place])]
-        if copied:
-            again = self.store.reread(served, copied)
-            outcomes = outcomes.copy()
-            outcomes[copied] = again.outcomes
-            values, corrupt = self._decoded(again)
-            failed = {**again.errors, **corrupt}
-            for slot, place in enumerate(copied):
-                decoded[place] = values[slot]
-                del errors[place]
-                if slot in failed:
-                    errors[place] = failed[slot]
-        useless = errors.keys() - served.errors.keys()
-        if useless:
-            self.store.discard(served.ids[list(useless)])
-        return Fetched(served.ids, decoded, outcomes, errors)
-
-    def _decoded(self, served: Served) -> tuple[list[Any], dict[int, SourceError]]:
-        """Return each sample, None where there is an error, and what does not decode."""
-        decoded: list[Any] = [None] * len(served)
-        corrupt: dict[int, SourceError] = {}
-        decode = self.stage.decoded
-        data = served.data.data
-        bounds = served.offsets.tolist()
-        for place, index in enumerate(served.ids.tolist()):
-            if place in served.errors:
-                continue
-            try:
-                decoded[place] = decode(index, data[bounds[place] : bounds[place + 1]])
-            except SampleCorrupt as error:
-                corrupt[place] = error
-        return decoded, corrupt
-
-    def _was_copy(self, outcome: int) -> bool:
-        """Whether the bytes may be others than the source has."""
-        return outcome != Outcome.FETCHED or self.store.pool is not None
-
-    def aside(self) -> CachedDataset:
-        """Return the same samples through the same cache, for reads that are not training's.
-
-        They are counted apart, and never served by another sample. It need not be closed.
-        """
-        store = Store(self.stage.source, self.store.tier, pool=self.store.pool)
-        return CachedDataset(self.dataset, store, self.stage)
-
-    def past_the_cache(self) -> CachedDataset:
-        """Return the same samples without the cache, claimed and counted with these.
-
-        None is served by another one but where that is its turn. It need not be closed.
-        """
-        own = self.store
-        store = Store(
-            self.stage.source,
-            NullTier(own.tier.regions),
-            places=own.places,
-            substitution=None if own.claims is None else own.substitution,
-            claims=own.claims,
-        )
-        store.counters = own.counters
-        return CachedDataset(self.dataset, store, self.stage)
-
-    def close(self) -> None:
-        """Let go of the cache; reading afterwards raises SegmentError. May be called again."""
-        self.store.close()
-        for shared in self._shared:
-            shared.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Being found by other jobs is the part of the process that opened the cache.
-        return {**self.__dict__, "_shared": ()}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples ``indices``, with their transforms applied.
@@ -151,3 +36,34 @@ class CachedDataset(BatchDataset):
             raise fetched.errors[min(fetched.errors)]
         finish = self.dataset.finish
         return [finish(*pair) for pair in zip(fetched.ids.tolist(), fetched.decoded, strict=True)]
+
+
+def with_cache(
+    dataset: SourceDataset,
+    cache: int | float | str = "20%",
+    *,
+    recipe: str | Recipe = "minio",
+    cache_stage: str = "encoded",
+    cache_dir: str | os.PathLike[str] | None = None,
+    disk_cache: int | float | str | None = None,
+    pool: str | None = None,
+    pool_cache: int | float | str | None = None,
+) -> CachedDataset:
+    """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
+
+    For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
+    those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
+    Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
+    """
+    chosen = as_recipe(recipe)
+    if chosen.needs_plan or chosen.policy.follows_scores:
+        raise ConfigError(
+            f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
+            "the Loader, or a recipe like 'minio'"
+        )
+    every = DatasetPopulation(dataset)
+    setup = CacheSetup(
+        dataset, every, cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache
+    )
+    cached = setup.open(current_ranks(), from_rank_zero)
+    return CachedDataset(cached.dataset, cached.store, cached.stage, cached.shared)

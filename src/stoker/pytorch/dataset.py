@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
-from stoker.errors import ConfigError, SampleCorrupt
-from stoker.pytorch.decode import Decode, decode_image, to_pil
+from stoker.epoch.samples import Decode, Samples, call_decode
+from stoker.errors import ConfigError
+from stoker.pytorch.decode import decode_image, to_pil
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, read_whole
@@ -41,7 +42,7 @@ class BatchDataset(Dataset[Any], ABC):
         return self.__getitems__([index % len(self)])[0]
 
 
-class SourceDataset(BatchDataset):
+class SourceDataset(Samples, BatchDataset):
     """A data set whose samples come from a Source: bytes, then :meth:`decode`, :meth:`finish`.
 
     Alone it reads through, a batch at a time (``__getitems__``); a Loader or a CachedDataset
@@ -49,41 +50,6 @@ class SourceDataset(BatchDataset):
     are. Passed to worker processes it costs little at any size: what grows with the number of
     samples lies in shared memory.
     """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    @property
-    def is_random(self) -> bool:
-        """Whether :meth:`finish` may draw random numbers."""
-        return False
-
-    @property
-    def decode_name(self) -> str | None:
-        """What identifies :meth:`decode` to other jobs; None where it is code of the user's."""
-        return None
-
-    def decode(self, data: memoryview) -> Any:
-        """Return what the transforms work on, from its bytes; the same every time.
-
-        Raises :class:`~stoker.errors.SampleCorrupt`.
-        """
-        raise NotImplementedError
-
-    def finish(self, index: int, decoded: Any) -> Any:
-        """Return the sample: transforms applied, target attached. Drawn anew for each use."""
-        raise NotImplementedError
-
-    def decode_named(self, index: int, data: memoryview) -> Any:
-        """Return :meth:`decode` of sample ``index``; the error of a corrupt one names it."""
-        try:
-            return self.decode(data)
-        except SampleCorrupt as error:
-            what = f"sample {index} ({self.source.name(index)}): {error}"
-            raise SampleCorrupt(what, [index]) from error
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples ``indices``, with one read of the source.
@@ -258,18 +224,6 @@ class ImageFolder(SourceDataset):
         if self.target_transform is not None:
             target = self.target_transform(target)
         return image, target
-
-
-def call_decode(decode: Decode, raw: bytes) -> Any:
-    """Return ``decode(raw)``; whatever it raises becomes SampleCorrupt."""
-    try:
-        return decode(raw)
-    except SampleCorrupt:
-        raise
-    except Exception as error:
-        raise SampleCorrupt(
-            f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
-        ) from error
 
 
 def _shared_targets(targets: ArrayLike, num_samples: int) -> SharedArray:

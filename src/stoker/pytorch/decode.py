@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,6 @@ try:
     import simplejpeg
 except ImportError:
     simplejpeg = None
-
-Decode = Callable[[bytes], Any]
-"""What turns the bytes of one sample into what transforms work on."""
 
 _JPEG_START = b"\xff\xd8\xff"
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many

@@ -24,13 +24,17 @@ from stoker.epoch.agreement import (
     put_together,
     scores_of,
 )
+from stoker.epoch.cached import CachedSamples
 from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.nodes import Locality, Nodes
+from stoker.epoch.on_error import OnError
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.planner import BatchSpec, Planner
 from stoker.epoch.ranks import LazyRanks, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.epoch.records import Records
+from stoker.epoch.requests import RequestSampler
+from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
 from stoker.epoch.stats import Stats
 from stoker.epoch.trace_file import check_continues
@@ -42,16 +46,12 @@ from stoker.jobs.merged import Merged
 from stoker.jobs.sharing import Sharing
 from stoker.plan import Plan
 from stoker.pytorch.batch_server import BatchServer
-from stoker.pytorch.cached import CachedDataset
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.inner import InnerLoader
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.pytorch.observe import Observer
-from stoker.pytorch.on_error import OnError
-from stoker.pytorch.open_cache import CacheSetup
 from stoker.pytorch.plan_sampler import sampled_batch_specs
-from stoker.pytorch.ranks import find_nodes
-from stoker.pytorch.requests import RequestSampler
+from stoker.pytorch.ranks import find_nodes, from_rank_zero
 from stoker.pytorch.rescoring import Rescore, rescoring_specs, score_anew
 from stoker.scores import Scores
 from stoker.store.registry import SharedArena
@@ -110,7 +110,7 @@ class Engine:
         if trace is not None:
             check_continues(trace, self._identity())
         self._agreement = agreement
-        self.cached: CachedDataset | None = None
+        self.cached: CachedSamples | None = None
         """The data set through the cache, from the first iteration on."""
         self.ahead: ReadAhead | None = None
         """Prefetch, where there is any."""
@@ -120,7 +120,7 @@ class Engine:
         """The torch loader that runs the workers."""
         self._iterations = self._workers = 0
         self._placing: Placing | None = None
-        self._aside: CachedDataset | None = None
+        self._aside: CachedSamples | None = None
         self._followed: Plan | None = None  # where this job is, for those who share its cache
         self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
         self._resumed: int | None = None  # an epoch that had begun when its state was saved
@@ -144,7 +144,9 @@ class Engine:
         join = partial(self._join, ranks)
         has_homes = self._planner.locality is not None
         places = 0 if self._own_order else self._planner.most_places
-        cached = setup.open(ranks, window, join, has_homes=has_homes, accesses=places)
+        cached = setup.open(
+            ranks, from_rank_zero, window, join, has_homes=has_homes, accesses=places
+        )
         try:
             self._placing = self._make_placing(cached, ranks, nodes)
         except BaseException:
@@ -365,7 +367,7 @@ class Engine:
                 log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
         return nodes
 
-    def _make_placing(self, cached: CachedDataset, ranks: Ranks, nodes: Nodes | None) -> Placing:
+    def _make_placing(self, cached: CachedSamples, ranks: Ranks, nodes: Nodes | None) -> Placing:
         setup = self._setup
         packager = make_packager(
             setup.recipe,
@@ -416,7 +418,7 @@ class Engine:
             world_size = self._ranks.now().world_size
             self.ahead.follow(plan, (int(places[-1]) + 1) // world_size)
 
-    def _make_inner(self, outer: DataLoader[Any], cached: CachedDataset) -> InnerLoader:
+    def _make_inner(self, outer: DataLoader[Any], cached: CachedSamples) -> InnerLoader:
         progress = self.ahead.progress if self.ahead is not None else None
         bare = cached.past_the_cache() if self._sharing.probe else None
         own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
@@ -431,7 +433,7 @@ class Engine:
         """Return what a trace is of."""
         population = self._setup.population
         return {
-            "dataset": dataset_name(population.base.source, population.label),
+            "dataset": dataset_name(self._setup.dataset.source, population.label),
             "num_samples": population.num_samples,
             "visited": len(population),
             "recipe": self._setup.recipe.name,

@@ -15,18 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.epoch.agreement import Agreement
-from stoker.epoch.batch import Failure
-from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.planner import Planner
-from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.records import Records
-from stoker.epoch.state import OWN_ORDER, Owner, RankState, dataset_name
-from stoker.epoch.stats import Stats
-from stoker.epoch.tracing import trace_path
-from stoker.errors import ConfigError, SegmentError
-from stoker.importance.base import as_scorer
-from stoker.jobs.sharing import Sharing
-from stoker.pytorch.arguments import (
+from stoker.epoch.arguments import (
     as_scored,
     check_accuracy,
     check_epochs,
@@ -35,13 +24,24 @@ from stoker.pytorch.arguments import (
     check_rescore,
     follows_scores,
 )
+from stoker.epoch.batch import Failure
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.export import export_scores
+from stoker.epoch.on_error import OnError, check_on_error
+from stoker.epoch.planner import Planner
+from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.records import Records
+from stoker.epoch.setup import CacheSetup, as_recipe
+from stoker.epoch.state import OWN_ORDER, Owner, RankState, dataset_name
+from stoker.epoch.stats import Stats
+from stoker.epoch.tracing import trace_path
+from stoker.errors import ConfigError, SegmentError
+from stoker.importance.base import as_scorer
+from stoker.jobs.sharing import Sharing
 from stoker.pytorch.engine import Engine
-from stoker.pytorch.export import export_scores
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Meta, attach
 from stoker.pytorch.observe import Observer
-from stoker.pytorch.on_error import OnError, check_on_error
-from stoker.pytorch.open_cache import CacheSetup, as_recipe
 from stoker.pytorch.plan_sampler import PlanSampler
 from stoker.pytorch.population import DatasetPopulation
 from stoker.pytorch.ranks import current_ranks
@@ -166,6 +166,7 @@ class Loader(DataLoader[Any]):
             self._recipe = minio()
         self._recipe = as_scored(self._recipe, rescore)
         setup = CacheSetup(
+            self._population.base,
             self._population,
             cache,
             self._recipe,

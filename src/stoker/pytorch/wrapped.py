@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset
 
+from stoker.epoch.codec import decode, encode
+from stoker.epoch.compact import same
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
-from stoker.pytorch.codec import decode, encode
-from stoker.pytorch.compact import same
 from stoker.pytorch.dataset import SourceDataset, Transform
 from stoker.pytorch.rng import preserved_generators, seed_generators
 from stoker.source.base import BaseSource, check_ids
@@ -39,7 +39,7 @@ def wrap(
     ``name`` says which data set this is: jobs that give the same name and length share it, and
     must mean the same samples. Since it may then lie in a ``cache_dir`` or a pool, where nothing is
     pickled, samples with a name consist of arrays, tensors, images, numbers, text and bytes, in
-    tuples, lists and dicts (see :func:`stoker.pytorch.codec.encode`).
+    tuples, lists and dicts (see :func:`stoker.epoch.codec.encode`).
 
     Raises :class:`~stoker.errors.ConfigError` for an IterableDataset, one without length or
     samples, one that is not deterministic, one whose transforms cannot be moved, and with a name
@@ -139,6 +139,7 @@ class WrappedDataset(SourceDataset):
     """
 
     source: WrappedSource
+    is_bytes_of_source = False
 
     def __init__(
         self,

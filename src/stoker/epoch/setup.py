@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 
 from stoker import recipes
-from stoker.epoch.ranks import Ranks
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.population import Population
+from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
+from stoker.epoch.samples import Samples
+from stoker.epoch.stage import make_stage
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
@@ -22,11 +26,6 @@ from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.fetcher import WINDOW
-from stoker.pytorch.cached import CachedDataset
-from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.population import DatasetPopulation
-from stoker.pytorch.ranks import current_ranks, from_rank_zero
-from stoker.pytorch.stage import make_stage
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit_packages, fit_shares, make_store
 from stoker.sampler.homes import Homes
@@ -43,34 +42,6 @@ from stoker.types import format_bytes, parse_bytes
 
 Join = Callable[[SharedArena, Merged], Member | None]
 """Makes this job known to others that share its cache."""
-
-
-def with_cache(
-    dataset: SourceDataset,
-    cache: int | float | str = "20%",
-    *,
-    recipe: str | Recipe = "minio",
-    cache_stage: str = "encoded",
-    cache_dir: str | os.PathLike[str] | None = None,
-    disk_cache: int | float | str | None = None,
-    pool: str | None = None,
-    pool_cache: int | float | str | None = None,
-) -> CachedDataset:
-    """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
-
-    For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
-    those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
-    Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
-    """
-    chosen = as_recipe(recipe)
-    if chosen.needs_plan or chosen.policy.follows_scores:
-        raise ConfigError(
-            f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
-            "the Loader, or a recipe like 'minio'"
-        )
-    every = DatasetPopulation(dataset)
-    setup = CacheSetup(every, cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache)
-    return setup.open(current_ranks())
 
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
@@ -93,7 +64,8 @@ class CacheSetup:
 
     def __init__(
         self,
-        population: DatasetPopulation,
+        dataset: Samples,
+        population: Population,
         cache: int | float | str,
         recipe: Recipe,
         cache_stage: str,
@@ -102,8 +74,9 @@ class CacheSetup:
         pool: str | None = None,
         pool_cache: int | float | str | None = None,
     ) -> None:
+        self.dataset = dataset
         self.population = population
-        self.stage = make_stage(population.base, cache_stage)
+        self.stage = make_stage(dataset, cache_stage)
         sizes = self.stage.source.sizes
         self.policy = Merged(recipe.policy.for_sizes(sizes), sizes)
         """The policy, told the sizes of the samples if it asks for them, and other jobs."""
@@ -129,7 +102,7 @@ class CacheSetup:
         has at least, where there is one."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
-        self._local_identity = population.base.source.local_identity
+        self._local_identity = dataset.source.local_identity
         wanted = Wanted(
             self.stage.key,
             population.num_samples,
@@ -168,29 +141,30 @@ class CacheSetup:
     def open(
         self,
         ranks: Ranks,
+        agree: Agree,
         window: int = 0,
         join: Join | None = None,
         *,
         has_homes: bool = False,
         accesses: int = 0,
-    ) -> CachedDataset:
+    ) -> CachedSamples:
         """Return the data set served through the cache, which other jobs may have open already.
 
-        ``window``: bytes on top of the cache for samples that were read ahead. ``join`` is called
-        if other jobs can find it. ``has_homes``: not all samples are to be kept on this node.
-        ``accesses``: those of all ranks in the longest epoch.
+        ``agree`` asks rank 0. ``window``: bytes on top of the cache for samples that were read
+        ahead. ``join`` is called if other jobs can find it. ``has_homes``: not all samples are to
+        be kept on this node. ``accesses``: those of all ranks in the longest epoch.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
         """
         opened: list[SharedArena] = []
         if self.capacity:
-            opened.append(self._open_arena(ranks, window))
+            opened.append(self._open_arena(ranks, agree, window))
         try:
             disk = self._open_disk()
             if disk is not None:
                 opened.append(disk)
-            together = self._open_together(ranks, accesses)
+            together = self._open_together(ranks, agree, accesses)
         except BaseException:
             for arena in opened:
                 arena.close()
@@ -219,25 +193,25 @@ class CacheSetup:
         shared: list[SharedArena | SharedArrays] = [*opened]
         if together is not None:
             shared.append(together)
-        cached = CachedDataset(self.population.base, store, self.stage, shared)
+        cached = CachedSamples(self.dataset, store, self.stage, shared)
         if self.recipe.preload:
             self._fill(cached)
         return cached
 
-    def _open_together(self, ranks: Ranks, accesses: int) -> SharedArrays | None:
+    def _open_together(self, ranks: Ranks, agree: Agree, accesses: int) -> SharedArrays | None:
         """Return what ranks of this machine write together: who was served, or stands for whom."""
         substitution = self.recipe.substitution
         if substitution is None:
             return None
         # Ranks that cannot agree are refused when the epoch begins.
-        job = from_rank_zero(uuid.uuid4().hex, ranks)
+        job = agree(uuid.uuid4().hex, ranks)
         num_samples = self.population.num_samples
         layout = StandIns.layout(num_samples)
         if substitution.is_once_each:
             layout = Claims.layout(num_samples, accesses)
         return open_arrays(f"claims {job}", layout, share=ranks.world_size > 1 and job is not None)
 
-    def _fill(self, cached: CachedDataset) -> None:
+    def _fill(self, cached: CachedSamples) -> None:
         """Bring all visited samples in, uncounted; the ranks of a node share the work."""
         every = np.arange(len(self.population), dtype=np.int64)
         try:
@@ -280,10 +254,10 @@ class CacheSetup:
             return tiers[0]
         return StackedTier(*tiers, keeps_all=self._disk is not None and self._disk.keeps_all)
 
-    def _open_arena(self, ranks: Ranks, window: int) -> SharedArena:
-        key = self._agreed_key(ranks) if self.stage.is_private else self.stage.key
+    def _open_arena(self, ranks: Ranks, agree: Agree, window: int) -> SharedArena:
+        key = self._agreed_key(ranks, agree) if self.stage.is_private else self.stage.key
         key = self.name_of(key)
-        base = self.population.base
+        base = self.dataset
         self.key = key
         regions = with_window(self.policy.regions(), self.capacity, window)
         # Of a job that began before the files were rebuilt the samples are not to be had.
@@ -323,9 +297,9 @@ class CacheSetup:
         label = self.population.label
         return f"{key}-subset-{label}" if label else key
 
-    def _agreed_key(self, ranks: Ranks) -> str:
+    def _agreed_key(self, ranks: Ranks, agree: Agree) -> str:
         """Return the private key that all ranks use."""
-        agreed = from_rank_zero(self.stage.key, ranks)
+        agreed = agree(self.stage.key, ranks)
         if agreed is None:
             warnings.warn(
                 f"{ranks.world_size} ranks each keep a cache of their own, as they cannot agree "
@@ -356,10 +330,10 @@ class CacheSetup:
     @property
     def _name(self) -> str:
         """Kind and place of the data set, without what is secret."""
-        base = self.population.base
+        base = self.dataset
         return redacted(f"{type(base).__name__} {getattr(base, 'root', '')}".strip())
 
-    def describe(self, cached: CachedDataset) -> str:
+    def describe(self, cached: CachedSamples) -> str:
         """Return a line on the cache that was opened and what to expect of it."""
         stats = cached.store.tier.stats()
         if not stats["capacity_bytes"]:

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-
 from pytorch.parts import Squares
+
+from stoker.epoch.codec import decode, encode
+from stoker.epoch.compact import same
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.pytorch import wrap
-from stoker.pytorch.codec import decode, encode
-from stoker.pytorch.compact import same
 
 SAMPLES: list[Any] = [
     (np.arange(24, dtype=np.uint8).reshape(2, 4, 3), 3),

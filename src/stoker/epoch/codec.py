@@ -18,15 +18,16 @@ import functools
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from stoker.epoch.compact import dumps, is_tensor, loads
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.pytorch.compact import dumps, loads
+
+if TYPE_CHECKING:
+    import torch
 
 _VERSION, _PICKLED = 2, 0
 _HEAD = struct.Struct("<BI")
@@ -35,18 +36,23 @@ _DEEPEST = 32  # containers within one another
 _MOST_AXES = 32
 _LEAVES = (type(None), bool, int, float, str, bytes)
 _DTYPE_KINDS = "biufcmMSU"
-_TORCH_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and "q" not in str(dtype)  # not quint8 and its like
-}
 _IMAGE_MODES = {
     *("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "LA", "PA"),
     *("RGBX", "RGBa", "La", "I;16", "I;16L", "I;16B"),
 }
 
-_to_msgpack = msgspec.msgpack.Encoder().encode
-_from_msgpack = msgspec.msgpack.Decoder().decode
+
+@functools.cache
+def _msgpack() -> tuple[Callable[[Any], bytes], Callable[[Any], Any]]:
+    """Return what writes a tree and what reads it."""
+    try:
+        from msgspec import msgpack
+    except ImportError as error:
+        raise ConfigError(
+            "samples are kept decoded by msgspec, which is not installed: pip install msgspec, or "
+            "leave cache_stage='decoded' out"
+        ) from error
+    return msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
 def encode(sample: Any, *, private: bool = False) -> bytes:
@@ -62,8 +68,9 @@ def encode(sample: Any, *, private: bool = False) -> bytes:
     with ``private`` what pickling raises. Safe in any thread.
     """
     values: list[Any] = []
+    to_msgpack, _ = _msgpack()
     try:
-        head = _to_msgpack(_tree(sample, values, _DEEPEST))
+        head = to_msgpack(_tree(sample, values, _DEEPEST))
     except (ConfigError, UnicodeEncodeError) as error:
         if private:
             return bytes([_PICKLED]) + dumps(sample)
@@ -80,6 +87,7 @@ def decode(data: memoryview, *, private: bool = False) -> Any:
     others are copies. Raises :class:`~stoker.errors.SampleCorrupt` for bytes that are no message;
     it takes time and memory in proportion to them. Safe in any thread.
     """
+    _, from_msgpack = _msgpack()
     try:
         if private and data[0] == _PICKLED:
             return loads(data[1:])
@@ -88,7 +96,7 @@ def decode(data: memoryview, *, private: bool = False) -> Any:
             raise ValueError(f"version {version}, where {_VERSION} is known")
         head = data[_HEAD.size : _HEAD.size + head_bytes]
         values = _Values(data, _HEAD.size + head_bytes)
-        sample = _value(_from_msgpack(head), values, _DEEPEST)
+        sample = _value(from_msgpack(head), values, _DEEPEST)
         values.end()
     except Exception as error:  # NumPy, torch and Pillow raise what they like
         raise SampleCorrupt(
@@ -119,7 +127,7 @@ def _tree(value: Any, values: list[Any], depth: int) -> Any:
         return _branch(value, values, depth - 1)
     if kind in (np.ndarray, np.memmap):
         return [_ARRAY, _dtype(value.dtype), *_laid(value, values)]
-    if kind is torch.Tensor:
+    if is_tensor(value):
         return [_TENSOR, *_laid_tensor(value, values)]
     if isinstance(value, np.generic):
         values.append(value.tobytes())
@@ -167,9 +175,11 @@ def _laid(array: NDArray[Any], values: list[Any]) -> tuple[list[int], list[int] 
 def _laid_tensor(
     tensor: torch.Tensor, values: list[Any]
 ) -> tuple[str, list[int], list[int] | None]:
+    import torch
+
     name = str(tensor.dtype).removeprefix("torch.")
     is_plain = tensor.layout is torch.strided and not tensor.is_nested
-    if not is_plain or name not in _TORCH_DTYPES or tensor.device.type != "cpu":
+    if not is_plain or name not in _torch_dtypes() or tensor.device.type != "cpu":
         raise _refused(
             f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device} (.to_dense(), "
             ".dequantize() or .cpu() make it plain)"
@@ -269,7 +279,9 @@ def _array(values: _Values, dtype: str, shape: list[int], order: list[int] | Non
 
 
 def _tensor(values: _Values, name: str, shape: list[int], order: list[int] | None) -> torch.Tensor:
-    dtype = _TORCH_DTYPES[name]
+    import torch
+
+    dtype = _torch_dtypes()[name]
     raw = values.take(_num_items(shape) * dtype.itemsize, dtype.itemsize)
     if dtype is torch.bool:
         raw[:] = raw != 0
@@ -308,6 +320,18 @@ _LEAVES_OF_KIND: dict[int, Callable[..., Any]] = {
     _TENSOR: _tensor,
     _IMAGE: _image,
 }
+
+
+@functools.cache
+def _torch_dtypes() -> dict[str, torch.dtype]:
+    """Return the plain types of tensors by name; a sample that has one needs torch."""
+    import torch
+
+    return {
+        str(dtype).removeprefix("torch."): dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and "q" not in str(dtype)  # not quint8 and its like
+    }
 
 
 @functools.lru_cache(256)

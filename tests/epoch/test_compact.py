@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from stoker.pytorch.compact import dumps, loads, same
+from stoker.epoch.compact import dumps, loads, same
 
 SAMPLES: list[Any] = [
     (torch.arange(6).reshape(2, 3), 3),

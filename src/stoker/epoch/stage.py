@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stoker.epoch.codec import decode, encode
+from stoker.epoch.samples import Samples
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
-from stoker.pytorch.codec import decode, encode
-from stoker.pytorch.dataset import SourceDataset
-from stoker.pytorch.wrapped import WrappedDataset
 from stoker.source.base import BaseSource, Source, read_whole
 from stoker.store.counters import Counters
 
@@ -37,7 +36,7 @@ class Stage(Protocol):
         ...
 
     def decoded(self, index: int, data: memoryview) -> Any:
-        """Return what :meth:`SourceDataset.decode` would, from the cached form."""
+        """Return what :meth:`Samples.decode` would, from the cached form."""
         ...
 
     def bytes_from_source(self, stored: int) -> int:
@@ -49,13 +48,13 @@ class Stage(Protocol):
         ...
 
 
-def make_stage(dataset: SourceDataset, cache_stage: str) -> Stage:
+def make_stage(dataset: Samples, cache_stage: str) -> Stage:
     """Return the stage of that name; ConfigError for an unknown one, or none that makes sense."""
     if cache_stage == "encoded":
         return EncodedStage(dataset)
     if cache_stage != "decoded":
         raise ConfigError(f"cache_stage={cache_stage!r} is not known: use 'encoded' or 'decoded'")
-    if isinstance(dataset, WrappedDataset):
+    if not dataset.is_bytes_of_source:
         raise ConfigError(
             "cache_stage='decoded' has no meaning for a wrapped data set, whose samples are "
             "cached as it returns them: leave cache_stage out"
@@ -66,11 +65,11 @@ def make_stage(dataset: SourceDataset, cache_stage: str) -> Stage:
 class EncodedStage:
     """Bytes as the source has them."""
 
-    def __init__(self, dataset: SourceDataset) -> None:
+    def __init__(self, dataset: Samples) -> None:
         self.source = dataset.source
         self.key = dataset.source.fingerprint
         self.is_private = dataset.source.is_private
-        self.is_bytes_of_source = not isinstance(dataset, WrappedDataset)
+        self.is_bytes_of_source = dataset.is_bytes_of_source
         self.headroom = 1.0 if self.is_bytes_of_source else _ESTIMATED
         self._dataset = dataset
 
@@ -89,7 +88,7 @@ class EncodedStage:
 class DecodedStage:
     """Decoded samples: more bytes, no decoding any more; augmentation still comes after it."""
 
-    def __init__(self, dataset: SourceDataset) -> None:
+    def __init__(self, dataset: Samples) -> None:
         self.is_private = dataset.decode_name is None
         self.source = DecodedSource(dataset, private=self.is_private)
         self.is_bytes_of_source = False
@@ -118,7 +117,7 @@ class DecodedSource(BaseSource):
     and ``decode``.
     """
 
-    def __init__(self, dataset: SourceDataset, *, private: bool) -> None:
+    def __init__(self, dataset: Samples, *, private: bool) -> None:
         self._dataset = dataset
         self._private = private
         self.counters = Counters(("bytes",))

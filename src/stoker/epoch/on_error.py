@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from stoker.epoch.batch import Failure, Request
+from stoker.epoch.cached import CachedSamples, Fetched
 from stoker.errors import ConfigError, SourceError
-from stoker.pytorch.cached import CachedDataset, Fetched
 from stoker.store.claims import ASIDE, Turns
 from stoker.types import Outcome
 
@@ -34,7 +34,7 @@ class Replacer:
     ``on_error``, which has to pickle for spawn and forkserver.
     """
 
-    def __init__(self, cached: CachedDataset, on_error: OnError) -> None:
+    def __init__(self, cached: CachedSamples, on_error: OnError) -> None:
         self._cached = cached
         self._on_error = on_error
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 
 def dumps(sample: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -17,7 +21,7 @@ def dumps(sample: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None
 
     ``apart`` is given the memory of each array, which is not among the bytes then. Only for
     anonymous memory and pipes between this job's own processes; what others could write is encoded
-    by :mod:`stoker.pytorch.codec`. Raises what pickle raises for samples that cannot be pickled.
+    by :mod:`stoker.epoch.codec`. Raises what pickle raises for samples that cannot be pickled.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5, buffer_callback=apart).dump(sample)
@@ -29,11 +33,18 @@ def loads(data: bytes | memoryview) -> Any:
     return pickle.loads(data)
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it is a plain torch tensor; torch is not loaded for the question."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Tensor
+
+
 def same(left: Any, right: Any) -> bool:
     """Whether two samples are equal, down to shapes and dtypes; NaN equals NaN."""
     if type(left) is not type(right):
         return False
-    if isinstance(left, torch.Tensor):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(left, torch.Tensor):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
         return bool(torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
@@ -58,16 +69,16 @@ class _Pickler(pickle.Pickler):
     """Stores a tensor as its values; by itself torch stores all that a view's memory spans."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.requires_grad or value.device.type != "cpu":
+        if not is_tensor(value) or value.requires_grad or value.device.type != "cpu":
             return NotImplemented
         try:
             return self._reduced(value)
         except (TypeError, RuntimeError):  # sparse, quantised, conjugate: no NumPy twin
-            return value.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return value.clone().__reduce_ex__(5)
 
     def _reduced(self, value: torch.Tensor) -> Any:
-        if value.dtype in _BITS:
-            return _of_bits, (value.view(_BITS[value.dtype]), value.dtype)
+        if value.dtype in (bits := _bits()):
+            return _of_bits, (value.view(bits[value.dtype]), value.dtype)
         if not value.is_contiguous():
             # Channels that lie last stay last, as they do where torch sends a tensor.
             order = sorted(range(value.ndim), key=value.stride, reverse=True)
@@ -76,15 +87,21 @@ class _Pickler(pickle.Pickler):
         return _tensor, (np.ascontiguousarray(value.numpy()).reshape(value.shape),)
 
 
-_BITS = {torch.bfloat16: torch.int16, torch.complex32: torch.int32} | {
-    dtype: torch.uint8
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype.itemsize == 1 and dtype.is_floating_point
-}
-"""Types that NumPy does not have, and those whose bits they are sent as."""
+@functools.cache
+def _bits() -> dict[torch.dtype, torch.dtype]:
+    """Return the types that NumPy does not have, and those whose bits they are sent as."""
+    import torch
+
+    return {torch.bfloat16: torch.int16, torch.complex32: torch.int32} | {
+        dtype: torch.uint8
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and dtype.itemsize == 1 and dtype.is_floating_point
+    }
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
+    import torch
+
     return torch.from_numpy(values)
 
 
