@@ -11,21 +11,22 @@ import stoker.errors
 
 SOURCE = Path(stoker.errors.__file__).parent
 
-SIBLINGS = {"source", "importance", "sampler", "policy"}
-RUNGS = [
-    {"_core", "_version"},
-    {"types", "errors", "shared", "child", "owned", "runtime_dir"},
-    {"scores", "plan", "bounds"},
-    SIBLINGS,
-    {"store"},
-    {"pool"},
-    {"bundles", "prefetch"},
-    {"recipes"},
-    {"jobs", "cluster", "tiering"},
-    {"epoch"},
-    {"pytorch", "sim"},
-    {"cli"},
-]
+ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
+
+
+def ladder(text: str) -> list[tuple[set[str], bool]]:
+    """Return the rungs that the page draws, with whether braces stand around their parts."""
+    line = next(part for part in text.split("\n\n") if " → " in part)
+    rungs = [rung.strip() for rung in " ".join(line.split()).split(" → ")]
+    return [
+        ({part.strip() for part in rung.strip("{}").split(",")}, rung.startswith("{"))
+        for rung in rungs
+    ]
+
+
+DRAWN = ladder(ARCHITECTURE.read_text().split("## The import ladder")[1])
+RUNGS = [{"_core", "_version"}, *(parts for parts, _ in DRAWN)]
+SIBLINGS = next(parts for parts, is_braced in DRAWN if is_braced)
 RUNG_OF = {part: rung for rung, parts in enumerate(RUNGS) for part in parts}
 # Stands beside the ladder: imports anything but the command line, which alone may import it
 # (its demo needs slow storage to show).
@@ -96,7 +97,25 @@ def allowed(importer: str, imported: str) -> bool:
 
 def test_every_part_has_a_rung() -> None:
     parts = {part_of(name_of(path)) for path in modules()} - {FACE, TESTING, "__main__"}
-    assert parts <= RUNG_OF.keys(), "add the new part to RUNGS and to ARCHITECTURE.md"
+    assert parts <= RUNG_OF.keys(), "add the new part to the ladder in ARCHITECTURE.md"
+
+
+def test_every_rung_is_a_part_that_exists() -> None:
+    missing = [
+        part
+        for parts, _ in DRAWN
+        for part in parts
+        if not (SOURCE / part).is_dir() and not (SOURCE / f"{part}.py").is_file()
+    ]
+    assert missing == []
+
+
+def test_braces_are_read_to_the_last() -> None:
+    found = ladder("Words.\n\na, b → {c,\nd} → e → {f} → g\n\nWords → no.")
+    assert [parts for parts, _ in found] == [{"a", "b"}, {"c", "d"}, {"e"}, {"f"}, {"g"}]
+    assert [is_braced for _, is_braced in found] == [False, True, False, True, False]
+    assert {"source", "importance", "sampler", "policy"} == SIBLINGS
+    assert sum(is_braced for _, is_braced in DRAWN) > 1
 
 
 def test_left_never_imports_right() -> None:

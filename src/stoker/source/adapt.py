@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.source.base import BaseSource, Errors, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets
 
-_REQUIRED = ("__len__", "sizes", "fingerprint", "read")
+REQUIRED = ("__len__", "sizes", "fingerprint", "read")
 _OPTIONAL = (
     "sizes_are_exact",
     "local_identity",
@@ -30,7 +30,7 @@ def as_source(candidate: Any) -> Source:
     Raises :class:`ConfigError`, naming what is missing, when it has not even ``__len__``,
     ``sizes``, ``fingerprint`` and ``read``.
     """
-    missing = [part for part in _REQUIRED if not _has(candidate, part)]
+    missing = [part for part in REQUIRED if not _has(candidate, part)]
     if missing:
         raise ConfigError(
             f"{type(candidate).__name__} is not a source: it lacks {', '.join(missing)}; "
