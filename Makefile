@@ -1,8 +1,9 @@
 # Every target works alone on a fresh clone: it makes .venv and builds what it needs first.
-#   make demo | test | soak | lint | bench | docs | native-test | sanitize | arm-test | fuzz |
+#   make demo | test | coverage | soak | lint | bench | docs | native-test | sanitize | arm-test | fuzz |
 #        format | clean | build
 # PYTHON chooses the interpreter of the virtual environment, ARGS is passed on, e.g.
 #   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
+# WORKERS is how many processes the tests share; 0 for one alone, which a debugger needs.
 # SECONDS is how long each fuzzer looks for new input, and a survival test lasts: make fuzz SECONDS=600
 
 SHELL       := /bin/bash
@@ -14,6 +15,8 @@ SHELL       := /bin/bash
 PYTHON ?= python3
 ARGS   ?=
 SECONDS ?= 60
+# More than processors, because many tests wait; few, because some look at the clock.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -23,7 +26,7 @@ STAMPS := $(VENV)/.stamps
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
 CPP    := $(shell find native bindings shim -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
-.PHONY: build demo test soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
+.PHONY: build demo test coverage soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 build: $(STAMPS)/installed
@@ -32,7 +35,13 @@ demo: $(STAMPS)/installed
 	stoker demo $(ARGS)
 
 test: $(STAMPS)/installed
-	python -m pytest $(ARGS)
+	python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+# Lines and branches of src that the tests run in their own processes, not in those they start.
+coverage: $(STAMPS)/installed
+	python -m pytest -n $(WORKERS) --dist loadgroup --timeout 900 --cov --cov-report= $(ARGS)
+	coverage report --skip-covered --sort=cover
+	coverage report --format=total
 
 # The survival tests, for SECONDS each at least.
 soak: $(STAMPS)/installed
@@ -112,7 +121,7 @@ fuzz-python: $(STAMPS)/installed
 fuzz: fuzz-native fuzz-python
 
 clean:
-	rm -rf build dist demo-output bench-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .coverage build dist demo-output bench-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -f $(STAMPS)/installed
 

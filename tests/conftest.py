@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 
@@ -15,6 +18,26 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+_places = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses its own folder
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this run, and each worker of a parallel one, its own caches, listings and files."""
+    # Short, because the path of a Unix socket has at most 107 bytes.
+    config.stash[_places] = base = tempfile.mkdtemp(prefix="stoker-t")
+    if hasattr(config, "workerinput"):
+        config.option.basetemp = f"{base}/t"
+    os.environ.pop("STOKER_RUNTIME_DIR", None)
+    for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        os.environ[name] = f"{base}/{name[4:7].lower()}"
+        os.mkdir(os.environ[name], 0o700)  # noqa: PTH102
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove them."""
+    shutil.rmtree(config.stash[_places], ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
