@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import stoker.errors
+from stoker.epoch.epoch_cache import EpochCache
 from stoker.importance.base import Scorer
 from stoker.policy import Policy, Shares
 from stoker.sampler import Sampler
@@ -17,7 +18,7 @@ SOURCE = Path(stoker.errors.__file__).parent
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-KINDS = (Policy, Sampler, Scorer, Shares)
+KINDS = (Policy, Sampler, Scorer, Shares, EpochCache)
 # Words of the picture that name no part, and the part that the loader stands for.
 OUTSIDE = {"training", "reads", "who", "says", "stays"}
 CALLED = {"loader": "pytorch"}

@@ -83,7 +83,7 @@ def test_a_job_that_comes_and_goes_leaves_the_keys_of_one() -> None:
             next(iterator)
         time.sleep(0.15)  # what is known of others' lives may be that old
         next(iterator)
-        plan = one._planner.plan(one._engine.walk.start)  # type: ignore[union-attr]
+        plan = one._planner.plan(one._controller.walk.start)  # type: ignore[union-attr]
         # A copy outside keeps its key of the next access, one passed by has that after it.
         keys = keys_of(one)
         first = plan.first_use(NUM)
@@ -105,7 +105,7 @@ def test_the_keys_of_two_jobs_are_the_sooner_next_use() -> None:
             next(iterator)
         policies = [each._engine._setup.policy for each in jobs]
         ids = np.arange(NUM, dtype=np.uint32)
-        plans = [each._engine._followed for each in jobs]
+        plans = [each._controller._followed for each in jobs]
         merged = [p.keys_now(ids, None, plan) for p, plan in zip(policies, plans, strict=True)]
         assert merged[0] is not None
         assert merged[1] is not None

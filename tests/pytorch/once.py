@@ -213,7 +213,7 @@ class Rank:
     def iterator(self) -> Any:
         """The iterator of the epoch in progress, or the next one; None: there are no more."""
         engine: Any = self.loader._engine
-        if self.running is not None and engine.walk is not None:
+        if self.running is not None and self.loader._controller.walk is not None:
             return self.running
         epoch = self.loader._planner.coming.epoch
         if epoch >= EPOCHS:

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from stoker.epoch.batch import Request
 from stoker.errors import ConfigError
-from stoker.pytorch.meta import Meta, Request, attach
+from stoker.pytorch.meta import Meta, attach
 
 META = Meta(7, 1, np.arange(3, dtype=np.uint32), np.zeros(3, np.int8), np.arange(3))
 

@@ -178,7 +178,7 @@ def train_impact(rank: int, cache: str) -> tuple[list[int], list[int], float]:
         kept = arena.list("S").tolist()
         region = arena.stats()["regions"]["S"]
         distributed.barrier()
-        volatile = np.flatnonzero(loader._agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
+        volatile = np.flatnonzero(loader._controller.agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
         return kept, volatile, region["bytes"] / region["budget"]
 
 

@@ -379,7 +379,7 @@ def test_a_policy_that_looks_ahead_and_prefetch_follow_the_cursor() -> None:
         loader.load_state_dict(state)  # also in a loader whose prefetch is elsewhere
         assert begun + batches(loader) == expected[1]
         assert batches(loader) == expected[2]
-        assert loader._engine.ahead is not None
+        assert loader._controller.opened.ahead is not None
         assert loader.epoch_stats[-1].hit_ratio > 0.3
     with resumed(state, slow, num_workers=2, **options) as loader:
         assert begun + batches(loader) == expected[1]

@@ -169,7 +169,7 @@ def test_substitute_embedding_under_its_own_id() -> None:
             loader.observe(f(ids), embeddings=embeddings_of(ids), labels=ids % 3)
             asked += int((loader.last_outcomes == Outcome.SUBSTITUTED).sum())
         _ = loader.scores  # waits for the thread that scores
-        known: Any = loader._observer.scorer
+        known: Any = loader._controller.observer.scorer
         state = known.state_dict()
     assert asked > 20
     ids = torch.from_numpy(state["ids"].astype(np.int64))

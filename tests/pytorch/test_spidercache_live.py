@@ -69,7 +69,7 @@ def take_slowly(loader: Loader, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch, each once the prefetch process has seen to it."""
     batches = iter(loader)
     for number in range(len(loader)):
-        marks = loader._engine.ahead.progress._marks(epoch)  # type: ignore[union-attr]
+        marks = loader._controller.opened.ahead.progress._marks(epoch)  # type: ignore[union-attr]
         deadline = time.monotonic() + 60
         end = (number + 1) * BATCH
         while marks.handed_out < end and (marks.served[end - BATCH : end] != SERVED).any():

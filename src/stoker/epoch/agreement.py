@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import Collective, exchange
+from stoker.epoch.observer import Observer
+from stoker.epoch.warn import warn_caller
 from stoker.errors import ConfigError, StateMismatch
-from stoker.importance.base import Scorer
 from stoker.scores import MAX_EPOCHS, Scores
 from stoker.store.claims import NOBODY
 
@@ -31,48 +31,47 @@ class Ended(NamedTuple):
     """Hits / accesses of this rank."""
 
 
-class Observed(Protocol):
-    """What a rank has learned from its batches."""
-
-    @property
-    def scores(self) -> Scores:
-        """The scores with everything observed so far."""
-        ...
-
-    @property
-    def scorer(self) -> Scorer:
-        """Who made them."""
-        ...
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether the training loop has long not given, or not used, what the recipe needs."""
-        ...
-
-    def take_loss(self) -> tuple[float, int]:
-        """Return the sum and the count of the finite losses since the last call."""
-        ...
-
-
 class Agreement:
     """Brings the scores of all ranks together between two epochs.
 
     ``needed``: whether ranks have to agree, on scores or on when an epoch begins; otherwise
     nobody talks to anybody. ``without_accuracy``: what becomes of training if no accuracy is told,
-    of which is warned once an epoch is over; empty if that is no matter. Used by the training
-    process only, from one thread; with several ranks :meth:`reach` is a collective.
+    of which is warned once an epoch is over; empty if that is no matter. ``is_resumable``: keep
+    what was agreed on, for saved states; without it a job of one rank copies no scores. Used by the
+    training process only, from one thread; with several ranks :meth:`reach` is a collective.
     """
 
-    def __init__(self, observer: Observed, *, needed: bool, without_accuracy: str = "") -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        needed: bool,
+        is_resumable: bool = True,
+        without_accuracy: str = "",
+    ) -> None:
         self.needed = needed
         self._without_accuracy = without_accuracy
-        self.ended: Ended | None = None
-        """The epoch that is to be recorded when the next one begins."""
+        self._is_resumable = is_resumable
+        self._ended: Ended | None = None
         self.agreed: Scores | None = None
         """What all ranks held when the latest epoch began, a snapshot; None if not needed."""
         self.is_uniform = False
         """Whether training does not play its part, and plans are to be uniform."""
         self._observer = observer
+
+    @property
+    def ended(self) -> Ended | None:
+        """The epoch that is to be recorded when the next one begins."""
+        return self._ended
+
+    def end(self, ended: Ended) -> None:
+        """Have an epoch that is over recorded when the next one begins."""
+        self._ended = ended
+
+    def tell(self, accuracy: float) -> None:
+        """Have an accuracy recorded with the epoch that :meth:`end` was told of, if any."""
+        if self._ended is not None:
+            self._ended = self._ended._replace(accuracy=accuracy)
 
     def reach(
         self,
@@ -89,27 +88,29 @@ class Agreement:
         if not self.needed:
             self._record(scores, [self._said()])
             return scores
-        before = self.agreed or scores_of(None, len(scores))
-        exchange(scores, before, ranks)
+        if ranks.world_size > 1:
+            exchange(scores, self.agreed or scores_of(None, len(scores)), ranks)
         said = ranks.gather(self._said())
         self._record(scores, said)
         self.is_uniform = any(bool(row[3]) for row in said)
         scorer = self._observer.scorer
         scorer.begin_epoch(scores, epoch)
         if rescore is not None and len(volatile := scorer.volatile):
-            before = scores.snapshot()
+            before = scores.snapshot() if ranks.world_size > 1 else scores
             rescore(volatile)
             scores = self._observer.scores
             exchange(scores, before, ranks)
         settle(scores, epoch)
+        if ranks.world_size == 1 and not self._is_resumable:
+            return scores
         self.agreed = scores.snapshot()
         return self.agreed
 
-    def check(self, identity: str, epoch: int, ranks: Collective) -> None:
+    def check(self, identity: Callable[[int], str], epoch: int, ranks: Collective) -> None:
         """Raise :class:`~stoker.errors.ConfigError` unless all ranks made the same plan."""
-        if not self.needed:
+        if not self.needed or ranks.world_size == 1:
             return
-        made = ranks.gather(np.frombuffer(bytes.fromhex(identity), np.uint8))
+        made = ranks.gather(np.frombuffer(bytes.fromhex(identity(epoch)), np.uint8))
         plans = [part.tobytes().hex() for part in made]
         if len(set(plans)) > 1:
             raise ConfigError(
@@ -122,7 +123,7 @@ class Agreement:
     ) -> None:
         """Put a saved state in the place of this one; ``agreed`` are arrays of Scores."""
         self.agreed = None if agreed is None else scores_of(agreed, len(agreed["values"]))
-        self.ended = None if ended is None else Ended(int(ended[0]), *map(float, ended[1:]))
+        self._ended = None if ended is None else Ended(int(ended[0]), *map(float, ended[1:]))
         self.is_uniform = bool(is_uniform)
 
     def _said(self) -> NDArray[np.float64]:
@@ -130,33 +131,31 @@ class Agreement:
 
         Losses, how many, accuracy, whether it is starved, supply, hit ratio.
         """
-        ended = self.ended or Ended(0)
+        ended = self._ended or Ended(0)
         losses, observer = self._observer.take_loss(), self._observer
         measured = ended.supply, ended.hit_ratio
         return np.array([*losses, ended.accuracy, observer.is_starved, *measured])
 
     def _record(self, scores: Scores, said: list[NDArray[np.float64]]) -> None:
         """Write the epoch that is over into the history, as means over the ranks that know."""
-        if self.ended is None or self.ended.epoch >= MAX_EPOCHS:
+        if self._ended is None or self._ended.epoch >= MAX_EPOCHS:
             return
         loss_sum, count = (sum(float(row[column]) for row in said) for column in (0, 1))
         known = [float(row[2]) for row in said if np.isfinite(row[2])]
         scores.record_epoch(
-            self.ended.epoch,
+            self._ended.epoch,
             accuracy=sum(known) / len(known) if known else None,
             loss=loss_sum / count if count else None,
             # One rank's clock is enough, and all have to say the same.
             supply=float(said[0][4]),
             hit_ratio=float(said[0][5]),
         )
-        self.ended = None
+        self._ended = None
         if self._without_accuracy and not np.isfinite(scores.accuracies).any():
-            warnings.warn(
+            warn_caller(
                 "the recipe goes by validation accuracy, and none was told of the first epoch: "
                 f"{self._without_accuracy}. Call loader.end_epoch(accuracy=...) after each epoch, "
-                "with a share from 0 to 1",
-                RuntimeWarning,
-                stacklevel=9,
+                "with a share from 0 to 1"
             )
         self._without_accuracy = ""
 

@@ -95,12 +95,12 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
         )
 
 
-def follows_scores(recipe: Recipe, is_sampled_by_scores: bool) -> bool:
-    """Whether anything of ``recipe`` depends on scores, and ranks have to agree on them."""
+def without_accuracy(recipe: Recipe) -> str:
+    """Return what becomes of the cache where no accuracy is told; empty if that is no matter."""
+    return "" if recipe.shares is None else recipe.shares.without_accuracy
+
+
+def needs_scores(recipe: Recipe) -> bool:
+    """Whether the cache of ``recipe`` depends on scores, even if its plans do not."""
     policy = recipe.policy
-    return (
-        is_sampled_by_scores
-        or recipe.shares is not None
-        or policy.has_places
-        or policy.follows_scores
-    )
+    return recipe.shares is not None or policy.has_places or policy.follows_scores

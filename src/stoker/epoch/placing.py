@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packager
+from stoker.epoch.epoch_cache import EpochCache
 from stoker.importance.base import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
@@ -16,6 +17,7 @@ from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import follow
 from stoker.scores import Scores
+from stoker.store.claims import Claims
 from stoker.store.guarded import GuardedTier
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE
@@ -23,7 +25,7 @@ from stoker.store.tier import NOWHERE
 _NONE = np.empty(0, np.uint32)
 
 
-class Placing:
+class Placing(EpochCache):
     """What a recipe's policy decides when an epoch begins, and what scores change within it.
 
     All ranks place samples alike, since policies are pure; one rank per machine arranges the
@@ -48,12 +50,11 @@ class Placing:
         member: Member | None = None,
         packager: Packager | None = None,
     ) -> None:
-        self.accesses: dict[str, int] = {}
-        """Accesses of the whole job by region, in the epoch that began last."""
-        self.accesses_before: dict[str, int] = {}
-        """Those of the epoch before it."""
+        self._accesses: dict[str, int] = {}
+        self._accesses_before: dict[str, int] = {}
         self._store = store
         self._policy = policy
+        self._follows_scores = policy.follows_scores
         self._shares = shares
         self._regions = policy.regions()
         self._names = [region.name for region in self._regions]
@@ -67,11 +68,35 @@ class Placing:
         self._missed: list[NDArray[np.uint32]] = []
 
     @property
+    def follows_scores(self) -> bool:
+        """Whether the policy's keys changed with scores when the cache was opened."""
+        return self._follows_scores
+
+    @property
     def needs_whole(self) -> bool:
         """Whether the plan of the whole epoch decides where samples belong."""
         return self._store.places is not None or self._store.substitution is not None
 
+    @property
+    def claims(self) -> Claims | None:
+        """Who was served in the epoch, on this machine."""
+        return self._store.claims
+
+    @property
+    def accesses(self) -> dict[str, int]:
+        """Accesses of the whole job by region, in the epoch that began last."""
+        return self._accesses
+
+    @property
+    def accesses_before(self) -> dict[str, int]:
+        """Those of the epoch before it."""
+        return self._accesses_before
+
     # --- epochs ---
+
+    def resume(self, accesses: dict[str, int]) -> None:
+        """Continue from a saved state with its :attr:`accesses`."""
+        self._accesses = accesses
 
     def begin_epoch(
         self,
@@ -82,18 +107,12 @@ class Placing:
         earlier: NDArray[np.uint32],
         are_here: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Arrange the cache for an epoch, ``epochs`` there are in all if that is known.
-
-        ``plan`` is what is left of it, and ``whole`` all of it, both of all ranks; ``scores`` are
-        those that they were made from. ``earlier`` (``u32[n]``) are no substitutes any more: what
-        was served before, and what ranks of other nodes take. With several nodes ``are_here``
-        (``bool[N]``) are the samples that this node is to keep.
-        """
+        """Arrange the cache for an epoch; see :meth:`EpochCache.begin_epoch`."""
         self._plan = plan
-        self.accesses_before = self.accesses
+        self._accesses_before = self._accesses
         wanted = None
         if self._shares is not None:
-            wanted = self._shares.shares(scores, plan.epoch, epochs, dict(self.accesses))
+            wanted = self._shares.shares(scores, plan.epoch, epochs, dict(self._accesses))
         missed = self._take_missed()
         self._place(scores, whole, are_here)
         keys, pool = None, self._store.pool
@@ -170,7 +189,7 @@ class Placing:
         if self._policy.has_places:
             wanted = self._policy.places(scores, whole, len(self._ids))
             counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
-            self.accesses = dict(zip(self._names, counts, strict=False))
+            self._accesses = dict(zip(self._names, counts, strict=False))
         if are_here is not None:
             wanted[~are_here] = NOWHERE
         places.array[:] = wanted

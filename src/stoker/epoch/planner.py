@@ -14,6 +14,7 @@ from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.nodes import Locality, Nodes
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.settings import EpochSettings
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
@@ -56,29 +57,21 @@ class Planner:
         population: Population,
         make_sampler: SamplerFactory,
         ranks: LazyRanks,
-        *,
-        batch_size: int | None,
-        seed: int,
-        shuffle: bool,
-        drop_last: bool,
-        epochs: int | None,
+        settings: EpochSettings,
         policy: Policy,
         scores: Scores,
     ) -> None:
         self.coming = Cursor()
         """Where the next iteration begins."""
-        self.locality: Locality | None = None
-        """Where samples are at home, if ranks are to prefer those of their node."""
-        self.nodes: Nodes | None = None
-        """Where ranks run, if that is on several nodes."""
         self._population = population
         self._make_sampler = self._make_now = make_sampler
         self._ranks = ranks
-        self._batch_size = batch_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._epochs = epochs
+        self._settings = settings
+        self._batch_size = settings.batch_size
+        self._shuffle = settings.shuffle
+        self._drop_last = settings.drop_last
+        self._nodes: Nodes | None = None
+        self._locality: Locality | None = None
         self._policy = policy
         self._scores = scores
         self._basis = population.scores(scores)
@@ -86,19 +79,46 @@ class Planner:
         self._orders: dict[tuple[int, int, int], NDArray[np.int64]] = {}
         self._identity: tuple[int, str] | None = None
         self._resumed: tuple[Cursor, NDArray[np.uint32]] | None = None
+        self._foreseen: Plan | None = None  # the order of an epoch to come
+        self._samplers: dict[tuple[int, bool], Sampler] = {}
         self._told = False
-        # Refuses what it must while the user's call is on the stack.
-        divided = self._divided()
-        self._check_step(divided)
+        divided = self._divided()  # refuses what it must while the user's call is on the stack
         self.uses_scores = divided.uses_scores
         """Whether plans depend on scores, so that none can be made before its epoch begins."""
         self.without_accuracy = divided.without_accuracy
         """What becomes of plans where no accuracy is told; empty if that is no matter."""
 
     @property
+    def nodes(self) -> Nodes | None:
+        """Where ranks run, if that is on several nodes."""
+        return self._nodes
+
+    @property
+    def locality(self) -> Locality | None:
+        """Where samples are at home, if ranks are to prefer those of their node."""
+        return self._locality
+
+    def spread_over(self, nodes: Nodes, locality: Locality | None) -> None:
+        """Plan for ranks on several nodes from now on; see :attr:`locality`."""
+        self._nodes, self._locality = nodes, locality
+        self._orders.clear()
+
+    @property
     def latest(self) -> Scores:
         """The scores as they change while training goes on."""
         return self._scores
+
+    def check_step(self) -> None:
+        """Raise ConfigError where a step of all ranks has more samples than a group of them."""
+        step = (self._batch_size or 1) * self._ranks.now().world_size
+        mixed = self._divided().mixed
+        # All samples are no group.
+        if mixed is not None and mixed < min(step, len(self._population)):
+            raise ConfigError(
+                f"a step of all ranks has {step} samples and a group {mixed}, so that each step "
+                f"would have samples several times: give group={step / len(self._population):.3g} "
+                "or more, or smaller batches"
+            )
 
     # --- epochs ---
 
@@ -138,7 +158,7 @@ class Planner:
         self.coming = Cursor(at.epoch)  # nothing is left out with a warning
         self.set_epoch(at.epoch)
         self.coming = at
-        self._resumed = None
+        self._resumed = self._foreseen = None
         if served is not None:
             self.note_served(at, served)
 
@@ -159,14 +179,17 @@ class Planner:
         ``is_uniform``: make uniform plans, since training does not play its part.
         """
         self._basis = self._population.scores(scores)
-        self._make_now = uniform if is_uniform else self._make_sampler
+        make = uniform if is_uniform else self._make_sampler
+        if make is not self._make_now:
+            self._make_now, self._foreseen = make, None
+            self._samplers.clear()
         self._forget()
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Let the sampler keep in ``scores``, of the base data set, what it draws from."""
         sampler = self._divided()
         sampler.begin_epoch(scores, epoch)
-        if told := sampler.describe(scores, epoch):
+        if log.isEnabledFor(logging.INFO) and (told := sampler.describe(scores, epoch)):
             log.info("epoch %d: %s", epoch, told)
 
     # --- the whole job ---
@@ -192,14 +215,22 @@ class Planner:
 
         It knows the plan that follows if the cache policy looks ahead, and it is foreseen.
         """
+        order, self._foreseen = self._foreseen, None  # let go of before another one is made
+        if order is None or at.consumed or order.epoch != at.epoch:
+            order = self.order(at)
         following = None
         if self._policy.looks_ahead and self._foresees(at.epoch + 1):
-            following = self._with_ids(self.order(Cursor(at.epoch + 1)), None)
-        return self._with_ids(self.order(at), following)
+            self._foreseen = self.order(Cursor(at.epoch + 1))
+            following = self._with_ids(self._foreseen, None)
+        return self._with_ids(order, following)
 
     def whole(self, epoch: int) -> Plan:
         """Return the plan of the whole of ``epoch`` in ids of the base, divided by no ranks."""
         return self._with_ids(self._undivided(epoch), None)
+
+    def is_whole(self, at: Cursor) -> bool:
+        """Whether the plan from ``at`` on is that of the whole epoch, divided by no ranks."""
+        return not at.consumed and self._ranks.now().world_size == 1 and not self._drop_last
 
     def served(self, at: Cursor) -> NDArray[np.uint32]:
         """Return u32[at.consumed], what all accesses before ``at`` were really served."""
@@ -229,6 +260,7 @@ class Planner:
             return self.identity(epoch)
         finally:
             self._basis, self._make_now = before
+            self._samplers.clear()
             self._forget()
 
     # --- this rank ---
@@ -263,13 +295,13 @@ class Planner:
     def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
         """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
         plan = self.plan(at)
-        positions = self._own(plan)[: self._batched(at)]
+        positions = self._own(plan, 0, self._batched(at))
         ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
 
     def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
         """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""
-        positions = self._own(plan)[first:end]
+        positions = self._own(plan, first, end)
         return self._policy.keys(plan.ids[positions], self._scores, plan, positions)
 
     def keys(self, ids: NDArray[np.uint32]) -> Keys:
@@ -283,15 +315,15 @@ class Planner:
 
     def elsewhere(self, plan: Plan) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of the accesses of ``plan`` that other nodes' ranks take."""
-        if self.nodes is None:
+        if self._nodes is None:
             return np.empty(0, np.uint32)
-        return plan.ids[self.nodes.elsewhere(self._order(plan))]
+        return plan.ids[self._nodes.elsewhere(self._order(plan))]
 
     def by_node(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.uint32]:
         """Return ``ids`` ``u32[m]`` so that ranks which divide them get those of their node."""
-        if self.locality is None:
+        if self._locality is None:
             return ids
-        return ids[self.locality.order(ids, self.super_epoch(epoch))]
+        return ids[self._locality.order(ids, self.super_epoch(epoch))]
 
     def super_epoch(self, epoch: int) -> int:
         """Return the epoch with which the super-epoch of ``epoch`` begins."""
@@ -314,9 +346,9 @@ class Planner:
         One by one with ``batch_size=None``.
         """
         plan.rank_view(*self._ranks.now(), equal=self._shuffle)  # refuses unequal parts
-        own, size, end = self._own(plan), self._batch_size or 1, self._batched(at)
+        size, end = self._batch_size or 1, self._batched(at)
         for begin in range(0, end, size):
-            places = own[begin : min(begin + size, end)]
+            places = self._own(plan, begin, min(begin + size, end))
             wanted = plan.ids[places]
             yield BatchSpec(
                 wanted,
@@ -329,14 +361,17 @@ class Planner:
 
     # --- inside ---
 
-    def _own(self, plan: Plan) -> NDArray[np.int64]:
-        """Return i64[n], the accesses of ``plan``, in ids of the base, that this rank takes."""
+    def _own(self, plan: Plan, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
+        """Return i64[n], places in ``plan`` of this rank's accesses ``first`` to ``end``."""
         rank, world_size = self._ranks.now()
-        return self._order(plan)[rank::world_size]
+        own = range(rank, len(plan), world_size)[first:end]
+        if self._locality is None:
+            return np.arange(own.start, own.stop, own.step)
+        return self._order(plan)[own.start : own.stop : own.step]
 
     def _order(self, plan: Plan) -> NDArray[np.int64]:
         """Return i64[A], the accesses of ``plan`` in the order that ranks divide."""
-        locality = self.locality
+        locality = self._locality
         if locality is None:
             return np.arange(len(plan))
         key = plan.epoch, plan.start, len(plan)
@@ -352,31 +387,22 @@ class Planner:
             return False
         return self._divided().foresees(self._basis, epoch)
 
-    def _check_step(self, sampler: Sampler) -> None:
-        """Raise ConfigError where a step of all ranks has more samples than a group of them."""
-        step = (self._batch_size or 1) * self._ranks.now().world_size
-        mixed = sampler.mixed
-        # All samples are no group.
-        if mixed is not None and mixed < min(step, len(self._population)):
-            raise ConfigError(
-                f"a step of all ranks has {step} samples and a group {mixed}, so that each step "
-                f"would have samples several times: give group={step / len(self._population):.3g} "
-                "or more, or smaller batches"
-            )
-
     def _divided(self) -> Sampler:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
 
     def _sampler(self, pad_to: int, *, drop_last: bool) -> Sampler:
-        made = self._make_now(
-            len(self._population),
-            seed=self._seed,
-            shuffle=self._shuffle,
-            pad_to=pad_to,
-            drop_last=drop_last,
-            epochs=self._epochs,
-        )
-        return as_sampler(made)
+        key = pad_to, drop_last
+        if key not in self._samplers:
+            made = self._make_now(
+                len(self._population),
+                seed=self._settings.seed,
+                shuffle=self._shuffle,
+                pad_to=pad_to,
+                drop_last=drop_last,
+                epochs=self._settings.epochs,
+            )
+            self._samplers[key] = as_sampler(made)
+        return self._samplers[key]
 
     def _undivided(self, epoch: int) -> Plan:
         """Return the plan that is filled up or cut for no number of ranks."""

@@ -27,32 +27,27 @@ class Records:
         """The epoch of the books that are open or were closed last."""
         self.failures: dict[int, Failure] = {}
         """Samples that had to be replaced, by id, with the last reason."""
-        self.rescoring_seconds = 0.0
-        """Time spent on scoring samples anew between epochs."""
         self.last_stall = 0.0
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
+        self._rescoring_seconds = 0.0
         self._stall_seconds = self._epoch_seconds = 0.0  # the latter of epochs that are over
         self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
         self._before = Stats()
         self._began: Stats | None = None
         self._began_at = self._last_at = 0.0
 
-    def stats(
-        self, counters: Mapping[str, Any] | None, share: int, *, rescored: int, **counts: Any
-    ) -> Stats:
+    def stats(self, counters: Mapping[str, Any] | None, share: int, **counts: Any) -> Stats:
         """Return all counts; those of the run before while ``counters`` are None.
 
         ``counters`` are those of :meth:`Store.stats <stoker.store.Store.stats>`, with ``counts`` of
-        others on top; ``rescored``: reads made to score samples again; ``share``: how many samples
-        are this rank's.
+        others on top; ``share``: how many samples are this rank's.
         """
         if counters is None:
             return self._before
         return from_counters(
             counters,
-            rescored=rescored,
-            rescoring_seconds=self.rescoring_seconds,
+            rescoring_seconds=self._rescoring_seconds,
             stall_seconds=self._stall_seconds,
             epoch_seconds=self._epoch_seconds + self._seconds,
             coverage=self._visits.coverage(share),
@@ -113,6 +108,10 @@ class Records:
         self._stall_seconds += seconds
         self._idle_seconds += seconds - computed
         self.last_stall = seconds
+
+    def add_rescoring(self, seconds: float) -> None:
+        """Count time spent on scoring samples again between epochs."""
+        self._rescoring_seconds += seconds
 
     def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:
         """Make the counts, which are ``now``, those of a saved state, and count on from there."""

@@ -2,10 +2,11 @@
 
 Besides ``cluster.group``, the only part of Stoker that imports torch. The arrow of one batch::
 
-    Loader -> Planner -> RequestSampler -> [worker: BatchServer -> CachedDataset -> Store]
-                                                        |
-    training loop <- LoaderIterator <- Envelope <-------'
-          '-> observe -> Observer -> Scores
+    Loader -> Engine -> RequestSampler -> [worker: BatchServer -> CachedSamples -> Store]
+                 |                                      |
+             Controller <------- Envelope <-------------'
+                 |  '-> LoaderIterator -> training loop -> observe -> TensorObserver
+             Observer -> Scores <--------------------------------------------'
 """
 
 from stoker.epoch.batch import Failure

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from stoker.epoch.agreement import Agreement
+from stoker.cluster.group import joined
 from stoker.epoch.arguments import (
     as_scored,
     check_accuracy,
@@ -22,17 +22,19 @@ from stoker.epoch.arguments import (
     check_known_end,
     check_own_order,
     check_rescore,
-    follows_scores,
+    needs_scores,
+    without_accuracy,
 )
-from stoker.epoch.batch import Failure
+from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.controller import Controller
 from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.export import export_scores
 from stoker.epoch.on_error import OnError, check_on_error
-from stoker.epoch.planner import Planner
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.records import Records
+from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup, as_recipe
-from stoker.epoch.state import OWN_ORDER, Owner, RankState, dataset_name
+from stoker.epoch.state import Owner, RankState, dataset_name
 from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
@@ -41,7 +43,6 @@ from stoker.jobs.sharing import Sharing
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Meta, attach
-from stoker.pytorch.observe import Observer
 from stoker.pytorch.plan_sampler import PlanSampler
 from stoker.pytorch.population import DatasetPopulation
 from stoker.pytorch.ranks import current_ranks
@@ -157,6 +158,7 @@ class Loader(DataLoader[Any]):
     ) -> None:
         check_on_error(on_error)
         check_epochs(epochs)
+        sharing = sharing or Sharing()
         self._population = DatasetPopulation(dataset)
         own_order = sampler is not None or batch_sampler is not None
         self._recipe = as_recipe(recipe or ("minio" if own_order else "foresight"))
@@ -179,20 +181,37 @@ class Loader(DataLoader[Any]):
         self._ranks = LazyRanks(rank, world_size, current_ranks)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
         scores = Scores(self._population.num_samples)
-        self._planner = Planner(
-            self._population,
-            self._recipe.sampler if shuffle is not False else uniform,
-            self._ranks,
-            batch_size=batch_size,
-            seed=self._seed,
-            shuffle=shuffle is not False,
-            drop_last=drop_last,
-            epochs=epochs,
-            policy=setup.policy,
-            scores=scores,
-        )
         scorer = as_scorer(self._recipe.scorer(len(scores)))
         check_rescore(rescore, self._recipe, scorer)
+        if not own_order:
+            check_known_end(self._recipe, epochs)
+        self._records = Records(self._population.num_samples)
+        settings = EpochSettings(
+            seed=self._seed,
+            epochs=epochs,
+            batch_size=batch_size,
+            shuffle=shuffle is not False,
+            drop_last=drop_last,
+            is_planned=not own_order,
+            needs_scores=needs_scores(self._recipe),
+            ranks_substitute=self._recipe.substitution is not None,
+            without_accuracy="" if own_order else without_accuracy(self._recipe),
+            probe=sharing.probe,
+        )
+        self._controller = Controller(
+            settings,
+            self._population,
+            self._recipe.sampler if settings.shuffle else uniform,
+            setup.policy,
+            scores,
+            scorer,
+            ranks=self._ranks,
+            backward=None if self._recipe.backward is None else self._recipe.backward(),
+            records=self._records,
+            join=joined,
+        )
+        self._planner = self._controller.planner
+        self._planner.check_step()
         super().__init__(
             dataset,
             batch_size,
@@ -212,40 +231,15 @@ class Loader(DataLoader[Any]):
         self._own_order = own_order
         self._return_meta = return_meta
         self._epochs = epochs
-        follows = not own_order and follows_scores(self._recipe, self._planner.uses_scores)
-        self._observer = Observer(
-            scores,
-            scorer,
-            backward=None if self._recipe.backward is None else self._recipe.backward(),
-            seed=self._seed,
-            needed=follows,
-        )
-        # Ranks that substitute for each other also begin their epochs together.
-        shared = not own_order and self._recipe.substitution is not None
-        without = self._planner.without_accuracy
-        if not own_order:
-            check_known_end(self._recipe, epochs)
-            if self._recipe.shares is not None:
-                without = without or self._recipe.shares.without_accuracy
-        self._agreement = Agreement(
-            self._observer, needed=follows or shared, without_accuracy=without
-        )
-        self._records = Records(self._population.num_samples)
         self._engine = Engine(
             setup,
             self._ranks,
-            self._planner,
-            self._observer,
-            self._agreement,
-            self._records,
-            own_order=own_order,
-            seed=self._seed,
-            epochs=epochs,
+            self._controller,
             on_error=on_error,
             prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
             rescore=rescore,
-            locality=locality and shuffle is not False,
-            sharing=sharing or Sharing(),
+            locality=locality and settings.shuffle,
+            sharing=sharing,
             trace=trace_path(trace),
         )
         self._running: weakref.ref[LoaderIterator] | None = None
@@ -271,7 +265,7 @@ class Loader(DataLoader[Any]):
         iterated, the whole of it again, with the batches handed out before the state was saved
         (Lightning counts so), while ``len(iter(loader))`` stays what is left.
         """
-        walk = self._engine.walk
+        walk = self._controller.walk
         if walk is None:
             return self.batches_from(self._planner.coming)
         return walk.start.steps + self.batches_from(walk.start)
@@ -307,14 +301,11 @@ class Loader(DataLoader[Any]):
         self._check_open()
         accuracy = None if accuracy is None else check_accuracy(accuracy)
         self.finish_epoch()
-        if accuracy is not None and self._agreement.ended is not None:
-            self._agreement.ended = self._agreement.ended._replace(accuracy=accuracy)
+        self._controller.tell(accuracy)
         told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
         if self._records.epochs:
             last = self._records.epochs[-1]
             log.info("epoch %d%s: %s; %s", self._records.epoch, told, last.summary, last.verdict)
-        if self._engine.tracer is not None:
-            self._engine.tracer.end(accuracy)
 
     # --- losses ---
 
@@ -344,7 +335,7 @@ class Loader(DataLoader[Any]):
         before.
         """
         self._check_open()
-        self._observer.observe(Shown(losses, logits, labels, embeddings), meta)
+        self._engine.observer.observe(Shown(losses, logits, labels, embeddings), meta)
 
     @property
     def returns_meta(self) -> bool:
@@ -367,12 +358,12 @@ class Loader(DataLoader[Any]):
         losses observed last lay. ConfigError when several batches are unobserved, as it is then
         unclear which one is meant: use ``meta.weights``.
         """
-        return self._observer.weights()
+        return self._engine.observer.weights()
 
     @property
     def scores(self) -> Scores:
         """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
-        return self._observer.scores
+        return self._controller.observer.scores
 
     def export_scores(self, path: str | os.PathLike[str]) -> None:
         """Write names and scores of all samples to an ``.npz`` file, for ``stoker run --order``.
@@ -399,7 +390,7 @@ class Loader(DataLoader[Any]):
 
         Of this rank and its workers.
         """
-        return self._engine.stats()
+        return self._controller.stats()
 
     @property
     def epoch_stats(self) -> list[Stats]:
@@ -425,10 +416,8 @@ class Loader(DataLoader[Any]):
         batches come out of order (``in_order=False``).
         """
         self._check_open()
-        walk = self._engine.walk
-        epoch = (self._planner.coming if walk is None else walk.cursor).epoch
-        plan = OWN_ORDER if self._own_order else self._planner.identity(epoch)
-        return self._engine.save(self, self._owner(plan)).to_dict(tensor_of)
+        owner = self._owner(self._controller.identity())
+        return self._engine.save(self, owner).to_dict(tensor_of)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the loader that gave this state was: with the samples not yet handed out.
@@ -447,8 +436,8 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         state = RankState.from_dict(state_dict, array_of)
-        plan = OWN_ORDER if self._own_order else self._engine.plan_of(state)
-        state.refuse_other(self._owner(plan), self._population.num_samples)
+        owner = self._owner(self._controller.identity_of(state))
+        state.refuse_other(owner, self._population.num_samples)
         self._engine.restore(self, state)
         self._tell_epoch(state.cursor.epoch)
 
@@ -493,7 +482,7 @@ class Loader(DataLoader[Any]):
 
     def is_redirected(self, walk: Walk) -> bool:
         """Whether :meth:`set_epoch` came after ``walk`` began, for another epoch."""
-        return walk is self._engine.walk and self._planner.is_redirected(walk.start)
+        return walk is self._controller.walk and self._planner.is_redirected(walk.start)
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
@@ -506,7 +495,7 @@ class Loader(DataLoader[Any]):
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
-        self._engine.finish_epoch()
+        self._controller.end()
 
     def batches_from(self, at: Cursor) -> int:
         """Return this rank's batches of an epoch from ``at`` on."""
@@ -530,10 +519,11 @@ class Loader(DataLoader[Any]):
         if self._closed:
             raise SegmentError("the loader is closed: make a new one to go on")
 
-    def _last(self) -> Meta:
-        if self._observer.last is None:
+    def _last(self) -> ServedBatch:
+        last = self._controller.observer.last
+        if last is None:
             raise ConfigError("there is no batch yet in this epoch: iterate first")
-        return self._observer.last
+        return last
 
     def _owner(self, plan: str) -> Owner:
         """Return what a state of this loader belongs to, whose plan is ``plan``."""

@@ -27,14 +27,19 @@ class Meta(ServedBatch):
 
         A recipe that learns from a part of each batch only sets them in ``Loader.observe``.
         """
-        self.note_weights_used()
-        if self.plan_weights is None:
-            return torch.ones(len(self.ids))
-        return torch.from_numpy(self.plan_weights.copy())
+        return weights_of(self)
 
     def to(self, *args: Any, **kwargs: Any) -> Meta:
         """Return itself: called by frameworks that move everything in a batch to a device."""
         return self
+
+
+def weights_of(batch: ServedBatch) -> torch.Tensor:
+    """Return the weight of each sample in the loss, ``float32[n]``, on the CPU; notes the use."""
+    batch.note_weights_used()
+    if batch.plan_weights is None:
+        return torch.ones(len(batch))
+    return torch.from_numpy(batch.plan_weights.copy())
 
 
 class Envelope(NamedTuple):

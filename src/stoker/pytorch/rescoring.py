@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import Ranks
 from stoker.pytorch.meta import Envelope
-from stoker.pytorch.observe import Observer
+from stoker.pytorch.observe import TensorObserver
 from stoker.store.tier import Keys
 
 Rescore = Callable[[Any], Any]
@@ -39,7 +39,7 @@ def rescoring_specs(
         yield BatchSpec(part, places, keys=keys(part), first=begin, single=batch_size is None)
 
 
-def score_anew(envelopes: Iterable[Envelope], rescore: Rescore, observer: Observer) -> None:
+def score_anew(envelopes: Iterable[Envelope], rescore: Rescore, observer: TensorObserver) -> None:
     """Give the losses of all batches to the scorer; raises what ``rescore`` does."""
     for envelope in envelopes:
         observer.rescore(envelope.meta, rescore(envelope.batch))

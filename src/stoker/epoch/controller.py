@@ -1,0 +1,481 @@
+"""One rank's epochs: begun, observed, ended, saved and restored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cluster import Alone, Collective
+from stoker.epoch.agreement import AgreedRescore, Agreement, Ended, put_together, scores_of
+from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.epoch_cache import EpochCache
+from stoker.epoch.observer import Arrived, Observer, Signals
+from stoker.epoch.planner import BatchSpec, Planner
+from stoker.epoch.population import Population
+from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.read_ahead import ReadAhead
+from stoker.epoch.records import Records
+from stoker.epoch.settings import EpochSettings
+from stoker.epoch.state import OWN_ORDER, Owner, RankState
+from stoker.epoch.stats import Stats
+from stoker.epoch.tracing import Tracer
+from stoker.importance.backward import SelectiveBackward
+from stoker.importance.base import Neighbours, Scorer
+from stoker.jobs.member import Member
+from stoker.plan import Plan
+from stoker.policy.base import Policy
+from stoker.recipes.base import SamplerFactory
+from stoker.scores import Scores
+
+Rescore = Callable[[NDArray[np.uint32], int], None]
+"""Has samples ``u32[m]``, whose order ranks divide, scored again before an epoch is planned."""
+
+_NONE = np.empty(0, np.uint32)
+_NO_PLACES = np.empty(0, np.int64)
+_PATIENCE = 10.0  # seconds that another rank may be behind when a state is saved
+
+_Batch = TypeVar("_Batch", bound=ServedBatch)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What epochs run on once the cache is open; the controller closes none of it."""
+
+    cache: EpochCache
+    counters: Callable[[], Mapping[str, Any]] | None = None
+    """Returns counts by name: ``Store.stats()``, and more of :class:`~stoker.epoch.stats.Stats`."""
+    ahead: ReadAhead | None = None
+    """Prefetch, where there is any."""
+    member: Member | None = None
+    """This job among those that share the cache."""
+    tracer: Tracer | None = None
+    """Who writes down what happens, where that was asked for."""
+
+
+class Begun(NamedTuple):
+    """An epoch that begins, or what is left of it."""
+
+    walk: Walk
+    """Where the training loop is in it."""
+    plan: Plan | None
+    """Of all ranks, from there on; None in an order of the user's."""
+    earlier: NDArray[np.uint32]
+    """``u32[n]``, what this rank was given in it before."""
+    bare: int
+    """Batches at its start to read past the cache, to measure what that is worth."""
+
+
+class Controller:
+    """Takes one rank through its epochs, whatever framework trains and whatever serves batches.
+
+    An epoch begins by :meth:`begin`: scores are settled with the other ranks, the plan is made,
+    shared with the jobs at the same cache, and the cache and the prefetch process are prepared for
+    it. Each batch is passed to :meth:`receive` when the training loop gets it, and its losses to
+    :meth:`observe`. :meth:`end` closes the books. Used by the training process only, from one
+    thread; with several ranks :meth:`begin` is a collective.
+
+    ``population`` is visited in the order of ``make_sampler``, by ``ranks``; ``policy`` is the
+    cache's, and gives keys. ``scorer`` writes ``scores`` of the whole data set. Without ``records``
+    nothing is counted. Raises :class:`~stoker.errors.ConfigError` as the sampler does.
+    """
+
+    def __init__(
+        self,
+        settings: EpochSettings,
+        population: Population,
+        make_sampler: SamplerFactory,
+        policy: Policy,
+        scores: Scores,
+        scorer: Scorer,
+        *,
+        ranks: LazyRanks,
+        backward: SelectiveBackward | None = None,
+        records: Records | None = None,
+        join: Callable[[int, int], Collective] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.planner = Planner(population, make_sampler, ranks, settings, policy, scores)
+        """Makes the plans."""
+        follows = settings.is_planned and (settings.needs_scores or self.planner.uses_scores)
+        self.observer = Observer(
+            scores,
+            scorer,
+            _Listener(self),
+            backward=backward,
+            seed=settings.seed,
+            needed=follows,
+        )
+        """Takes what training shows."""
+        self.agreement = Agreement(
+            self.observer,
+            needed=follows or (settings.is_planned and settings.ranks_substitute),
+            is_resumable=settings.is_resumable,
+            without_accuracy=self.planner.without_accuracy or settings.without_accuracy,
+        )
+        """Brings the scores of ranks together."""
+        self.records = records
+        self.walk: Walk | None = None
+        """Where the training loop is in the epoch in progress; None between epochs."""
+        self._population = population
+        self._ranks = ranks
+        self._join = join
+        self._opened: Opened | None = None
+        self._followed: Plan | None = None  # where this job is, for those who share its cache
+        self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
+        self._resumed: int | None = None  # an epoch that had begun when its state was saved
+
+    def open(self, opened: Opened) -> None:
+        """Run epochs on ``opened`` from now on; to be called once, before the first of them."""
+        self._opened = opened
+        opened.cache.resume(self._accesses)
+
+    @property
+    def opened(self) -> Opened | None:
+        """What :meth:`open` was given."""
+        return self._opened
+
+    # --- an epoch ---
+
+    def begin(self, run: Mapping[str, Any], rescore: Rescore | None = None) -> Begun:
+        """Begin the coming epoch, or resume it.
+
+        ``run`` is what a trace says of this run. ``rescore`` has samples scored again that the
+        scorer names; without it they keep their scores. Raises what the exchange with other ranks
+        does, and :class:`~stoker.errors.ConfigError` where they made different plans.
+        """
+        opened, planner = self._running, self.planner
+        at = planner.begin()
+        self.observer.begin_epoch()
+        if opened.tracer is not None:
+            opened.tracer.begin(at.epoch, at.consumed, run)
+        now = self.stats()
+        plan = self._prepare(at, rescore) if self.settings.is_planned else None
+        if plan is None:
+            if opened.member is not None:
+                opened.member.begin_epoch(None, 0, 2 * self.settings.probe)
+            walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
+        else:
+            walk, earlier = planner.walk(at), planner.earlier(at)
+        if self.records is not None:
+            self.records.begin_epoch(at.epoch, earlier, now)
+        self.walk = walk
+        bare = 0 if opened.member is None else opened.member.probe.count
+        return Begun(walk, plan, earlier, bare)
+
+    def batch_specs(self, begun: Begun) -> Iterator[BatchSpec]:
+        """Yield this rank's batches of an epoch that is planned."""
+        assert begun.plan is not None, "the order is the user's"
+        return self.planner.batch_specs(begun.plan, begun.walk.start)
+
+    def receive(
+        self,
+        batch: _Batch,
+        failures: Iterable[Failure] = (),
+        missed: NDArray[np.uint32] | None = None,
+    ) -> _Batch:
+        """Note a batch that the training loop gets; return what it gets to know of it.
+
+        ``failures`` are samples that were replaced in it, ``missed`` (``u32[m]``) those that were
+        not cached, where that matters.
+        """
+        opened = self._running
+        stall = 0.0
+        if self.records is not None:
+            self.records.add_batch(batch.ids, failures)
+            stall = self.records.last_stall
+        if opened.tracer is not None:
+            opened.tracer.batch(batch, stall)
+        if missed is not None:
+            opened.cache.note_missed(missed)
+        if opened.member is not None:
+            self._tell_jobs(opened, opened.member, batch, stall)
+        return self.observer.hand_out(batch)
+
+    def observe(self, signals: Signals, batch: ServedBatch | None = None) -> None:
+        """Have a batch scored by what it showed, by default the only one that is unobserved.
+
+        Raises :class:`~stoker.errors.ConfigError` if it is not clear which one is meant.
+        """
+        began = time.perf_counter()
+        self.observer.add(self.observer.batch(batch), Arrived(signals), began)
+
+    def end(self, accuracy: float = float("nan")) -> None:
+        """Close the books of the epoch in progress, if there is one."""
+        at = None if self.walk is None else self.walk.start.epoch
+        self.walk = None
+        if self.records is not None:
+            at = self.records.epoch if self.records.is_open else None
+        if at is None:
+            return
+        _ = self.observer.scores  # waits for losses still being copied
+        ended = Ended(at, accuracy)
+        if self.records is not None:
+            self.records.finish_epoch(self.stats())
+            hit_ratio = self.records.epochs[-1].hit_ratio
+            ended = Ended(at, accuracy, self.records.supply(), hit_ratio)
+        self.agreement.end(ended)
+        if self._opened is not None:
+            self._opened.cache.end_epoch()
+            if self._opened.tracer is not None:
+                self._opened.tracer.end()
+
+    def tell(self, accuracy: float | None) -> None:
+        """Note the accuracy, from 0 to 1, after the epoch that ended last, if it is known."""
+        if accuracy is not None:
+            self.agreement.tell(accuracy)
+        if self._opened is not None and self._opened.tracer is not None:
+            self._opened.tracer.end(accuracy)
+
+    def stats(self) -> Stats:
+        """Return what was counted so far; zeros without ``records``."""
+        if self.records is None:
+            return Stats()
+        if self._opened is None or self._opened.counters is None:
+            return self.records.stats(None, 0)
+        return self.records.stats(
+            self._opened.counters(),
+            -(-len(self._population) // self._ranks.now().world_size),
+            non_finite=self.observer.non_finite,
+            scoring_seconds=self.observer.seconds,
+            **self._opened.cache.stats(),
+        )
+
+    def close(self) -> None:
+        """End what the scorer runs; may be called again."""
+        self.observer.close()
+
+    # --- states ---
+
+    def identity(self) -> str:
+        """Return the identity of the plan of the epoch at hand, or of the coming one."""
+        if not self.settings.is_planned:
+            return OWN_ORDER
+        at = self.planner.coming if self.walk is None else self.walk.cursor
+        return self.planner.identity(at.epoch)
+
+    def identity_of(self, state: RankState) -> str:
+        """Return the identity that the plan of a state's epoch has here."""
+        planner, epoch = self.planner, state.cursor.epoch
+        if not self.settings.is_planned:
+            return OWN_ORDER
+        if not planner.uses_scores:
+            return planner.identity(epoch)
+        scores = scores_of(state.agreed, len(state.scores["values"]))
+        return planner.identity_from(scores, epoch, is_uniform=state.is_uniform)
+
+    def save(self, owner: Owner, generator: NDArray[np.uint8] | None = None) -> RankState:
+        """Return the state of this rank, within an epoch or between two.
+
+        ``generator`` is the state that the framework's own generator had when the epoch began.
+        Waits for what other ranks of this machine have not said yet of samples that they were
+        served for others, 10 seconds at most.
+        """
+        walk, observer, agreement = self.walk, self.observer, self.agreement
+        coming = self.planner.coming
+        has_begun = walk is not None or self._resumed == coming.epoch
+        if self._opened is not None:
+            cache = self._opened.cache
+            self._accesses = cache.accesses_before if has_begun else cache.accesses
+        return RankState(
+            owner=owner,
+            cursor=coming if walk is None else walk.cursor,
+            served=self._served(coming if walk is None else walk.start, walk),
+            has_begun=has_begun,
+            scores=observer.scores.arrays(),
+            observed=observer.step,
+            losses=(observer.loss_sum, observer.loss_count),
+            agreed=None if agreement.agreed is None else agreement.agreed.arrays(),
+            ended=agreement.ended,
+            is_uniform=agreement.is_uniform,
+            accesses=self._accesses,
+            scorer=observer.scorer.state_dict() or None,
+            backward=None if observer.backward is None else observer.backward.state_dict(),
+            stats=self.stats(),
+            failures=() if self.records is None else tuple(self.records.failures.values()),
+            generator=generator,
+        )
+
+    def restore(self, state: RankState) -> None:
+        """Continue from a state that is this training's, perhaps another rank's of it."""
+        self.end()
+        scores, losses = state.scores, state.losses
+        if self.agreement.needed and state.owner.rank != self._ranks.now().rank:
+            # What that rank observed since ranks agreed is its own to tell.
+            losses = 0.0, 0
+            scores = state.agreed or scores_of(None, len(scores["values"])).arrays()
+        self.observer.restore(state.observed, losses, scores)
+        parts: list[Any] = [self.observer.scorer, self.observer.backward]
+        for part, saved in zip(parts, (state.scorer, state.backward), strict=True):
+            if saved is not None:
+                part.load_state_dict(saved)
+        self.agreement.restore(state.agreed, state.ended, state.is_uniform)
+        if self.planner.uses_scores:
+            agreed = scores_of(state.agreed, len(scores["values"]))
+            self.planner.settle(agreed, is_uniform=state.is_uniform)
+        self._accesses = state.accesses
+        if self._opened is not None:
+            self._opened.cache.resume(state.accesses)
+        self.planner.resume(state.cursor, state.served)
+        self._resumed = state.cursor.epoch if state.has_begun else None
+        if self.records is not None:
+            self.records.restore(state.stats, state.failures, self.stats())
+
+    # --- how an epoch begins ---
+
+    @property
+    def _running(self) -> Opened:
+        assert self._opened is not None, "open() comes first"
+        return self._opened
+
+    def _prepare(self, at: Cursor, rescore: Rescore | None) -> Plan:
+        """Return the plan of all ranks from ``at`` on, once everything is prepared for it."""
+        scores = self._settle(at, rescore)
+        plan = self.planner.plan(at)
+        is_probing = self._share(plan, at)
+        self._place(scores, plan, at)
+        if (tracer := self._running.tracer) is not None:
+            volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
+            tracer.prepared(plan, scores.ready, volatile)
+        self._foresee(at, hold=is_probing)
+        return plan
+
+    def _settle(self, at: Cursor, rescore: Rescore | None) -> Scores:
+        """Return the scores that the plan of the epoch is made from, on all ranks."""
+        agreement, planner, ranks = self.agreement, self.planner, self._collective()
+        if at.epoch == self._resumed:
+            scores = agreement.agreed or self.observer.scores
+            if planner.deviates(at):
+                planner.note_served(at, put_together(planner.served(at), ranks))
+        else:
+            rescorer = None if rescore is None else self._rescorer(rescore, at.epoch)
+            scores = agreement.reach(at.epoch, ranks, rescorer, planner.begin_epoch)
+        self._resumed = None
+        if planner.uses_scores:
+            planner.settle(scores, is_uniform=agreement.is_uniform)
+        agreement.check(planner.identity, at.epoch, ranks)
+        return scores
+
+    def _collective(self) -> Collective:
+        if not self.agreement.needed or self._join is None:
+            return Alone()
+        return self._join(*self._ranks.now())
+
+    def _rescorer(self, rescore: Rescore, epoch: int) -> AgreedRescore:
+        """Return what has samples scored again that are visited at all."""
+
+        def run(ids: NDArray[np.uint32]) -> None:
+            began = time.perf_counter()
+            rescore(self.planner.by_node(self._population.visited(ids), epoch), epoch)
+            if self.records is not None:
+                self.records.add_rescoring(time.perf_counter() - began)
+
+        return run
+
+    def _share(self, plan: Plan, at: Cursor) -> bool:
+        """Tell other jobs of the plan; return whether this epoch begins with a probe."""
+        member = self._running.member
+        if member is None:
+            return False
+        batches = 0 if at.consumed else self.planner.batches(at)
+        member.begin_epoch(plan, at.consumed + len(plan), batches)
+        self._followed = plan
+        return not member.probe.is_over
+
+    def _place(self, scores: Scores, plan: Plan, at: Cursor) -> None:
+        """Arrange the cache for what is left of an epoch."""
+        planner, cache = self.planner, self._running.cache
+        is_whole = planner.is_whole(at) or not cache.needs_whole
+        whole = plan if is_whole else planner.whole(at.epoch)
+        are_here, earlier = None, _NONE
+        if planner.locality is not None:
+            are_here = planner.locality.are_here(planner.super_epoch(at.epoch))
+        if cache.claims is not None:
+            earlier = np.concatenate([planner.served(at), planner.elsewhere(plan)])
+        cache.begin_epoch(scores, plan, whole, self.settings.epochs, earlier, are_here)
+
+    def _foresee(self, at: Cursor, *, hold: bool) -> None:
+        """Have the epoch read ahead, and the next one where it is known already."""
+        ahead, epochs = self._running.ahead, self.settings.epochs
+        if ahead is None:
+            return
+        is_last = epochs is not None and at.epoch + 1 >= epochs
+        # A probe would find what was read ahead of its epoch.
+        more = not (is_last or self.planner.uses_scores or self.settings.probe)
+        ahead.begin(at, more, hold=hold)
+
+    # --- while training ---
+
+    def _tell_jobs(
+        self, opened: Opened, member: Member, batch: ServedBatch, stall_seconds: float
+    ) -> None:
+        """Tell other jobs how far this one is, and heed what they tell."""
+        plan, start = self._followed, 0 if self.walk is None else self.walk.start.consumed
+        places = batch.positions - start if plan is not None else _NO_PLACES
+        if member.received(places, stall_seconds):
+            opened.cache.write_keys(self.planner.latest)
+        ahead = opened.ahead
+        if ahead is None:
+            return
+        if member.probe.is_over:
+            ahead.go_on()
+        if plan is not None and member.was_shared:
+            ahead.follow(plan, (int(places[-1]) + 1) // self._ranks.now().world_size)
+
+    def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
+        """Return what all ranks' accesses of the epoch were really served, as far as it is over.
+
+        ``u32[n]``; None if that is what the plan has there.
+        """
+        planner = self.planner
+        claims = None if self._opened is None else self._opened.cache.claims
+        if walk is None:
+            return planner.served(start) if planner.deviates(start) else None
+        if claims is not None:
+            # Other nodes say in their own states what they served.
+            patience = _PATIENCE if claims.is_shared and planner.nodes is None else 0.0
+            since = claims.logged(start.consumed, walk.cursor.consumed, patience)
+        elif planner.deviates(start):
+            since = planner.plan(start).ids[: walk.cursor.consumed - start.consumed]
+        else:
+            return None
+        return np.concatenate([planner.served(start), since])
+
+
+class _Listener:
+    """Passes on what becomes of batches: to the cache that follows scores, and to the trace."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def observed(
+        self,
+        ids: NDArray[np.uint32],
+        losses: NDArray[np.float64],
+        token: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        opened = self._controller.opened
+        if opened is not None and opened.tracer is not None:
+            opened.tracer.observed(ids, losses, token, epoch)
+
+    def scored(
+        self,
+        ids: NDArray[np.uint32],
+        neighbours: Neighbours | None,
+        scores: Scores,
+        epoch: int | None = None,
+    ) -> None:
+        opened = self._controller.opened
+        if opened is None:
+            return
+        if epoch is None and opened.cache.follows_scores:
+            opened.cache.follow(ids, neighbours, scores)
+        if opened.tracer is not None:
+            is_aside = epoch is not None
+            opened.tracer.scored(ids, scores.values[ids], neighbours, is_aside, epoch)
