@@ -44,7 +44,7 @@ T* allocate(std::size_t count) {
   if (memory == nullptr) throw std::bad_alloc();
   if (bytes >= kLargeBatch) {
     const auto page = (reinterpret_cast<std::uintptr_t>(memory) + kPage - 1) & ~(kPage - 1);
-    madvise(reinterpret_cast<void*>(page), bytes - kPage, MADV_HUGEPAGE);  // may be refused
+    madvise(reinterpret_cast<void*>(page), bytes - kPage, MADV_HUGEPAGE);  // may fail
   }
   return static_cast<T*>(memory);
 }
@@ -175,7 +175,7 @@ std::vector<stoker::Sample> measured(const PyArena& self, const IdArray& ids,
   std::vector<stoker::Sample> samples(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const std::uint32_t id = ids.data()[i];
-    if (id < lengths.size()) {  // else the put refuses it
+    if (id < lengths.size()) {  // else the put rejects it
       samples[i] = {nullptr, static_cast<std::uint64_t>(lengths.data()[id])};
     }
   }

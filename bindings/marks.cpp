@@ -34,8 +34,8 @@ void bind_marks(nb::module_& m) {
         stoker::unmark({marks.data(), marks.size()}, {ids.data(), ids.size()}, stamp);
       },
       "marks"_a.noconvert(), "ids"_a, "stamp"_a);
-  // Whoever sees what is stored after a release fence, and passes an acquire fence before looking
-  // further, sees all that was stored before: Python has no such thing.
+  // A thread that sees what is stored after a release fence, and passes an acquire fence before
+  // looking further, sees all that was stored before: Python has no such thing.
   m.def("release_fence", [] { std::atomic_thread_fence(std::memory_order_release); });
   m.def("acquire_fence", [] { std::atomic_thread_fence(std::memory_order_acquire); });
 }

@@ -11,7 +11,7 @@
 // from now on, with the same offset. errno is kept.
 uint64_t copied_watch(int fd);
 
-// Lets the descriptor of a source be its copy, which is complete, where nobody else shares it.
+// Lets the descriptor of a source be its copy, which is complete, if no other process shares it.
 bool copied_become(int fd, uint64_t watch, const struct stoker_entry* entry);
 
 // Lets the descriptor of a copy be the source, unless that is gone from its place. errno is kept.

@@ -160,7 +160,7 @@ static void attach(const char* directory) {
   table_ino = status.st_ino;
   if (!name_file(directory, "socket", socket_path, sizeof(socket_path))) socket_path[0] = '\0';
   attach_counters(directory);
-  // Without /proc nobody can tell, and a look too many does no harm.
+  // Without /proc it cannot be known, and one check too many does no harm.
   other_namespace =
       header.mount_namespace != 0 && (raw_fstatat(AT_FDCWD, "/proc/self/ns/mnt", &status, 0) != 0 ||
                                       status.st_ino != header.mount_namespace);
@@ -186,7 +186,7 @@ const struct stoker_table* map_header(void) {
 
 static const struct stoker_table* shared(void) { return (const struct stoker_table*)mapped; }
 
-// Whether somebody holds the lock of the very table that is mapped here, as its daemon does.
+// Whether a process holds the lock of the very table that is mapped here, as its daemon does.
 static bool is_table_held(void) {
   const int saved = errno;
   struct stat status;
@@ -208,7 +208,7 @@ static bool is_table_held_lately(uint64_t now) {
   return held;
 }
 
-// A daemon on a busy machine is slow, not gone; one that is stopped for long helps nobody.
+// A daemon on a busy machine is slow, not gone; one that is stopped for long is of no use.
 const struct stoker_table* map_live(void) {
   if (!map_header()) return NULL;
   const uint64_t beat = LOAD(&shared()->heartbeat_ns);

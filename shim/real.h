@@ -1,4 +1,4 @@
-// The C library's own functions behind the interposed ones, and system calls that nobody
+// The C library's own functions behind the interposed ones, and system calls that no code
 // interposes.
 #pragma once
 

@@ -59,7 +59,7 @@ FILE* hook_freopen(const char* path, const char* mode, FILE* stream) {
   const int fd = fileno(stream);
   const uint64_t before = watch_get(fd);
   const bool reads = is_for_reading(mode);
-  if (!path && !reads && map_header()) copied_leave(fd);  // it is opened anew by its number
+  if (!path && !reads && map_header()) copied_leave(fd);  // it is reopened by its number
   FILE* opened = reads ? reopen_reader(path, mode, stream) : open_writer(path, mode, stream);
   watch_closed(before);
   return opened;

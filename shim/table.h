@@ -199,7 +199,7 @@ struct stoker_ring {
 // its marks: then programs look at the source before they use the copy, and ask the daemon to.
 enum stoker_mark_flags {
   STOKER_WRITING = 1,           // a program has it open for writing: its copy is not used
-  STOKER_WRITING_FOR_EVER = 2,  // and nobody will know when that ends
+  STOKER_WRITING_FOR_EVER = 2,  // and it cannot be known when that ends
   STOKER_MARK_FLAGS = 3,
 };
 
@@ -215,7 +215,7 @@ struct stoker_counters {
 enum stoker_request_kind {
   STOKER_OPENED = 1,   // `path` was opened for reading and has no entry: it wants to be placed
   STOKER_CHANGED = 2,  // the source of `entry` is another file now or may be, or the copy is not
-                       // what the entry says: look at them; if so drop the copy, place it anew
+                       // what the entry says: look at them; if so drop the copy, place it again
 };
 
 struct stoker_request {  // 16 bytes, then path_length bytes of the path, without a NUL

@@ -1,5 +1,5 @@
 // Which descriptors were opened under a source, by number. Advisory: the program may have closed
-// one and opened another under its number unseen, so whoever serves bytes checks the file itself.
+// one and opened another under its number unseen, so code that serves bytes checks the file itself.
 #pragma once
 
 #include <stdatomic.h>

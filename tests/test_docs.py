@@ -57,3 +57,54 @@ def test_every_table_of_results_has_its_command(page: Path) -> None:
         if "\n| " in heading:
             given = "\n".join(above.values())
             assert re.search(r"`(python benchmarks/\w+\.py|stoker )", given), heading[:60]
+
+
+STRANGE = re.compile(
+    r"\b(?:anew|nobody|whoever|somebody|to be had|in the midst|(?:is|are|was|were|be) refused"
+    r"|go on|goes on|going on|gone on|went on)\b",
+    re.IGNORECASE,
+)
+"""Words that a native engineer would not write here: say again, no process, the caller, raises,
+available, in the middle, resume or continue."""
+NOT_YET = {
+    *("bundles", "epoch", "importance", "jobs", "policy", "pool", "prefetch", "pytorch", "recipes"),
+    *("sampler", "sim", "source", "store", "testing", "tiering"),
+}
+"""Packages of src/ that still have some; take a name out once it has none."""
+
+
+def strange_lines(path: Path) -> list[str]:
+    """The lines with such words, apart from code spans, what benchmarks printed, and C++ strings."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        text = re.sub(r"`[^`]*`", "", text)
+    elif path.suffix != ".py":
+        text = re.sub(r'"[^"\n]*"', "", text)
+    is_result = "results" in path.parts
+    return [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for line in text.splitlines()
+        if STRANGE.search(line) and not (is_result and re.match(r"\||- .*\(target ", line))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documents_are_in_plain_english(page: Path) -> None:
+    assert strange_lines(page) == []
+
+
+def parts() -> dict[str, list[Path]]:
+    """The files of each package of the source that is to be clean, and of the native code."""
+    source = ROOT / "src" / "stoker"
+    folders = {path.name: path for path in source.iterdir() if (path / "__init__.py").exists()}
+    files = {name: [*path.rglob("*.py")] for name, path in folders.items() if name not in NOT_YET}
+    files["stoker"] = [*source.glob("*.py"), *source.glob("*.pyi")]
+    for name in ("bindings", "native", "shim"):
+        found = (ROOT / name).rglob("*")
+        files[name] = [path for path in found if path.suffix in (".cpp", ".h", ".c", ".md")]
+    return files
+
+
+@pytest.mark.parametrize("part", sorted(parts()))
+def test_the_source_is_in_plain_english(part: str) -> None:
+    assert [line for path in sorted(parts()[part]) for line in strange_lines(path)] == []

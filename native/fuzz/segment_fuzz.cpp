@@ -1,6 +1,6 @@
 // A descriptor that another process passed: a segment, or bytes that look like one.
 //
-// The input lies over the image of a sound segment. What is refused must be refused by
+// The input lies over the image of a sound segment. What is rejected must be rejected by
 // SegmentError; what is not must be readable, whatever it holds.
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // The table of `stoker run`, as a program under the shim finds it.
 //
-// The input lies over a sound table. Whatever it holds, the program goes on.
+// The input lies over a sound table. Whatever it holds, the program continues.
 #include "../../shim/map.c"
 #include "../../shim/paths.c"
 #include "../../shim/real.c"
@@ -68,7 +68,7 @@ static void make_sound(char* table) {
   head->entry_count = 3;
 }
 
-// Reads what a string has, as whoever uses one does.
+// Reads what a string has, as its users do.
 static void look(struct stoker_string string) {
   char copy[2048];
   const char* text = map_string(string);

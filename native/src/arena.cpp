@@ -14,7 +14,7 @@ namespace stoker {
 namespace {
 
 constexpr std::int64_t kInsist = 5'000'000'000;
-constexpr std::int64_t kStalled = 1'000'000'000;  // after a time-out, how long nobody waits
+constexpr std::int64_t kStalled = 1'000'000'000;  // after a timeout, how long no process waits
 constexpr std::int64_t kGlance = 1'000'000;       // longer than this
 
 Segment create(const Geometry& geometry) {
@@ -55,12 +55,12 @@ Arena::Guard::Guard(Arena& arena, std::int64_t timeout_ns) : arena_(arena), held
     if (!stalled) arena.stalled_until_.store(monotonic_ns() + kStalled);
     return;
   }
-  arena.stalled_until_.store(0);  // the owner was not stopped, or goes on
+  arena.stalled_until_.store(0);  // the owner was not stopped, or runs again
   arena.evicted_ = nullptr;       // left over from a parent's thread, or from a throw
   if (result == SlotLock::Result::kTakenFromDead) arena.header_->unsound = 1;
   try {
     arena.put_in_order();
-  } catch (...) {  // no memory for a repair: it stays unsound, and whoever comes next repairs it
+  } catch (...) {  // no memory for a repair: it stays unsound, and the next process repairs it
     arena.lock_.release();
     held_ = false;
   }
@@ -124,7 +124,7 @@ Arena::~Arena() {
   try {
     release(INT64_MAX);
   } catch (const SegmentError&) {
-    // No slot was to be had: then there are no leases either.
+    // No slot was free: then there are no leases either.
   }
 }
 
@@ -379,7 +379,7 @@ Counters Arena::counters() {
     sum.bypassed += slot.bypassed.load(std::memory_order_relaxed);
   }
   sum.io_errors = io_errors();
-  // Whoever asks must not hang on a stopped process: without the lock a number may lag behind.
+  // The caller must not hang on a stopped process: without the lock a number may lag behind.
   const Guard guard(*this);
   sum.inserts = header_->inserts;
   sum.evictions = header_->evictions;

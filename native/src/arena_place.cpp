@@ -1,4 +1,5 @@
-// Which region a sample lies in: looking, moving between regions, dividing their budgets anew.
+// Which region a sample lies in: looking it up, moving it between regions, redividing their
+// budgets.
 #include <algorithm>
 #include <cmath>
 
@@ -157,8 +158,8 @@ void Arena::divide(const std::vector<std::string>& names, const std::vector<doub
   for (const std::uint32_t r : regions) shed(r);
 }
 
-// Evicts what is over a region's budget, in short steps, so that nobody waits long for the lock.
-// The budgets hold already: what a stopped process keeps us from is done by make_room.
+// Evicts what is over a region's budget, in short steps, so that no process waits long for the
+// lock. The budgets hold already: what a stopped process keeps us from is done by make_room.
 void Arena::shed(std::uint32_t region) {
   for (bool over = true; over;) {
     const Guard guard(*this);

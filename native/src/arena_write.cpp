@@ -66,7 +66,7 @@ void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* ad
   }
 }
 
-// The region asked for, else the one for what it refuses.
+// The region asked for, else the one for what that region rejects.
 Arena::Reserved Arena::place(std::uint32_t id, std::uint64_t length, const double* key,
                              const Placing& placing) {
   const Reserved first = reserve(id, length, key, placing.region);
@@ -127,7 +127,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   }
   const bool claimed = state_of(word) == State::kClaimed;
   if (state_of(word) == State::kReserved || (claimed && !mine)) {
-    return Reserved::kRefused;  // somebody else's: two copies would be one too many
+    return Reserved::kRefused;  // another process's: two copies would be one too many
   }
   const Region& asked = header_->regions[region];
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);

@@ -171,7 +171,7 @@ void FileBlocks::reserve(const std::string& path) {
   }
 }
 
-// Whoever dies on the way, or loses power, leaves a file that is empty or says what it is.
+// A process that dies on the way, or a power cut, leaves a file that is empty or says what it is.
 void FileBlocks::create(const std::string& path) {
   const auto write_header = [&](const char* magic) {
     const FileHeader file = file_header(header_, magic);

@@ -99,7 +99,7 @@ bool Arena::evict_for(std::uint32_t region) {
 }
 
 // Collects victims in key order; evicts them only if the newcomer outranks every one. One of key
-// -inf outranks nobody, not even its like.
+// -inf outranks no key, not even another -inf.
 bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double key) {
   const Region& wanted = header_->regions[region];
   std::vector<Victim>& victims = victims_;

@@ -5,7 +5,7 @@
 namespace stoker {
 namespace {
 
-// Without a branch: nobody could predict it.
+// Without a branch: no processor could predict it.
 bool before(const Node& a, const Node& b) {
   return static_cast<bool>(static_cast<int>(a.key < b.key) |
                            (static_cast<int>(a.key == b.key) & static_cast<int>(a.turn < b.turn)));

@@ -11,7 +11,7 @@ namespace {
 using Mark = std::atomic_ref<std::uint32_t>;
 static_assert(Mark::is_always_lock_free, "processes share no lock here");
 
-// Before anything is marked: a batch is refused as a whole.
+// Before anything is marked: a batch is rejected as a whole.
 void check(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
            std::uint32_t stamp) {
   if (stamp == 0) throw ConfigError("stamp=0 is refused: it means no mark, count from 1");

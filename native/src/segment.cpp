@@ -26,7 +26,7 @@ constexpr std::uint64_t kMostCapacity = std::uint64_t{1} << 60;
 
 std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// A blank segment is nobody else's: its memory is private,
+// A blank segment is not shared: its memory is private,
 // which the kernel gives in large pages.
 unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false) {
   const int how = blank ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -120,7 +120,8 @@ Segment Segment::create(const Geometry& geometry) {
   const int descriptor = memory.number();
   if (descriptor < 0) throw CapacityError(describe_errno("memfd_create", errno));
   const auto bytes = static_cast<off_t>(geometry.blank ? 0 : header.total_bytes);
-  // Reserved now, since a page that cannot be had later would be a SIGBUS in somebody's memcpy.
+  // Reserved now, since a page that is not available later would be a SIGBUS in some process's
+  // memcpy.
   int code = ftruncate(descriptor, bytes) != 0 ? errno : 0;
   if (code == 0) code = reserve_pages(descriptor, bytes);
   if (code != 0) {
@@ -139,7 +140,7 @@ Segment Segment::create(const Geometry& geometry) {
 
 namespace {
 
-// A layout follows from its geometry, so there is one that is right. What would not fit is refused
+// A layout follows from its geometry, so only one is right. What would not fit is rejected
 // first, so that nothing overflows while it is worked out.
 bool is_laid_out(const Header& found, std::uint64_t bytes) {
   if (found.num_ids == 0 || found.num_ids > bytes / sizeof(Entry) || found.mean_size == 0 ||
@@ -158,7 +159,7 @@ bool is_laid_out(const Header& found, std::uint64_t bytes) {
 
 Segment Segment::attach(int descriptor) {
   OwnDescriptor memory(descriptor);
-  // Before its size is believed: memory that shrinks later would be a SIGBUS in somebody's memcpy.
+  // Before its size is trusted: memory that shrinks later would be a SIGBUS in some memcpy.
   const int seals = fcntl(descriptor, F_GET_SEALS);
   struct stat status{};
   if (seals < 0 || fstat(descriptor, &status) != 0 ||

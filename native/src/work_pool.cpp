@@ -74,7 +74,7 @@ class WorkPool::Crew {
       hire(wanted);
       batches_.push_back(&batch);
     }
-    wake_.notify_one();  // who joins wakes others: work that is done by then wakes nobody
+    wake_.notify_one();  // a thread that joins wakes others: work that is done by then wakes none
     batch.drain();
     std::unique_lock lock(mutex_);
     std::erase(batches_, &batch);
@@ -90,7 +90,7 @@ class WorkPool::Crew {
       helpers_.reserve(wanted);
       while (helpers_.size() < wanted) helpers_.emplace_back([this] { help(); });
     } catch (const std::system_error&) {
-      // A limit on threads: go on with fewer.
+      // A limit on threads: continue with fewer.
     }
   }
 
@@ -105,7 +105,7 @@ class WorkPool::Crew {
       wake_others(batch);
       batch.drain();
       lock.lock();
-      std::erase(batches_, &batch);  // drained: nobody needs to join it any more
+      std::erase(batches_, &batch);  // drained: no thread needs to join it any more
       if (--batch.helpers == 0) batch.helpers_left.notify_one();
     }
   }

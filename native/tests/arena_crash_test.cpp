@@ -1,4 +1,4 @@
-// Processes that die or stop anywhere inside the arena: the others go on, with right bytes.
+// Processes that die or stop anywhere inside the arena: the others continue, with right bytes.
 #include <sys/mman.h>
 
 #include "kit.h"
@@ -108,7 +108,7 @@ void killed_at_random_instants() {
     timespec time{0, 1'000'000 + random_below(random, 3'000'000)};
     nanosleep(&time, nullptr);
     kit::kill_and_wait(children[0]);
-    if (round % 2 == 0) {  // one dies while another goes on
+    if (round % 2 == 0) {  // one dies while another continues
       nanosleep(&time, nullptr);
       kit::count_there(arena);
     }
@@ -290,8 +290,7 @@ void shed_is_interrupted(Change change) {
   step_until_changed(changer, arena.header());
   const pid_t holder = kit::spawn([&] {
     LockHolder held(arena);
-    CHECK(held.lock.acquire(held.slots.mine(), 5'000'000'000) ==
-          stoker::SlotLock::Result::kTaken);
+    CHECK(held.lock.acquire(held.slots.mine(), 5'000'000'000) == stoker::SlotLock::Result::kTaken);
     raise(SIGSTOP);
     held.lock.release();
   });
@@ -302,19 +301,15 @@ void shed_is_interrupted(Change change) {
   CHECK(regions[0].bytes > regions[0].budget);
   kill(holder, SIGCONT);
   CHECK(kit::succeeded(holder));
-  for (std::uint32_t id = kMany; id < kMany + kMany / 2; ++id)
-    CHECK(kit::put(arena, id, 64, 0, 1));
+  for (std::uint32_t id = kMany; id < kMany + kMany / 2; ++id) CHECK(kit::put(arena, id, 64, 0, 1));
   CHECK(regions[1].bytes == 32 * kMany && regions[0].bytes <= regions[0].budget);
   kit::check_sound(arena);
 }
 
 void n4_budgets_hold_when_shedding_is_interrupted() {
-  shed_is_interrupted([](Arena& arena, std::uint64_t bytes) {
-    arena.resize_region("other", bytes);
-  });
-  shed_is_interrupted([](Arena& arena, std::uint64_t) {
-    arena.divide({"main", "other"}, {1, 1});
-  });
+  shed_is_interrupted(
+      [](Arena& arena, std::uint64_t bytes) { arena.resize_region("other", bytes); });
+  shed_is_interrupted([](Arena& arena, std::uint64_t) { arena.divide({"main", "other"}, {1, 1}); });
 }
 
 void dead_processes_keep_no_leases() {

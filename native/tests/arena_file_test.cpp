@@ -157,7 +157,7 @@ bool cut_short(const std::string& path, int stops) {
   return true;
 }
 
-// Whoever comes next finds the file finished, or makes it, of whatever size it is to be then.
+// The next process finds the file finished, or makes it, with the size asked for then.
 void n1_killed_at_any_call_while_a_file_is_made() {
   const std::uint64_t sizes[2] = {80u << 20, 70u << 20};
   int cuts = 0;
@@ -379,7 +379,7 @@ void killed_and_reopened() {
   }
 }
 
-// Writes fail while other files cannot grow: refused at creation, and later a put that says no.
+// Writes fail while other files cannot grow: an error at creation, and later a put that fails.
 void a_full_disk() {
   signal(SIGXFSZ, SIG_IGN);
   const kit::Path path;

@@ -33,7 +33,7 @@ void a_refused_put_gives_the_claim_back() {
 void waiting_ends_with_the_sample_or_without_it() {
   Arena arena(geometry(10, 10'000), "");
   Arena other(dup(arena.memory_descriptor()), -1);
-  CHECK(!kit::wait(arena, 5, 10));  // nobody claimed it
+  CHECK(!kit::wait(arena, 5, 10));  // no process claimed it
   for (const bool publish : {true, false}) {
     const std::uint32_t id = publish ? 1 : 2;
     CHECK(kit::claim(arena, id));

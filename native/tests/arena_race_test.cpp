@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint32_t kIds = 80;
 
-// Batches of everything for a while; samples of several lengths, so that blocks are shared out
-// anew.
+// Batches of everything for a while; samples of several lengths, so that blocks are
+// redistributed.
 void churn(Arena& arena, unsigned seed, double seconds) {
   std::mt19937 random(seed);
   const std::int64_t start = stoker::monotonic_ns();

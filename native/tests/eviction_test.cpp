@@ -51,7 +51,7 @@ void an_unknown_key_is_admitted_while_there_is_room() {
   kit::check_sound(arena);
 }
 
-// For a tier below: whoever left, with what ordered it.
+// For a tier below: what was evicted, with its key.
 void the_evicted_come_with_their_keys() {
   Arena arena(geometry(20, 3'000), "");
   for (std::uint32_t id = 0; id < 3; ++id) CHECK(kit::put(arena, id, 1000, 10.0 + id));

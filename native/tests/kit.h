@@ -161,7 +161,7 @@ inline bool can_trace() {
   return succeeded(spawn([] { _exit(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0 ? 0 : 1); }));
 }
 
-/// A file name that nobody else uses, gone again at the end.
+/// A file name that no other test uses, removed at the end.
 class Path {
  public:
   Path() {

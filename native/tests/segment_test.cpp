@@ -74,7 +74,7 @@ void n3_a_false_layout_is_refused() {
   CHECK_THROWS(SegmentError, Segment::attach(spoilt(0, [](Header& h) { h.mean_size = 0; })));
 }
 
-// It could be cut while somebody copies.
+// It could be cut while a process copies.
 void n3_memory_that_may_shrink_is_refused() {
   CHECK_THROWS(SegmentError, Segment::attach(spoilt(0, [](Header&) {}, 0)));
   CHECK_THROWS(SegmentError, Segment::attach(spoilt(0, [](Header&) {}, F_SEAL_GROW)));

@@ -106,7 +106,7 @@ void a_slot_inherits_its_lock_once() {
   const std::uint32_t dead = here.segment.header()->lock.load();
   CHECK(!here.lock.inherit(slot + 1));
   CHECK(here.lock.inherit(slot));
-  // Somebody who saw the dead owner's word must not succeed with it any more.
+  // A process that saw the dead owner's word must no longer succeed with it.
   CHECK(here.segment.header()->lock.load() != dead);
   here.lock.release();
   CHECK(!here.lock.inherit(slot));

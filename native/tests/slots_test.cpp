@@ -107,7 +107,7 @@ void n4_closed_descriptors_do_not_make_it_look_dead() {
         reused ? dup2(STDERR_FILENO, number) : close(number);
       }
       CHECK(own.mine() == theirs && own.alive(theirs));
-      CHECK(own.alive(mine) && !own.seize(mine));  // nobody can tell: nothing is taken away
+      CHECK(own.alive(mine) && !own.seize(mine));  // it cannot be known: nothing is taken away
     }
     raise(SIGSTOP);
     own.leave();

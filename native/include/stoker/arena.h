@@ -86,12 +86,12 @@ class Arena {
   // --- writing ---
   struct Placing {
     std::uint32_t region;
-    std::uint32_t overflow = kNone;  // where a sample goes that the region refuses
+    std::uint32_t overflow = kNone;  // where a sample goes that the region rejects
     const double* keys = nullptr;    // one an id, for regions of order kKey
     Evicted* evicted = nullptr;      // gets a copy of what had to leave
   };
-  // A sample that is refused everywhere gives its claim back. One that is there already stays in
-  // its region, whichever is asked for: only move() and a region's own rules change that.
+  // The claim of a sample that is rejected everywhere is released. One that is there already stays
+  // in its region, whichever is asked for: only move() and a region's own rules change that.
   void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
   // What a store does with a run of accesses, `at_once` at a time: get, then claim and put what was
   // missed. For a blank arena.
@@ -108,7 +108,7 @@ class Arena {
   // hits[i]: whether the access needed no put; of several misses of a sample in a batch the first.
   void replay(Ids ids, const Run& run, bool* hits);
   void discard(Ids ids);
-  // Only those in this region that nobody leases.
+  // Only those in this region that no process leases.
   void discard_from(std::uint32_t region, Ids ids);
   void set_keys(Ids ids, const double* keys);
   void keys(Ids ids, double* keys) const;
@@ -120,10 +120,10 @@ class Arena {
   void wait(Ids ids, std::int64_t timeout_ns, bool* found);
 
   // --- leases: a leased sample is not evicted ---
-  // False when the pool of leases is used up or the lock was not to be had.
+  // False when the pool of leases is used up or the lock could not be acquired.
   bool lease(Ids ids, std::int64_t position);
-  // Drops this process's leases taken for positions up to this one; when the lock is not to be had,
-  // the next call does.
+  // Drops this process's leases taken for positions up to this one; when the lock cannot be
+  // acquired, the next call does.
   void release(std::int64_t position);
 
   // --- places ---
@@ -149,9 +149,9 @@ class Arena {
   // Carves a region out of "main".
   void add_region(const RegionSpec& spec);
   // Evicts what is over the new budget. "main" gives or takes the difference where there is one.
-  // When the lock is not to be had for long enough, puts evict the rest, as they need room.
+  // If the lock cannot be held for long enough, puts evict the rest, as they need room.
   void resize_region(const std::string& name, std::uint64_t budget);
-  // Shares out anew what these strict regions have together, in proportion to `shares`; the first
+  // Redivides what these strict regions have together, in proportion to `shares`; the first
   // gets what rounding leaves. At once, so that callers at the same time agree. Evicts what is over
   // a budget, as resize_region.
   void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
@@ -160,7 +160,7 @@ class Arena {
 
   // --- care ---
   Counters counters();
-  // Reads and writes that the disk refused, of all processes; takes no lock.
+  // Failed reads and writes of the disk, of all processes; takes no lock.
   std::uint64_t io_errors() const;
   // Checks every invariant; throws SegmentError with the first that does not hold.
   void verify();
@@ -213,7 +213,7 @@ class Arena {
     entry.word.store(next, std::memory_order_relaxed);
     return true;
   }
-  // Counts claims and reservations; of a blank arena nobody is left to take them back.
+  // Counts claims and reservations; of a blank arena no process is left to take them back.
   void pend(std::uint32_t slot, std::int32_t change) {
     if (header_->blank != 0) return;
     slot_table_[slot].pending.fetch_add(static_cast<std::uint32_t>(change));
@@ -315,7 +315,8 @@ class Arena {
   std::atomic<bool> any_undone_{false};
 };
 
-// Holds the arena's lock, repaired and swept if need be; false when it was not to be had in time.
+// Holds the arena's lock, repaired and swept if need be; false when it could not be acquired in
+// time.
 class Arena::Guard {
  public:
   static constexpr std::int64_t kWait = 50'000'000;

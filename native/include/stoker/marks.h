@@ -1,4 +1,4 @@
-// Marks in memory that processes share: one 32-bit stamp per id, set by whoever comes first.
+// Marks in memory that processes share: one 32-bit stamp per id, set by the first process.
 //
 // Stateless and lock-free, safe in any thread of any process. The caller owns the memory. Stamps
 // grow: a mark counts for its stamp and for all before, so that a straggler of an earlier stamp

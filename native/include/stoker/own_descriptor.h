@@ -28,7 +28,7 @@ class OwnDescriptor {
   bool is_open() const { return number_ >= 0; }
   bool is_ours() const { return number_ >= 0 && file_of(number_) == file_; }
   void reset();
-  // Opens the same file anew, for locks that are not the old description's. Not open, with errno,
+  // Opens the same file again, for locks that are not the old description's. Not open, with errno,
   // when that fails or the number means another file.
   OwnDescriptor reopen() const;
 

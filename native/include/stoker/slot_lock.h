@@ -22,7 +22,7 @@ class SlotLock {
 
  private:
   // The word: {contended:1, times taken:20, owner slot + 1:11}. The count tells a dead owner's lock
-  // from one taken since by whoever lives in its slot now.
+  // from one taken since by the process that has its slot now.
   static constexpr std::uint32_t kContended = 0x80000000;
   static constexpr std::uint32_t kOwner = 0x7ff;
   static_assert(kMaxSlots < kOwner);

@@ -11,7 +11,7 @@ namespace stoker {
 ///
 /// Several threads may run batches at once; they share the helpers. Helpers are started when they
 /// are first needed, once per process: after fork() the child starts its own. When the system
-/// refuses a thread, the batch is run by those that exist, at worst by the caller alone.
+/// denies a thread, the batch is run by those that exist, at worst by the caller alone.
 class WorkPool {
  public:
   explicit WorkPool(unsigned threads) noexcept : threads_(threads) {}
