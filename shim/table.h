@@ -35,7 +35,7 @@
 //   source_* fields may be 0), and soon if it came by the socket: the program may wait for it.
 // - It looks at the source of every placed file from time to time and drops those that changed:
 //   programs open copies without a look.
-// - Empty files are refused (a file of unknown length may call itself empty), and so, for the
+// - Empty files are rejected (a file of unknown length may call itself empty), and so, for the
 //   moment, are files changed within the last seconds (a second change would not show in the
 //   mtime).
 // - After each change of an entry (and of `copied`, every MiB or so), changes[hash % 64] goes up by

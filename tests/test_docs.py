@@ -60,26 +60,22 @@ def test_every_table_of_results_has_its_command(page: Path) -> None:
 
 
 STRANGE = re.compile(
-    r"\b(?:anew|nobody|whoever|somebody|to be had|in the midst|(?:is|are|was|were|be) refused"
-    r"|go on|goes on|going on|gone on|went on)\b",
-    re.IGNORECASE,
+    r"\b(?:[Aa]new|[Nn]obody|[Ww]hoever|[Ss]omebody|to be had|in the midst"
+    r"|(?:is|are|was|were|be) refused|[Gg]o on|[Gg]oes on|[Gg]oing on|gone on|went on)\b"
 )
 """Words that a native engineer would not write here: say again, no process, the caller, raises,
 available, in the middle, resume or continue."""
-NOT_YET = {
-    *("bundles", "epoch", "importance", "jobs", "policy", "pool", "prefetch", "pytorch", "recipes"),
-    *("sampler", "sim", "source", "store", "testing", "tiering"),
-}
+NOT_YET = {"epoch", "importance", "policy", "pytorch", "recipes", "sampler", "sim", "testing"}
 """Packages of src/ that still have some; take a name out once it has none."""
 
 
 def strange_lines(path: Path) -> list[str]:
-    """The lines with such words, apart from code spans, what benchmarks printed, and C++ strings."""
+    """The lines with such words, apart from code, printed results and C++ strings."""
     text = path.read_text()
     if path.suffix == ".md":
         text = re.sub(r"`[^`]*`", "", text)
     elif path.suffix != ".py":
-        text = re.sub(r'"[^"\n]*"', "", text)
+        text = re.sub(r'"(?:\\.|[^"\\\n])*"', "", text)
     is_result = "results" in path.parts
     return [
         f"{path.relative_to(ROOT)}: {line.strip()}"

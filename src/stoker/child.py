@@ -1,4 +1,4 @@
-"""How a Python process of Stoker's own is started, so that it runs our code and nobody else's."""
+"""How a Python process of Stoker's own is started, so that it runs only our code."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ::
 
     StokerError
-    ├── ConfigError          an argument is refused; also a ValueError
+    ├── ConfigError          an argument is invalid; also a ValueError
     │   └── UntrustedPlace     another user could change a file or folder; also a PermissionError
     ├── CapacityError        not enough memory or disk for what was asked
     ├── SourceError          the storage under the data set failed
@@ -14,7 +14,7 @@
     ├── RanksUnavailable     other ranks of the job do not answer
     └── SegmentError         a cache segment is not usable or breaks an invariant
 
-Each message names the value that was refused and says what to do about it, without the passwords
+Each message names the invalid value and says what to do about it, without the passwords
 and tokens of addresses in it.
 """
 
@@ -46,7 +46,7 @@ class StokerError(Exception):
 
 
 class ConfigError(StokerError, ValueError):
-    """An argument or a combination of arguments is refused at construction."""
+    """An argument or a combination of arguments is invalid; raised at construction."""
 
 
 class UntrustedPlace(ConfigError, PermissionError):

@@ -2,8 +2,8 @@
 
 Caches, copies, locks and sockets lie where other users may have been first: /tmp, /dev/shm, a
 scratch file system. What is adopted belongs to this user, to root or to who is named in
-``STOKER_TRUST``, and nobody else may write it. That is asked of the open descriptor, and the
-contents are reached through it, so nobody can put another folder in its place after the look. Who
+``STOKER_TRUST``, and no other user may write it. That is asked of the open descriptor, and the
+contents are reached through it, so no other folder can be put in its place after the check. Who
 may write to a folder above can therefore take things away, and no more.
 """
 
@@ -68,7 +68,7 @@ def check(status: os.stat_result, path: Path) -> None:
         raise UntrustedPlace(
             f"{path} of user {_name(status.st_uid)} may be written by others "
             f"(mode {_mode(status)}): {_instead(status, path)}, or run `chmod go-w {path}` if "
-            "nobody else had a hand in it yet"
+            "no other user has changed it before"
             + (f"; {TRUST}=@{_group(status.st_gid)} trusts its group" if may_group else "")
         )
 
@@ -185,7 +185,7 @@ def read_file(path: Path, *, called: Path | None = None) -> bytes:
 
 
 def write_file(path: Path, content: bytes, *, fsync: bool = False) -> None:
-    """Put a file that nobody else may read at ``path``, whole, in place of what was there.
+    """Write a file at ``path`` that no other user may read, replacing what was there atomically.
 
     For folders of our own. With ``fsync`` it is safely on disk when this returns, and so is its
     name. Raises :class:`OSError`.

@@ -50,7 +50,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("epoch", "start"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is refused: count from 0")
+                raise ConfigError(f"{name}={getattr(self, name)} is invalid: count from 0")
         self._memory["ids"] = _in_memory(self.ids, np.dtype(np.uint32), "plan.ids")
         if self.weights is not None:
             weights = _in_memory(self.weights, np.dtype(np.float32), "plan.weights")
@@ -68,7 +68,7 @@ class Plan:
         self._show()
 
     def _show(self) -> None:
-        """Make the fields views of the shared memory that nobody can write through."""
+        """Make the fields read-only views of the shared memory."""
         for name in self._memory.keys() & {"ids", "weights", "beyond"}:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
@@ -106,7 +106,7 @@ class Plan:
     def next_use(self) -> NDArray[np.int64]:
         """i64[A], the position of the next access to the same id.
 
-        Positions go on into the plan that follows. Where none is known it is the one expected,
+        Positions continue into the plan that follows. Where none is known it is the one expected,
         :attr:`horizon` or later. Computed at the first use, in shared memory; ask before starting
         children so that they share it. Read-only.
         """
@@ -159,7 +159,7 @@ class Plan:
         ``equal`` unless every rank gets the same number, without which collectives would hang.
         """
         if world_size < 1:
-            raise ConfigError(f"world_size={world_size} is refused: give at least 1")
+            raise ConfigError(f"world_size={world_size} is invalid: give at least 1")
         if not 0 <= rank < world_size:
             raise ConfigError(
                 f"rank={rank} is out of range: give a rank from 0 to {world_size - 1}, "
@@ -183,17 +183,17 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
     array = given.array if isinstance(given, SharedArray) else np.asarray(given)
     if array.ndim != 1 or array.size > MAX_LENGTH:
         raise ConfigError(
-            f"{name} of shape {array.shape} is refused: give one dimension, at most {MAX_LENGTH}"
+            f"{name} of shape {array.shape} is invalid: give one dimension, at most {MAX_LENGTH}"
         )
     if isinstance(given, SharedArray) and array.dtype == dtype:
         return given
     kinds = "iu" if dtype.kind == "u" else "iuf"
     if array.size and array.dtype.kind not in kinds:
-        raise ConfigError(f"{name} of {array.dtype} is refused: give {dtype}")
+        raise ConfigError(f"{name} of {array.dtype} is invalid: give {dtype}")
     if array.size and array.dtype.kind == "i" and kinds == "iu":
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > np.iinfo(np.uint32).max:
-            raise ConfigError(f"{name} from {low} to {high} is refused: ids are 32 bits, from 0")
+            raise ConfigError(f"{name} from {low} to {high} is invalid: ids are 32 bits, from 0")
     memory = SharedArray.create(array.shape, dtype, name=name)
     memory.array[:] = array
     return memory
@@ -205,7 +205,7 @@ def _check_numbers(given: NDArray[np.float32], name: str) -> None:
     wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
     if wrong.size:
         raise ConfigError(
-            f"{name} {given[wrong[0]]} at position {wrong[0]} is refused: "
+            f"{name} {given[wrong[0]]} at position {wrong[0]} is invalid: "
             "give finite numbers, not below 0"
         )
 

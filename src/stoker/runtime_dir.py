@@ -56,7 +56,7 @@ def chosen_node() -> str:
     node = os.environ.get("STOKER_NODE", "")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{0,32}", node):
         raise ConfigError(
-            f"STOKER_NODE={node!r} is refused: give at most 32 letters, digits, '.', '_' or '-'"
+            f"STOKER_NODE={node!r} is invalid: give at most 32 letters, digits, '.', '_' or '-'"
         )
     return node
 

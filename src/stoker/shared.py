@@ -22,7 +22,7 @@ class SharedArray:
 
     The memory is an anonymous file (``memfd_create``) that is passed on by descriptor. It has no
     name, is not limited by the size of ``/dev/shm``, and vanishes with its last holder however
-    that one dies, so nothing can leak. Pages that nobody wrote cost nothing and read as zero.
+    that one dies, so nothing can leak. Pages that were never written cost nothing and read as zero.
 
     Passing one to a child by ``multiprocessing`` (an argument of ``Process``, or a data set given
     to a ``DataLoader``) passes the descriptor, not the bytes: the private memory of a worker does

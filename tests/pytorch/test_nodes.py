@@ -279,7 +279,7 @@ def test_a_chosen_node_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert runtime_dir() == machine.with_name(f"{machine.name}-rack-1.b")
     assert node_name() == "rack-1.b" != name
     monkeypatch.setenv("STOKER_NODE", "../up")
-    with pytest.raises(ConfigError, match=r"STOKER_NODE='../up' is refused"):
+    with pytest.raises(ConfigError, match=r"STOKER_NODE='../up' is invalid"):
         runtime_dir()
 
 

@@ -84,7 +84,7 @@ def place_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any]) ->
 
 
 def private_place(key: str) -> Path:
-    """Return the directory for packages of the job ``key`` that nobody gave a place for."""
+    """Return the directory for packages of the job ``key`` for which no place was given."""
     base = _ON_DISK if "TMPDIR" not in os.environ and _ON_DISK.is_dir() else tempfile.gettempdir()
     return Path(base) / f"stoker-packages-{os.geteuid()}-{key}"
 
@@ -104,7 +104,7 @@ def open_depot(place: Path | Address, is_private: bool, group: str, holder: str)
 
 
 def new_name(group: str) -> str:
-    """Return a name for a package that nobody has used before."""
+    """Return a name for a package that was never used before."""
     return f"{group}-{secrets.token_hex(8)}.pkg"
 
 

@@ -74,7 +74,7 @@ class Flags:
 class Totals:
     """Sums of :data:`FIELDS`, written to the memory of every rank. Safe in any thread.
 
-    They go on from the largest that a rank brings: a process that is started again has
+    They continue from the largest that a rank brings: a process that is started again has
     forgotten what its predecessor counted, and the ranks have not.
     """
 

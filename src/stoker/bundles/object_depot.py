@@ -63,7 +63,7 @@ class Objects(Protocol):
 class Lease:
     """The right to use what goes by ``key``, held by a process as long as it says so.
 
-    The holder writes the object anew every ``renew`` seconds, each time with another content, and
+    The holder rewrites the object every ``renew`` seconds, each time with other content, and
     only in place of what it wrote last. Who wants it watches: when the object has not changed for
     ``expiry`` seconds *of the watcher's own clock*, it replaces exactly that version. The holder
     counts itself out earlier, from when it *sent* its last sign of life, so that two never hold it
@@ -95,7 +95,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else can have it."""
+        """Whether no other process can hold it."""
         return self._mine is not None and self._clock() < self._until
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class Lease:
     def acquire(self) -> None:
         """Wait until it is held.
 
-        Raises :class:`BlockingIOError` when somebody else shows that it is in use, and
+        Raises :class:`BlockingIOError` when another process shows that it is in use, and
         :class:`OSError` when the storage fails.
         """
         while not self.try_acquire():
@@ -131,7 +131,7 @@ class Lease:
         return False
 
     def renew(self) -> bool:
-        """Give a sign of life; False once somebody else has it. Raises OSError."""
+        """Give a sign of life; False once another process has it. Raises OSError."""
         mine = self._mine
         if mine is None:
             return False
@@ -149,7 +149,7 @@ class Lease:
             self._objects.replace(self._key, _FREE, mine.version)
 
     def _write(self, before: Seen | None) -> bool:
-        """Replace what was seen by a sign of life of our own; False if somebody else was faster."""
+        """Replace what was seen with our own sign of life; False if another process was faster."""
         content, sent = self._holder + b" " + secrets.token_hex(8).encode(), self._clock()
         version = self._objects.replace(
             self._key, content, None if before is None else before.version
@@ -196,7 +196,7 @@ class ObjectDepot:
     remove packages that the next one finds missing or never looks at: none is named twice.
 
     Raises :class:`~stoker.errors.ConfigError` where something else lies below the prefix, or the
-    address or its options are refused, and :class:`BlockingIOError` if another process uses it.
+    address or its options are invalid, and :class:`BlockingIOError` if another process uses it.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ObjectDepot:
         keys = [self._prefix + name for name in names]
         try:
             self._delete(keys)
-        except FileNotFoundError:  # some storages say so, and then may not have gone on
+        except FileNotFoundError:  # some storages say so, and may not have continued
             for key in keys:
                 with contextlib.suppress(FileNotFoundError):
                     self._delete([key])

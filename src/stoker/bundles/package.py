@@ -120,7 +120,7 @@ def _decode_head(
         raise SegmentError("a package belongs to another data set")
     offsets = np.frombuffer(head, "<i8", count + 1, _FIXED.size).astype(np.int64)
     ids = np.frombuffer(head, "<u4", count, _FIXED.size + 8 * (count + 1)).astype(np.uint32)
-    # Whoever writes a package keeps these; a CRC says that it was written whole, not by whom.
+    # Writers of packages keep these; a CRC says that it was written whole, not by whom.
     sound = offsets[0] == 0 and offsets[-1] == payload and bool((np.diff(offsets) >= 0).all())
     if not sound or len(np.unique(ids)) != count or (count and int(ids.max()) >= num_samples):
         raise SegmentError(f"the head of a package of {count} samples makes no sense")

@@ -51,7 +51,7 @@ class Packaging:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_bytes <= _LARGEST:
-            raise ConfigError(f"min_bytes={self.min_bytes} is refused: give 1 to {_LARGEST} bytes")
+            raise ConfigError(f"min_bytes={self.min_bytes} is invalid: give 1 to {_LARGEST} bytes")
 
     @classmethod
     def of(cls, min_bytes: int | None, url: str | None = None) -> Packaging:
@@ -107,7 +107,7 @@ class Packager:
     ) -> None:
         _check_region(arena, region, region_bytes, source, settings)
         if not owner.isalnum():
-            raise ConfigError(f"owner={owner!r} is refused: give letters and digits")
+            raise ConfigError(f"owner={owner!r} is invalid: give letters and digits")
         self.packaged = packaged or SharedArray.create(len(source), np.uint8, "stoker-packaged")
         """``u8[N]``: 1 at samples that lie in the cache because a package brought them."""
         self._totals = SharedArray.create(len(FIELDS), np.float64, "stoker-packages")
@@ -151,7 +151,7 @@ class Packager:
         """
         if places.array.shape != self.packaged.array.shape or places.array.dtype != np.uint8:
             raise ConfigError(
-                f"places of shape {places.array.shape}, {places.array.dtype} are refused: give "
+                f"places of shape {places.array.shape}, {places.array.dtype} are invalid: give "
                 f"u8[{len(self.packaged.array)}]"
             )
         ids = np.unique(np.asarray(missed, np.uint32))

@@ -204,7 +204,7 @@ def agreed(ranks: list[Rank]) -> Epoch | None:
 
 
 def take_missed(ranks: list[Rank]) -> Mask:
-    """Return ``bool[N]``: what any rank has missed, and begin to count anew."""
+    """Return ``bool[N]``: what any rank has missed, and start counting from zero."""
     missed = np.logical_or.reduce([rank.missed for rank in ranks])
     for rank in ranks:
         rank.missed = np.zeros_like(missed)

@@ -24,7 +24,7 @@ SLOTS = 32
 _IDLE = 30.0  # seconds without an access after which a job counts as slower
 JOB = np.dtype(
     [
-        ("token", "u8"),  # of the job, its ranks have the same; 0: nobody
+        ("token", "u8"),  # of the job, its ranks have the same; 0: no job
         ("kind", "i8"),
         ("since", "f8"),  # when it came
         ("pid", "i8"),
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
 
 def layout(num_samples: int) -> Layout:
-    """Return the arrays of a board; pages that nobody writes take no memory."""
+    """Return the arrays of a board; pages that are not written take no memory."""
     return {
         "head": (HEAD.itemsize, "u1"),
         "jobs": (SLOTS * JOB.itemsize, "u1"),
@@ -81,7 +81,7 @@ class Board:
 
     ``live`` returns bool[SLOTS], the rows whose process lives; ``clock`` seconds. The arrays are
     those of :func:`layout`; see :meth:`of_its_own` for jobs in one process. Each field has one
-    writer, so nobody needs a lock, and what is read while it is written costs a worse key at most.
+    writer, so no lock is needed, and what is read while it is written costs a worse key at most.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Board:
         others[slot] = False
         if not others.any():
             self.head["kind"], self.head["base"] = kind, self.clock()
-        if self.kind is Kind.SCORE:  # pages that nobody needs are not touched
+        if self.kind is Kind.SCORE:  # unneeded pages are not touched
             self.value[slot] = 0
         row = np.zeros((), JOB)
         row["token"], row["kind"], row["pid"] = token, self.kind, pid
@@ -173,7 +173,7 @@ class JobTable:
     children hold none. ``board`` stays readable after :meth:`close`. Also a context manager.
 
     One thread calls :meth:`take`. Raises :class:`OSError` where the memory's descriptor cannot be
-    opened anew (no ``/proc``), and what :func:`~stoker.store.registry.open_arrays` does.
+    reopened (no ``/proc``), and what :func:`~stoker.store.registry.open_arrays` does.
     """
 
     def __init__(self, key: str, num_samples: int) -> None:

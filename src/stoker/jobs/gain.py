@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     @property
     def busy_seconds(self) -> float:
-        """In which something was being read, at most: nobody knows which reads overlapped."""
+        """In which something was being read, at most: which reads overlapped is unknown."""
         return min(self.seconds, self.worker_seconds + self.ahead_seconds)
 
 
@@ -39,7 +39,7 @@ class PassiveGain:
     """The gain, estimated from what is measured anyway. Not thread-safe.
 
     A batch takes max(work, m x fetch), where ``fetch`` is what reading all of it would take, m the
-    share that is read, and ``work`` all that goes on meanwhile. So without the cache it would take
+    share that is read, and ``work`` all that happens meanwhile. So without the cache it would take
     max(work, fetch), and the gain, iCache's T_without / T_with (HPCA 2023), is fetch / the time
     that a batch does take, or 1.
 

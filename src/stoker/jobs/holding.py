@@ -133,7 +133,7 @@ class Holding:
         return sorted(h.met.said.key for h in held if h.met.said is not None)
 
     def close(self) -> None:
-        """Let go of all of them; jobs that use them go on."""
+        """Release all of them; jobs that use them continue."""
         with self._mutex:
             for name in list(self._held):
                 self._drop(name)

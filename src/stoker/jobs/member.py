@@ -93,7 +93,7 @@ class Member:
     def begin_epoch(self, plan: Plan | None, length: int, batches: int = 0) -> None:
         """Tell when samples are needed, by what is left of an epoch of ``length`` accesses.
 
-        None where nobody knows the order but the user's sampler. ``batches`` of this process may
+        None if only the user's sampler knows the order. ``batches`` of this process may
         serve for a probe.
         """
         self._plan, self._others = plan, self.others
@@ -109,7 +109,7 @@ class Member:
     def received(self, places: NDArray[np.int64], stall_seconds: float) -> bool:
         """Note that the loop got the accesses ``places`` i64[n] of the plan, in ``stall_seconds``.
 
-        Returns whether jobs came or went since the last call: then all keys are to be written anew.
+        Returns whether jobs came or went since the last call: then all keys must be rewritten.
         """
         if self._slot is None:
             return False

@@ -20,7 +20,7 @@ def counted(gains: Floats, thresholds: Floats) -> NDArray[np.bool_]:
     """Return bool[J]: the jobs whose scores count.
 
     Those that gain from the cache at least what their own ``thresholds`` f64[J] say (iCache: 1.5,
-    HPCA 2023, multi-job). Where none does, all of them: somebody has to say who stays.
+    HPCA 2023, multi-job). Where none does, all of them count, since something must decide.
     """
     eligible = gains >= thresholds
     return eligible if eligible.any() else np.ones(len(gains), np.bool_)
@@ -33,7 +33,7 @@ def joint_value(values: Floats, gains: Floats, thresholds: Floats) -> Floats:
     were others, or other jobs counted; that changes no order among keys written at once.
     ``values`` f64[J, n] are relative importance values RIV, the percentile of a sample's importance
     within a job, in (0, 1]; 0 where the job has not seen it. A sample that no counted job has seen
-    gets -inf, as with one job: nobody knows what it is worth. Source: Chen et al., HPCA 2023.
+    gets -inf, as with one job: its worth is unknown. Source: Chen et al., HPCA 2023.
     """
     counts = counted(gains, thresholds)
     total = gains[counts] @ values[counts] / gains[counts].sum()
@@ -82,7 +82,7 @@ class Ranking:
         self._seen = 0  # scores asked about since then
 
     def is_stale(self, scores: Floats, num_samples: int) -> bool:
-        """Note a batch of scores f64[n]; return whether it is time to learn all of them anew.
+        """Note a batch of scores f64[n]; return whether it is time to read all of them again.
 
         That is when all are given, when none is known, and when as many were given as are known.
         """
@@ -279,7 +279,7 @@ class Merged(Policy):
         seconds = soonest(
             positions, jobs["position"][slots], board.rates(slots), jobs["period"][slots], later
         )
-        first = board.jobs["request_bytes"][board.owners()[:1]]  # nobody, once all have left
+        first = board.jobs["request_bytes"][board.owners()[:1]]  # none, once all have left
         weighted = NextUse(float(first.sum()), self._sizes)
         return weighted.keys_after(ids, board.clock() - float(board.head["base"][0]) + seconds)
 

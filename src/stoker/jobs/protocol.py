@@ -43,7 +43,7 @@ def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, An
     """Return the answer of the service ``at`` a socket, by default this user's own.
 
     What one answers who is named by ``at`` may be anybody's word: it is for showing. Raises
-    :class:`OSError` if nobody answers in time, not as a service of this version would, or, by
+    :class:`OSError` if there is no answer in time, not as a service of this version would, or, by
     default, another user does; and :class:`Refused` if it refuses.
     """
     line = json.dumps({"stoker": VERSION, "ask": question, **values}).encode() + b"\n"
@@ -130,11 +130,11 @@ def tell_opened() -> None:
 
 
 def _ask(question: str, **values: Any) -> int | None:
-    """Return the room that the service has, None if that is enough or nobody says."""
+    """Return the room that the service has, None if that is enough or unknown."""
     if not service_path().exists():
         return None
     with contextlib.suppress(OSError, Refused, ValueError, TypeError):
         room = ask(question, **values).get("room")
         return None if room is None else int(room)
-    log.info("the service of this node does not answer: training goes on without")
+    log.info("the service of this node does not answer: training continues without it")
     return None

@@ -37,7 +37,7 @@ _LOOK = 0.25  # seconds between two looks for new caches
 _MOST_CLIENTS = 32  # heard at the same time, of our own; further ones wait in the kernel's queue
 _MOST_LOOKERS = 16  # of others; further ones are turned away
 _MOST_OF_ONE = 4  # of those, by the same user
-_FRESH = 0.5  # seconds for which what others are told need not be looked up anew
+_FRESH = 0.5  # seconds for which answers to others are not looked up again
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class ServiceSettings:
         for name in ("memory", "disk", "keep", "metrics_port"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
-                raise ConfigError(f"{name}={value!r} is refused: give 0 or more")
+                raise ConfigError(f"{name}={value!r} is invalid: give 0 or more")
         if self.metrics_port is not None and self.metrics_port > 65535:
             raise ConfigError(f"metrics_port={self.metrics_port} is no port: give 0 to 65535")
         if (self.socket is None) != (self.group is None):
             raise ConfigError(
                 f"socket={self.socket} and group={self.group!r}: give both or neither, as the "
-                "runtime directory admits nobody else"
+                "runtime directory admits no other user"
             )
         if self.group is not None:
             self.group_id()
@@ -92,10 +92,10 @@ class _Listener(NamedTuple):
 class Service:
     """Holds this user's caches, and answers who asks, until :meth:`stop`. Also a context manager.
 
-    One per runtime directory. Nothing depends on it: jobs that run go on when it ends, and one that
-    comes later finds their caches. Each request is one line of JSON of bounded size that has to
-    come within :data:`~stoker.jobs.protocol.PATIENCE`; the kernel says who asks, and strangers get
-    no answer. Members of the group are few at a time, and keep none of our own jobs waiting.
+    One per runtime directory. Nothing depends on it: running jobs continue when it ends, and a
+    later one finds their caches. Each request is one line of JSON of bounded size that must arrive
+    within :data:`~stoker.jobs.protocol.PATIENCE`; the kernel says who asks, and other users get no
+    answer. Few members of the group are served at a time, so they never delay our own jobs.
 
     Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be had, and
     :class:`~stoker.errors.UntrustedPlace` for a runtime directory that is not safe or a file in the
@@ -129,7 +129,7 @@ class Service:
 
     @property
     def metrics_port(self) -> int | None:
-        """Where metrics are to be had over HTTP."""
+        """Address of the metrics over HTTP."""
         return None if self._metrics is None else self._metrics.port
 
     def run(self) -> None:
@@ -242,7 +242,7 @@ class Service:
                     continue
                 try:
                     at.hear(connection)
-                except (OSError, RuntimeError) as error:  # it has gone; no thread to be had
+                except (OSError, RuntimeError) as error:  # it has gone; no thread is available
                     log.info("a client could not be heard: %s", error)
                     connection.close()
 

@@ -32,11 +32,11 @@ class Sharing:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or len(self.name.encode()) > LONGEST_NAME:
             raise ConfigError(
-                f"name={self.name!r} is refused: give text of at most {LONGEST_NAME} bytes"
+                f"name={self.name!r} is invalid: give text of at most {LONGEST_NAME} bytes"
             )
         if isinstance(self.probe, bool) or not isinstance(self.probe, int) or self.probe < 0:
-            raise ConfigError(f"probe={self.probe!r} is refused: give a number of batches, 0 or up")
+            raise ConfigError(f"probe={self.probe!r} is invalid: give a number of batches, 0 or up")
         if self.probe == 1:
-            raise ConfigError("probe=1 is refused: give 2 batches or more, or 0 for none")
+            raise ConfigError("probe=1 is invalid: give 2 batches or more, or 0 for none")
         if not (math.isfinite(self.eligible_from) and self.eligible_from >= 1):
-            raise ConfigError(f"eligible_from={self.eligible_from!r} is refused: give 1 or more")
+            raise ConfigError(f"eligible_from={self.eligible_from!r} is invalid: give 1 or more")

@@ -24,7 +24,7 @@ class Call:
         """Do the work."""
         try:
             self.result = self._work()
-        except BaseException as error:  # to be looked at by whoever waits
+        except BaseException as error:  # examined by the waiting thread
             self.error = error
         finally:
             self._done.set()
@@ -38,7 +38,7 @@ class Threads:
     """Threads, ``most`` at most, each kept for the next work.
 
     For what cannot be told how long to wait, like a name service: what waits here is a thread that
-    nobody needs, and never the batch. The interpreter does
+    no batch needs, and never the batch. The interpreter does
     not wait for them when it ends. Safe in any thread; of one process.
     """
 
@@ -140,7 +140,7 @@ _PAUSE = 0.005  # seconds between two jobs that are not urgent
 class PoolWriter:
     """A thread that does jobs one after the other, and a bounded queue in front of it.
 
-    A job is refused when the queue is full, rather than waited for. Those of :meth:`later` come
+    When the queue is full a job is rejected rather than waited for. Those of :meth:`later` come
     after all others, with pauses. The thread starts with the first job; the interpreter does not
     wait for it. Safe in any thread; of one process.
     """
@@ -213,6 +213,6 @@ class PoolWriter:
                 self._bytes -= num_bytes
                 return job
             job = self._later.popleft()
-            self._is_busy = False  # nobody waits for those
+            self._is_busy = False  # nothing waits for those
         time.sleep(_PAUSE)
         return job

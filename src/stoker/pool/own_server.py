@@ -69,7 +69,7 @@ class PoolService:
         ``password_file``, that an earlier server here had, or a new one; and to that user only
         the commands of a pool, on keys of a pool.
 
-        Raises :class:`~stoker.errors.CapacityError` where that much memory is not to be had, and
+        Raises :class:`~stoker.errors.CapacityError` if that much memory is not available, and
         :class:`~stoker.errors.SegmentError` if the server does not come up.
         """
         require_redis()
@@ -262,7 +262,7 @@ class PoolService:
 
 def _check_address(bind: str, port: int) -> None:
     if not 0 < port < 1 << 16:
-        raise ConfigError(f"port {port} is refused: give 1 to 65535")
+        raise ConfigError(f"port {port} is invalid: give 1 to 65535")
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -270,14 +270,14 @@ def _check_address(bind: str, port: int) -> None:
             probe.bind((bind, port))
     except OSError as error:
         raise ConfigError(
-            f"nobody can answer at {bind} port {port} ({error.strerror or error}): give an address "
+            f"no server can listen at {bind}:{port} ({error.strerror or error}): give an address "
             "of this machine by --bind, and a free --port"
         ) from error
 
 
 def _check_memory(memory_bytes: int) -> None:
     if memory_bytes < 1 << 20:
-        raise ConfigError(f"--memory of {memory_bytes} bytes is refused: give at least 1 MiB")
+        raise ConfigError(f"--memory of {memory_bytes} bytes is invalid: give at least 1 MiB")
     needed, available = int(memory_bytes * _OVERHEAD), read_memory().available
     if needed > available:
         raise CapacityError(
@@ -295,7 +295,7 @@ def _read_password(path: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else may read, not even for a moment."""
+    """Write a file that no other user may read, not even for a moment."""
     with _named(path):
         owned.write_file(path, text.encode())
 

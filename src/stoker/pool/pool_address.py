@@ -30,7 +30,7 @@ class PoolAddress:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     password_file: str | None = None
-    """Read anew by each process that connects."""
+    """Read again by each process that connects."""
     tls: bool = False
     ca_certs: str | None = None
     """File with the certificates trusted beside those of the system; ``certfile`` and ``keyfile``:

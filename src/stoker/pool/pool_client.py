@@ -1,4 +1,4 @@
-"""A pool as one process uses it: reads with a bound, writes that nobody waits for."""
+"""A pool as one process uses it: reads with a deadline, writes in the background."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class PoolClient:
         for fd in waiting:
             poll.register(fd, select.POLLIN)
         while waiting:
-            # Whoever is ready comes first: a server that hangs must not make others late.
+            # Ready servers come first: one that hangs must not delay the others.
             ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             for fd, _ in ready:
                 poll.unregister(fd)
@@ -248,7 +248,7 @@ class PoolClient:
         return answers
 
     def _connections(self, servers: list[str], deadline: float) -> dict[str, Any]:
-        """Return an open connection to each server that is to be had before ``deadline``."""
+        """Return an open connection to each server that is available before ``deadline``."""
         wanted = [server for server in servers if not self._is_passed_by(server)]
         found = {server: self.servers.take(server) for server in wanted}
         opening = {s: self._open(s) for s, connection in found.items() if connection is None}
@@ -372,7 +372,7 @@ class PoolClient:
             self._finding = None
 
     def _look_for_routes(self) -> None:
-        """Have it found out anew who has what, unless that was done a moment ago."""
+        """Refresh which server has what, unless that was done a moment ago."""
         routes, now = self.servers.routes, time.monotonic()
         if routes is not None and routes.is_cluster and now - self._found_at > _REFRESH:
             self._found_at = now
@@ -382,7 +382,7 @@ class PoolClient:
         try:
             self.servers.find()
         except Exception as error:
-            log.info("nobody says who has what: %s", error)  # what was known is used on
+            log.info("no server says which server has what: %s", error)  # what was known is used on
 
 
 def _alike(places: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[list[int]]:

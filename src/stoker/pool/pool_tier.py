@@ -328,7 +328,7 @@ def plan_pool(
         )
     if is_private:
         raise ConfigError(
-            f"pool={str(address)!r} is refused, as nothing tells other nodes that this is the same "
+            f"pool={str(address)!r} is invalid, as nothing tells other nodes that this is the same "
             "data set: give wrap() a name, or the decoder one"
         )
     require_redis()

@@ -24,7 +24,7 @@ _ROWS = 64
 _POINTS, _UNTIL, _PAUSE, _TRIPS = range(4)
 _LIMIT = 3  # points: an error or a slow answer is one, an answer that did not come is three
 _FIRST, _LONGEST = 1.0, 30.0  # seconds
-_PROBE = 2.0  # seconds that whoever probes has before another one may
+_PROBE = 2.0  # seconds that a probing process has before another one may probe
 
 
 class Breakers:
@@ -119,7 +119,7 @@ class Routes:
     names: tuple[str, ...]
     """Of the servers that hold samples, ``host:port``."""
     of_bucket: NDArray[np.int64]
-    """``i64[BUCKETS]``, an index into ``names``, -1 where nobody has it."""
+    """``i64[BUCKETS]``, an index into ``names``, -1 where no server has it."""
     is_cluster: bool
 
 
@@ -189,7 +189,7 @@ class PoolServers:
         self.give_back(name, connection)
 
     def take(self, name: str) -> Any | None:
-        """Return a connection that is open and that nobody uses; None if there is none."""
+        """Return a connection that is open and not in use; None if there is none."""
         with self._mutex:
             idle = self._idle.get(name)
             return idle.pop() if idle else None
@@ -207,7 +207,7 @@ class PoolServers:
         self.give_back(name, self._opened(name))
 
     def drop(self, name: str) -> None:
-        """Close the connections that nobody uses: the server is another one by now, or away."""
+        """Close unused connections: the server was replaced, or is away."""
         with self._mutex:
             idle = self._idle.pop(name, [])
         for connection in idle:

@@ -60,10 +60,10 @@ def seal(ids: Ids, samples: Packed, owner: bytes) -> list[bytes]:
 
 
 def unseal(ids: Ids, values: Sequence[bytes | None], owner: bytes) -> tuple[Packed, Mask, int]:
-    """Return the samples of ``values``, which of ``ids`` they are, and how many were refused.
+    """Return the samples of ``values``, which of ``ids`` they are, and how many were rejected.
 
     A value without a whole header, of another data set or id, of another length, or whose bytes
-    do not sum up is refused. None is a sample that is not there. One that is not found has zero
+    do not sum up is rejected. None is a sample that is not there. One that is not found has zero
     length. The result may be written to.
     """
     found = np.zeros(len(ids), np.bool_)
@@ -146,7 +146,7 @@ class PoolOrder:
     always ranks last, there is a fixed random order: what is
     kept is then the same set on all machines and at all times, and nothing hits more bytes when
     each sample is visited once an epoch. Time to live grows by half a day a level, from a day on,
-    so that what nobody asks for any more goes in the end, and ranks weigh more than ages.
+    so that samples no longer requested are evicted in the end, and ranks weigh more than ages.
 
     Only samples whose rank lies in the best ``share`` are worth storing. All is kept in shared
     memory: forked children and processes that receive it by pickling see it change. Safe in any

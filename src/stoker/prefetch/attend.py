@@ -81,7 +81,7 @@ class Members(Generic[M]):
         return list(self._members.values())
 
     def attend(self, pause: float) -> bool:
-        """Hear what there is within ``pause`` seconds; return whether somebody did something."""
+        """Handle messages for ``pause`` seconds; return whether there were any."""
         ready = [fd for fd, _ in self._poll.poll(pause * 1000) if fd != self._wake]
         for fd in ready:
             if fd == self._listener.fileno():
@@ -106,7 +106,7 @@ class Members(Generic[M]):
 
     @property
     def are_gone(self) -> bool:
-        """Whether there has been nobody for so long that it is time to end."""
+        """Whether there have been no clients for so long that it is time to end."""
         return not self._members and time.monotonic() - self._last >= self._patience
 
     def _admit(self) -> None:
@@ -156,7 +156,7 @@ def lock_of(path: Path) -> Path:
 
 def run(serve: Callable[[Any, socket.socket], None]) -> None:
     """Be the process: ``serve(job, listener)`` on the descriptors given as arguments."""
-    if os.fork():  # whoever started us need not wait for our end
+    if os.fork():  # the process that started us need not wait for our end
         os._exit(0)
     job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
     path = Path(sys.argv[4])
@@ -166,7 +166,10 @@ def run(serve: Callable[[Any, socket.socket], None]) -> None:
     with os.fdopen(job_fd, "rb") as file:
         job = pickle.load(file)
     serve(job, socket.socket(fileno=listener_fd))
-    for file_of_ours in (path, lock_of(path)):  # in this order: who locks anew binds anew
+    for file_of_ours in (
+        path,
+        lock_of(path),
+    ):  # in this order: a process that locks again binds again
         with contextlib.suppress(OSError):
             file_of_ours.unlink()
     logging.shutdown()

@@ -26,7 +26,7 @@ def pid_namespace() -> int:
 class Channel:
     """One connection that carries small JSON objects, each with descriptors; whole or not at all.
 
-    The other end belongs to the same user: the runtime directory admits nobody else, and
+    The other end belongs to the same user: the runtime directory admits no other user, and
     :meth:`user` says who it is. One thread receives, one sends. Every method raises OSError when
     the connection fails.
     """

@@ -34,7 +34,7 @@ _SOON = 30.0
 
 
 class Companion:
-    """A connection to a process that all ranks of a node share, started by whoever comes first.
+    """A connection to a process that all ranks of a node share, started by the first of them.
 
     ``main()`` of ``module`` is that process, with descriptors of the pickled ``job()``, of the
     socket and of the lock, and with the socket's path as arguments
@@ -46,7 +46,7 @@ class Companion:
 
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
     (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
-    Whatever happens, nothing is raised: training goes on without. In a forked child it does
+    Whatever happens, nothing is raised: training continues without it. In a forked child it does
     nothing.
     """
 
@@ -77,11 +77,11 @@ class Companion:
     def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a message with copies of descriptors, if the process is there to hear it."""
         if self._channel is not None:
-            with contextlib.suppress(OSError):  # the watching thread notices and starts anew
+            with contextlib.suppress(OSError):  # the watching thread notices and restarts it
                 self._channel.send(message, fds)
 
     def close(self) -> None:
-        """Disconnect; the process ends when nobody else needs it. May be called again."""
+        """Disconnect; the process ends when no other process needs it. May be called again."""
         if self._generation != unforked.generation() or not self._thread.is_alive():
             return
         os.eventfd_write(self._wake, 1)

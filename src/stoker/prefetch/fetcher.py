@@ -160,7 +160,7 @@ class Fetcher:
         return self._ended
 
     def close(self) -> None:
-        """Start no more reads. Those under way are waited for by nobody: a storage may hang."""
+        """Start no more reads. Those under way are not waited for: a storage may hang."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
@@ -289,7 +289,7 @@ class Fetcher:
 
 
 def _await_lock(arena: Arena, position: int) -> None:
-    """Wait until the arena's lock is to be had, for a while.
+    """Wait for the arena's lock, for a while.
 
     A put that does not get it loses what was read, and must not wait for long itself.
     """

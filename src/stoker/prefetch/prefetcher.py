@@ -91,7 +91,7 @@ class Prefetcher:
             self._companion.tell({"order": "reset"})
 
     def close(self) -> None:
-        """Disconnect; the process ends when nobody else needs it. May be called again."""
+        """Disconnect; the process ends when no other process needs it. May be called again."""
         self._companion.close()
 
     def _introduce(self, channel: Channel) -> None:

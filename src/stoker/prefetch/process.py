@@ -98,7 +98,7 @@ def serve(job: Job, listener: socket.socket) -> None:
         try:
             pause = _BUSY if fetcher.step(ranks.all) else min(_IDLE, pause * 1.5)
         except (StokerError, OSError) as error:
-            log.info("the cache is not to be had: %s", error)
+            log.info("the cache is not available: %s", error)
             pause = _IDLE
     fetcher.close()
     if job.pool is not None:

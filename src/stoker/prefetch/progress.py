@@ -22,7 +22,7 @@ _NOTICED = 0.1  # seconds in which the prefetch process sees that its window can
 
 
 class Marks:
-    """What became of each access of one epoch. Nobody needs a lock: each field has one writer.
+    """What became of each access of one epoch. No lock is needed: each field has one writer.
 
     ``memory`` (``u8[Marks.bytes(length)]``) is shared, and used again for a later epoch: that is
     seen by its ``generation``. What is read from it counts only if the generation is still the
@@ -60,8 +60,8 @@ class Marks:
         return int(self._head[2]) > time.monotonic_ns()
 
     def begin(self, expect: float) -> None:
-        """Take the memory into use anew; the prefetch process starts within ``expect`` seconds."""
-        self._head[0] += 1  # first, so that nobody takes the marks below for an older epoch's
+        """Reset the memory for use; the prefetch process starts within ``expect`` seconds."""
+        self._head[0] += 1  # first, so that no process takes the marks below for an older epoch's
         self.served[:] = 0
         self._head[[1, 3]] = 0
         self.attend(expect)
@@ -80,7 +80,7 @@ class Progress:
     """What became of each access of an epoch, in memory that workers and prefetch share.
 
     ``length`` accesses at most in an epoch of this rank. Two epochs are kept, as prefetch is in
-    the next one before this one ends. Workers write to places of their own, so that nobody
+    the next one before this one ends. Workers write to places of their own, so that no process
     needs a lock; passed to children it stays the same memory.
 
     A worker whose ``source`` would have to start something before it can read (``is_ready``)
@@ -130,7 +130,7 @@ class Progress:
 def _await(marks: Marks, first: int, end: int) -> None:
     """Wait until the accesses ``first`` to ``end`` are handed out, as long as that gets on."""
     reached, since = marks.handed_out, time.monotonic()
-    moved = since  # when the window last moved, or somebody else could have moved it
+    moved = since  # when the window last moved, or another process could have moved it
     while reached < end and marks.is_attended and time.monotonic() - since < _PATIENCE:
         if not marks.is_full or (marks.served[:first] != SERVED).any():
             moved = time.monotonic()

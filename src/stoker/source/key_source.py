@@ -79,7 +79,7 @@ class KeySource(PackedSource):
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the contents in one array; see :meth:`Source.read_packed`.
 
-        Raises :class:`ConfigError` also when the credentials are refused, after asking for new
+        Raises :class:`ConfigError` also when the credentials are rejected, after asking for new
         ones: that is not a matter of these samples.
         """
         if self._closed:

@@ -43,7 +43,7 @@ class ObjectSource(KeySource):
         instance metadata; not in configuration files). ``credential_provider`` is a provider
         that pickles, or a class like ``obstore.auth.boto3.Boto3CredentialProvider``, of which
         each helper process makes its own.
-        ``listing_max_age`` is in seconds; 0 lists anew each time.
+        ``listing_max_age`` is in seconds; 0 lists again each time.
 
         Raises :class:`ConfigError` for a bad address or option, refused credentials, no objects,
         or without obstore; :class:`SampleNotFound` for a key that is not there;

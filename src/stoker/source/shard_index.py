@@ -137,7 +137,7 @@ class _Builder:
         self._seen: set[int] = set()
 
     def begin_shard(self) -> None:
-        """No sample goes on in the next shard."""
+        """No sample continues in the next shard."""
         self._key = None
 
     def add(self, shard: int, file: Member) -> None:

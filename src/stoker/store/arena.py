@@ -102,11 +102,11 @@ class Arena:
         seed: int = 0,
     ) -> None:
         if not 1 <= num_ids <= _MAX_IDS:
-            raise ConfigError(f"num_ids={num_ids} is refused: give 1 to {_MAX_IDS}")
+            raise ConfigError(f"num_ids={num_ids} is invalid: give 1 to {_MAX_IDS}")
         if not 0 <= capacity_bytes <= _MAX_BYTES:
-            raise ConfigError(f"capacity_bytes={capacity_bytes} is refused: give 0 to {_MAX_BYTES}")
+            raise ConfigError(f"capacity_bytes={capacity_bytes} is invalid: give 0 to {_MAX_BYTES}")
         if not 0 < mean_size <= _MAX_BYTES:
-            raise ConfigError(f"mean_size={mean_size} is refused: give bytes above 0")
+            raise ConfigError(f"mean_size={mean_size} is invalid: give bytes above 0")
         mean = max(1, round(mean_size))
         needed = _core.segment_bytes(num_ids, capacity_bytes, mean, path is not None)
         available = read_memory().available
@@ -202,7 +202,7 @@ class Arena:
 
         ``keys`` f64[n] order regions of order ``"key"`` (None: the time of insertion).
         ``overflow``: the region where a sample goes that ``region`` refuses. An id that
-        is cached already keeps its bytes and takes the new key. A sample that is refused (it
+        is cached already keeps its bytes and takes the new key. A sample that is rejected (it
         does not fit, or its victims outrank it) gives its claim back. When the lock is not to be
         had within 50 ms nothing is inserted, and ``bypassed`` counts it.
         """
@@ -263,7 +263,7 @@ class Arena:
         self._core.discard(self._ids(ids))
 
     def discard_from(self, region: str, ids: ArrayLike) -> None:
-        """Drop those of ``ids`` that are in ``region`` and that nobody leases."""
+        """Drop those of ``ids`` that are in ``region`` and that no process leases."""
         self._core.discard_from(region, self._ids(ids))
 
     def set_keys(self, ids: ArrayLike, keys: ArrayLike) -> None:
@@ -293,7 +293,7 @@ class Arena:
         False: the claimant gave up, died or is too slow, so the caller reads the source itself.
         """
         if not timeout >= 0:
-            raise ConfigError(f"timeout={timeout} is refused: give 0 or more seconds")
+            raise ConfigError(f"timeout={timeout} is invalid: give 0 or more seconds")
         return self._core.wait(self._ids(ids), min(timeout, _LONGEST))
 
     # Leases
@@ -316,10 +316,10 @@ class Arena:
         """Move cached samples to ``region``; return bool[n], True where one is there now.
 
         No bytes are copied. The region admits a sample by its rules and evicts for it, as in a
-        put; one that is refused stays where it was. ``keys`` f64[n] order a region of order
+        put; one that is rejected stays where it was. ``keys`` f64[n] order a region of order
         ``"key"``; None: between two of these a sample keeps its key, else it counts as inserted
         now. Nothing else moves a sample: a put of an id that is cached in another region leaves
-        it there. When the lock is not to be had within 50 ms nothing is moved.
+        it there. If the lock cannot be acquired within 50 ms nothing is moved.
         """
         return self._core.move(self._ids(ids), region, _keys(keys))
 
@@ -373,7 +373,7 @@ class Arena:
     ) -> None:
         """Carve a region of ``bytes`` out of ``"main"``; the rules are those of ``Region``."""
         if bytes < 0:
-            raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
+            raise ConfigError(f"region {name!r}: bytes={bytes} is invalid: give at least 0")
         region = Region(
             name, 1.0, order, admission, ties, pop, visits, promote_to, ghost, strict, holds_bytes
         )
@@ -385,11 +385,11 @@ class Arena:
         ``"main"``, where there is one, gives or takes the difference.
         """
         if bytes < 0:
-            raise ConfigError(f"region {name!r}: bytes={bytes} is refused: give at least 0")
+            raise ConfigError(f"region {name!r}: bytes={bytes} is invalid: give at least 0")
         self._core.resize_region(name, bytes)
 
     def divide(self, shares: Mapping[str, float]) -> None:
-        """Share out anew, in proportion, the bytes that the named regions have together.
+        """Redivide, in proportion, the bytes that the named regions have together.
 
         Done at once: processes that ask for the same shares at the same time agree. What is over
         a budget is evicted; the first region gets what rounding leaves. ConfigError for a share
@@ -417,7 +417,7 @@ class Arena:
             return np.ascontiguousarray(ids)
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ConfigError(f"ids of shape {array.shape}, {array.dtype} are refused: give u32[n]")
+            raise ConfigError(f"ids of shape {array.shape}, {array.dtype} are invalid: give u32[n]")
         if array.size and not 0 <= int(array.min()) <= int(array.max()) < self.num_ids:
             wrong = array[(array < 0) | (array >= self.num_ids)][0]
             raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {self.num_ids - 1}")
@@ -443,7 +443,7 @@ def _packed(
     if wrong or (data.ndim, offsets.ndim) != (1, 1):
         raise ConfigError(
             f"data of shape {data.shape}, {data.dtype} with offsets of shape {offsets.shape}, "
-            f"{offsets.dtype} are refused: give u8[total] and i64[n+1]"
+            f"{offsets.dtype} are invalid: give u8[total] and i64[n+1]"
         )
     return np.ascontiguousarray(data), np.ascontiguousarray(offsets, np.int64)
 
@@ -451,7 +451,7 @@ def _packed(
 def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
     array = np.ascontiguousarray(keys, np.float64)
     if array.ndim != 1 or np.isnan(array).any():
-        raise ConfigError(f"keys of shape {array.shape} are refused: give f64[n] without NaN")
+        raise ConfigError(f"keys of shape {array.shape} are invalid: give f64[n] without NaN")
     return array
 
 

@@ -31,7 +31,7 @@ class Turns(NamedTuple):
 
 
 ASIDE = Turns(0, np.empty(0, np.int64))
-"""Accesses that are none of the epoch's: what is asked for is served, and nobody takes note."""
+"""Accesses that are none of the epoch's: what is asked for is served, and not recorded."""
 
 
 class Claims:
@@ -102,7 +102,7 @@ class Claims:
         return first
 
     def are_free(self, ids: Ids, stamp: int) -> Mask:
-        """Return which of ``ids`` nobody has served."""
+        """Return which of ``ids`` no process has served."""
         free: Mask = self.served.array[ids] < stamp
         return free
 

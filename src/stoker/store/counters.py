@@ -20,10 +20,10 @@ _LIVE: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 class Counters:
-    """Named sums, ``f64``, one row of shared memory per process, so that nobody waits.
+    """Named sums, ``f64``, one row of shared memory per process, so that no process waits.
 
     Each process takes a row at its first :meth:`add`, held by a lock on that row's byte. The
-    lock ends with the process and the counts stay; whoever takes the row next adds to them.
+    lock ends with the process and the counts stay; the next owner of the row adds to them.
     Safe in any thread; forked children and processes that receive it by pickling count into
     the same table. A process that finds no free row warns and counts for itself only.
     """
@@ -63,7 +63,7 @@ class Counters:
     def _take_row(self) -> NDArray[np.float64]:
         self._row = self._private
         try:
-            # Opened anew: a duplicate would share its locks with every other process.
+            # Reopened: a duplicate would share its locks with every other process.
             fd = os.open(f"/proc/self/fd/{self._table.fileno()}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             self._warn(str(error))

@@ -159,7 +159,7 @@ def plan_disk(
         )
     if is_private:
         raise ConfigError(
-            f"cache_dir={str(cache_dir)!r} is refused, as nothing tells the next run that this is "
+            f"cache_dir={str(cache_dir)!r} is invalid, as nothing tells the next run that this is "
             "the same data set: give wrap() a name, or the decoder one"
         )
     place = CacheDir(cache_dir)

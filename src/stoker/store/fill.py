@@ -61,7 +61,7 @@ def fill(
     noted and passed over.
 
     Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up; what came before
-    stays, and another call goes on from there.
+    stays, and another call resumes from there.
     """
     entrance = next(iter(arena.stats()["regions"]))
     sizes = source.sizes

@@ -209,7 +209,7 @@ class Flight:
             span = min(_WAIT_SLICE, deadline - now)
             waiting = waiting[~self._tier.wait(waiting, span)]
             if time.perf_counter() - now < span:
-                break  # nobody is at work on those any more
+                break  # no process is at work on those any more
         self.wait_seconds += time.perf_counter() - begin
         brought, found = self._tier.get_many(self.ids[slots], self._keys_of(slots))
         self._arrived(slots[found], brought, np.flatnonzero(found))

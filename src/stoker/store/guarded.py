@@ -68,7 +68,7 @@ class NullTier:
         """Do nothing."""
 
     def claim(self, ids: Ids) -> Mask:
-        """Grant everything: nobody shares what is not kept."""
+        """Grant everything: what is not kept is not shared."""
         return np.ones(len(ids), np.bool_)
 
     def abandon(self, ids: Ids) -> None:
@@ -172,7 +172,7 @@ class GuardedTier:
             return self._failed(error, self._null.copies(ids, region))
 
     def resize(self, shares: Mapping[str, float]) -> None:
-        """Share out the budgets anew; they stay as they are when the cache fails."""
+        """Redivide the budgets; they stay as they are when the cache fails."""
         try:
             self.tier.resize(shares)
         except (StokerError, OSError) as error:

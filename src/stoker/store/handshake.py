@@ -1,7 +1,7 @@
 """How a process that holds an arena passes it on: one message over a Unix socket.
 
-Whoever connects gets one line of JSON with the arena's descriptors attached, and the connection
-is closed. The server reads nothing, so nobody can make it wait or feed it anything. Both sides
+A client gets one line of JSON with the arena's descriptors attached, and the connection
+is closed. The server reads nothing, so no client can make it wait or feed it anything. Both sides
 ask the kernel for the other's user and turn strangers away.
 """
 
@@ -81,7 +81,7 @@ def check_served_by_us(connection: socket.socket, path: Path) -> Peer:
 def bind(listener: socket.socket, path: Path) -> None:
     """Bind a socket to ``path``, in place of one of ours that is left there, and listen.
 
-    Nobody but this user may connect. Raises :class:`OSError`, among them
+    Only this user may connect. Raises :class:`OSError`, among them
     :class:`~stoker.errors.UntrustedPlace` for what is no socket of this user's, which stays.
     """
     remove_socket(path)
@@ -126,7 +126,7 @@ def inquire(path: Path, timeout: float = 1.0) -> tuple[Announcement, list[Descri
     """Ask who listens at ``path``; return the arena's announcement, descriptors and holder.
 
     The descriptors are kept unforked, and the caller's to drop. The holder is a process id, 0
-    when it lives in another process namespace. Raises :class:`OSError` if nobody answers within
+    when it lives in another process namespace. Raises :class:`OSError` if there is no answer within
     ``timeout`` seconds, or not as a Stoker of this user and version would.
     """
     deadline = time.monotonic() + timeout

@@ -115,7 +115,7 @@ class Keeper:
         try:
             return handshake.listen(self._place.socket)
         except OSError:
-            return None  # keeps the lock and tries again: nobody else would fare better
+            return None  # keeps the lock and tries again: no other process would do better
 
     def _answer(self, listener: socket.socket) -> None:
         said = dataclasses.replace(self._announcement, stats=self._stats())

@@ -69,7 +69,7 @@ def meet(
         created = _create(place, wanted, make)
         if created is not None:
             return created
-        # Nobody at the socket: a process may be reserving a large arena's memory right now.
+        # No process at the socket: one may be reserving a large arena's memory right now.
         patience = _PATIENCE + (0 if silent else wanted.capacity_bytes / _RESERVING)
         if time.monotonic() - begin > patience:
             raise TimeoutError(f"{place.socket} does not answer: {why}")

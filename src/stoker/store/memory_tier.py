@@ -89,7 +89,7 @@ class MemoryTier:
         return kept
 
     def drop_from(self, region: str, ids: Ids) -> None:
-        """Let go of those of ``ids`` that are in ``region`` and that nobody leases.
+        """Drop those of ``ids`` that are in ``region`` and that no process leases.
 
         They pass through the tier's overflow, where there is one, as what a region refuses does.
         """
@@ -137,7 +137,7 @@ class MemoryTier:
         return self.arena.copies(ids, region)
 
     def resize(self, shares: Mapping[str, float]) -> None:
-        """Share out anew the bytes that the regions named have together."""
+        """Redivide the bytes that the named regions have together."""
         if shares.keys() <= set(self._order):
             self.arena.divide(shares)
 
@@ -187,7 +187,7 @@ def rearrange(
     """Move each cached sample to the region of its place, if that admits it.
 
     ``places`` (``u8[N]``) are indices into ``regions``, ``keys`` (``f64[N]``) those of the policy:
-    of several samples for one region the largest key comes first. One that is refused stays, to
+    of several samples for one region the largest key comes first. One that is rejected stays, to
     be evicted in due time; only where nothing is evicted (``while_room``) it leaves, or it would
     take the room for good.
     """
@@ -209,7 +209,7 @@ def rearrange(
 
 
 def drop_strays(arena: Arena, regions: Sequence[Region], places: NDArray[np.uint8]) -> None:
-    """Let go of cached samples whose place (``u8[N]``) is nowhere, and that nobody leases."""
+    """Let go of cached samples whose place (``u8[N]``) is nowhere, and that no process leases."""
     there = arena.stats()["regions"]  # it may be another job's
     for region in regions:
         if region.holds_bytes and region.name in there:

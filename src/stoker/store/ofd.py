@@ -21,7 +21,7 @@ def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) 
     """
     try:
         _set(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
-    except (BlockingIOError, PermissionError):  # EAGAIN, EACCES: somebody holds it
+    except (BlockingIOError, PermissionError):  # EAGAIN, EACCES: another process holds it
         return False
     return True
 

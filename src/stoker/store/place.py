@@ -21,11 +21,11 @@ class Place:
     ``NAME.sock``
         where the arena is passed on.
     ``NAME.serve``
-        locked by the one process that answers there. Whoever holds this lock, and nobody else,
+        locked by the one process that answers there. The holder of this lock, and no other process,
         may bind the socket, make a new arena, or remove files.
     ``NAME.holders``
         a shared lock for each process that has the arena, so that a new one is made, and files
-        are removed, only when nobody has it. It contains the arena's token.
+        are removed, only when no process has it. It contains the arena's token.
 
     Locks belong to open file descriptions: they end with their process, and need no ids of
     processes. All methods raise :class:`OSError` where the file system does.
@@ -49,7 +49,7 @@ class Place:
         return [cls(folder, name) for name in sorted({match[1] for match in matches if match})]
 
     def try_serve(self) -> Descriptor | None:
-        """Become the one who answers; None if somebody is, or the file was just removed."""
+        """Become the process that answers; None if another one is, or the file was just removed."""
         serve = _open(self._serve)
         if try_lock(serve.fileno()) and _is_at(serve, self._serve):
             return serve
@@ -68,7 +68,7 @@ class Place:
                 return None
             os.ftruncate(holders.fileno(), 0)
             os.pwrite(holders.fileno(), token.encode(), 0)
-            # From exclusive to shared in one step: nobody gets in between.
+            # From exclusive to shared in one step: no process gets in between.
             try_lock(holders.fileno(), shared=True)
         except BaseException:
             unforked.drop(holders)
@@ -101,12 +101,12 @@ class Place:
             unforked.drop(serve)
 
     def clean(self) -> bool:
-        """Remove the files if nobody has the arena, and return whether that was so."""
+        """Remove the files if no process has the arena, and return whether that was so."""
         serve = self.try_serve()
         return serve is not None and self.leave(serve, _open(self._holders))
 
     def _remove(self, serve: Descriptor, holders: Descriptor) -> bool:
-        # Whoever fails to get a lock here may leave, because the one who has it comes by this
+        # A process that fails to get a lock here may leave, because its holder comes by this
         # code too, or makes a new arena.
         while try_lock(serve.fileno()):
             if try_lock(holders.fileno()):

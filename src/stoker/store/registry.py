@@ -38,7 +38,7 @@ Layout = Mapping[str, tuple[int, DTypeLike]]
 class SharedArena:
     """An open arena, and this process's part in keeping it findable for others.
 
-    Also a context manager. Forked children may go on using :attr:`arena`; they keep it alive
+    Also a context manager. Forked children may continue to use :attr:`arena`; they keep it alive
     but not findable. Closed at the end of the process at the latest.
     """
 
@@ -135,7 +135,7 @@ def open_arena(
     )
     if share and sys.platform == "linux":
         try:
-            # Whoever could not use the arena, for its number of ids or layout, does not meet it.
+            # Processes that could not use the arena (number of ids, layout) do not find it.
             met = meet(wanted, meeting_key(key, num_ids), make_configured, Arena.attach)
             if met.said is not None:
                 _warn_of_differences(met.said, wanted)
@@ -195,7 +195,7 @@ def _warn_of_differences(said: Announcement, wanted: Announcement) -> None:
 class SharedArrays:
     """Arrays by name, and this process's part in keeping them findable. Also a context manager.
 
-    What uses the arrays may go on with them after :meth:`close`: that ends only the part of this
+    Users of the arrays may continue with them after :meth:`close`: that ends only the part of this
     process. Closed at the end of the process at the latest.
     """
 

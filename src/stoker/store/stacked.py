@@ -152,7 +152,7 @@ class StackedTier:
         return self.memory.copies(ids, region)
 
     def resize(self, shares: Mapping[str, float]) -> None:
-        """Share out the budgets anew, in memory and on disk; what memory evicts is forgotten."""
+        """Redivide the budgets, in memory and on disk; what memory evicts is forgotten."""
         self.memory.resize(shares)
         self._disk.resize(shares)
 
@@ -272,7 +272,7 @@ class StackedTier:
         try:
             errors = self.disk.arena.io_errors
         except SegmentError:
-            return  # closed, which whoever called it was told
+            return  # closed, which its caller was told
         if errors > self._errors:
             self._errors = errors
             self._disk.complain(SegmentError("it does not read or write; see the system's log"))
@@ -282,7 +282,7 @@ class StackedTier:
         self._disk = GuardedTier(
             self.disk,
             lambda: self.counters.add(disk_errors=1),
-            "the disk cache fails, and the cache in memory goes on without it",
+            "the disk cache fails, and the cache in memory continues without it",
         )
 
     def __getstate__(self) -> dict[str, Any]:

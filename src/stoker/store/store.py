@@ -212,7 +212,7 @@ class Store:
         *,
         moves: bool = True,
     ) -> None:
-        """Arrange the cache anew: give samples their keys, divide its bytes, move samples.
+        """Rearrange the cache: give samples their keys, divide its bytes, move samples.
 
         ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples, None where
         the cache orders them itself; ``shares`` say how regions divide their bytes, None: as
@@ -278,7 +278,7 @@ class Store:
         return {**totals, "tier": {} if self._closed else self._tier.stats(), "pool": pool}
 
     def close(self) -> None:
-        """Close the tier and the pool; :meth:`stats` goes on working. May be called again."""
+        """Close the tier and the pool; :meth:`stats` still works. May be called again."""
         if not self._closed:
             self._closed = True
             try:
@@ -328,7 +328,7 @@ class Store:
                 continue
             if shared.array.shape != (len(self.source),) or shared.array.dtype != dtype:
                 raise ConfigError(
-                    f"{name} of shape {shared.array.shape}, {shared.array.dtype} is refused: "
+                    f"{name} of shape {shared.array.shape}, {shared.array.dtype} is invalid: "
                     f"give {np.dtype(dtype)} of shape {(len(self.source),)}"
                 )
 

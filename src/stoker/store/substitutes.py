@@ -158,7 +158,7 @@ class OnceEach:
     # --- substitutes ---
 
     def _take(self, turns: Ids, stamp: int) -> tuple[NDArray[np.int64], Ids, Packed]:
-        """Find samples that nobody else serves in this epoch.
+        """Find samples that no other process serves in this epoch.
 
         Returns which of ``turns`` (``i64[k]``) they take, the samples (``u32[k]``) and their bytes.
         """

@@ -1,4 +1,4 @@
-"""Runs a command so that nobody can tell that somebody stands between: signals, exit status."""
+"""Runs a command transparently: passes on its signals and its exit status."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _start(
     try:
         told, tell = os.pipe()  # closed by exec: then nothing is told
         # A fork ends the threads of NumPy's BLAS here (it starts new ones when it needs them), and
-        # so nobody is left who has not blocked the signals.
+        # so no thread is left that has not blocked the signals.
         pid = os.fork()
     except OSError as error:
         raise CapacityError(f"no process can be made for the command: {error}") from error

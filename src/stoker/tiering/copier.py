@@ -57,7 +57,7 @@ def copy_file(
     if that is given, which is closed then: the storage need not open it again, and what the program
     reads too comes from the page cache once. ``begin`` gets the inode of ``part`` and of the
     copy before any byte is in it, ``progress`` every MiB how many bytes are. The copy carries the
-    source's modification time, and nobody may write it. Returns what :func:`is_copy` goes by.
+    source's modification time, and it is read-only. Returns what :func:`is_copy` goes by.
     Raises :class:`SourceChanged` if the source is not ``expected`` or does not stay so,
     :class:`TierFault` if writing fails, and :class:`OSError` as reading does; ``part`` is then
     removed. Threads may copy at the same time, each to names of its own.
@@ -152,7 +152,7 @@ def _check(reader: int, expected: FileIdentity) -> None:
 def _transfer(
     reader: int, writer: int, size: int, progress: Callable[[int], object], want_crc: bool
 ) -> int:
-    """Copy ``size`` bytes; return their CRC-32, or 0 where nobody wants it."""
+    """Copy ``size`` bytes; return their CRC-32, or 0 if it is not wanted."""
     done = crc = 0
     buffer = _buffer()
     while done < size:

@@ -253,7 +253,7 @@ def _described(config: Config) -> dict[str, Any]:
 
 def main() -> None:
     """Run the daemon on the arguments."""
-    if os.fork():  # whoever started us need not wait for our end
+    if os.fork():  # the process that started us need not wait for our end
         os._exit(0)
     config_fd, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
     listener_fd, lock_fd = int(sys.argv[3]), int(sys.argv[4])

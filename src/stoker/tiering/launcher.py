@@ -31,7 +31,7 @@ def run(
     ``report_file`` is written every second, whole; ``done`` gets the report at the end, ``note``
     what the user should know, once each. Where there is no room, memory or descriptor for tiers,
     ``note`` says so and the command runs without them. Raises
-    :class:`~stoker.errors.ConfigError` where the configuration is refused or the command cannot
+    :class:`~stoker.errors.ConfigError` where the configuration is invalid or the command cannot
     be started (:class:`~stoker.tiering.command.NotStarted`).
     """
 

@@ -215,7 +215,7 @@ class Ring:
         return found
 
     def _wait(self, tail: int, head: int) -> int:
-        """Return where to go on if a record is not finished: there, or behind all after a while."""
+        """Return where to continue after an unfinished record: there, or in the end at ``head``."""
         now = time.monotonic()
         if self._stalled_since is None:
             self._stalled_since = now

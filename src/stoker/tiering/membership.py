@@ -31,7 +31,7 @@ _STATES = frozenset({"quota", "used", "files", "refused", "table_bytes", "idle",
 class RunFolder:
     """A directory in the user's runtime directory, one for each source.
 
-    ``lock`` is held by the daemon as long as it lives; whoever has it may remove and make the
+    ``lock`` is held by the daemon as long as it lives; its holder may remove and make the
     other files.
     """
 

@@ -37,7 +37,7 @@ LARGE = 8 << 20
 """Bytes above which files are copied apart from the others, and read from a growing copy."""
 _MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
 _LOWEST = 19  # niceness
-_GLANCE = 0.02  # seconds between two looks whether copying may go on
+_GLANCE = 0.02  # seconds between two checks whether copying may continue
 _LOOKS = 16  # files of an order that are looked at at the same time
 # A tier that cannot take one file may well take others.
 _OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
@@ -98,10 +98,10 @@ class Counts:
 class Placer:
     """Places files on tiers; each file once, for good, or until its source changes.
 
-    First tier with room, bytes reserved before they are written, no eviction. A file whose copy
-    failed is read from the source; when it is opened later on it is tried again, a few times. A
-    tier that fails rests, for longer each time, and the next ones go on. The source is only read;
-    ``source`` is the path by which this process finds it.
+    It uses the first tier with room, reserves bytes before it writes them, and evicts nothing. A
+    file whose copy failed is read from the source; later opens try again, a few times. A tier that
+    fails is paused, longer each time, and the next ones are used. The source is only read;
+    ``source`` is its path in this process.
     Any thread may call any method; none but :meth:`promise` and :meth:`revalidate` waits for
     storage.
     """
@@ -206,7 +206,7 @@ class Placer:
             if self._until_tier_rested and not self.rooms.any_rests():
                 due += self._until_tier_rested
                 self._until_tier_rested = []
-        for number in due:  # whoever opens the file next asks for it again
+        for number in due:  # the next open of the file asks for it again
             self._drop(number)
 
     def is_idle(self) -> bool:
@@ -399,7 +399,7 @@ class Placer:
     # --- giving up ---
 
     def _refuse(self, number: int, again: float | None = None) -> None:
-        """Count a refused entry; after ``again`` seconds the file may be asked for anew."""
+        """Count a refused entry; after ``again`` seconds the file may be requested again."""
         with self._mutex:
             self.counts.refused += 1
             if again is not None:

@@ -358,7 +358,7 @@ class Table:
             ):
                 self._copies += other < 0
                 self._publish(slot, number + 1)
-                if other >= 0 and other != number:  # nobody has its inode open any more
+                if other >= 0 and other != number:  # no process has its inode open any more
                     self._longs[(self._entry_at(other) + _AT["copy_ino"]) // 8] = 0
                 return
 

@@ -81,7 +81,7 @@ class TierDir:
     def copy_of(self, relative: bytes) -> Path:
         """Return where the copy of a file is or would be; ``relative`` to the source.
 
-        By this process's descriptor of the directory, which nobody can exchange.
+        By this process's descriptor of the directory, which no other process can exchange.
         """
         return self.copies / os.fsdecode(relative)
 
@@ -129,8 +129,8 @@ class TierDir:
 class Origins:
     """What each copy of a tier was made from, by the file's path, in a SQLite file.
 
-    It is advisory: what cannot be written or read, or is damaged, costs copies, which are made
-    anew. Copies noted since the last :meth:`flush` are forgotten when the process is killed.
+    It is advisory: if it cannot be written or read, or is damaged, copies are made again. Copies
+    noted since the last :meth:`flush` are forgotten when the process is killed.
     Threads may share it.
     """
 
@@ -140,7 +140,7 @@ class Origins:
         try:
             self._rows = _open_rows(path)
         except sqlite3.DatabaseError as error:
-            log.warning("%s is begun anew: %s", path, error)
+            log.warning("%s is recreated: %s", path, error)
             for name in _files_of_rows(path):
                 name.unlink(missing_ok=True)
             self._rows = _open_rows(path)

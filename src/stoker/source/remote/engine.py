@@ -296,7 +296,7 @@ class Engine:
         self._closing.wait(min(seconds, left))
 
     def _renew(self, generation: int) -> None:
-        """Have new credentials asked for, once for all who were refused with the old ones."""
+        """Request new credentials, once for all requests rejected with the old ones."""
         with self._lock:
             if generation == self._generation:
                 self._generation += 1

@@ -75,7 +75,7 @@ class FsspecBackend:
         return Got(memoryview(data), len(data) if whole else -1, UNKNOWN_TAG)
 
     def renew(self) -> None:
-        """Make the file system anew, past fsspec's own cache of file systems."""
+        """Recreate the file system, bypassing fsspec's own cache of file systems."""
         self._fs = self._make(fresh=True)
 
     def _ask(self, request: Callable[[], _T]) -> _T:

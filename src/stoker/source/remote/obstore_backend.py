@@ -56,7 +56,7 @@ class ObstoreBackend:
         scheme = self._root.partition("://")[0]
         make = _stores(store)[scheme]
         try:
-            # Unpickled anew each time: a provider of credentials starts without old ones.
+            # Unpickled each time: a provider of credentials starts without old ones.
             return make(self._root, **_arguments(pickle.loads(self._options), self._concurrency))
         except Exception as error:
             raise Fault(Why.INVALID, f"obstore refused {self._root}: {_first(error)}") from error
@@ -107,7 +107,7 @@ class ObstoreBackend:
         return self._ask(request)
 
     def renew(self) -> None:
-        """Make the client anew: its provider of credentials is asked again."""
+        """Recreate the client: its provider of credentials is asked again."""
         self._store = self._make()
 
     def _ask(self, request: Callable[[], _T]) -> _T:

@@ -91,7 +91,7 @@ def raise_refused(name: str, failure: Failure) -> None:
         )
     if failure.why is Why.REFUSED:
         raise ConfigError(
-            f"the storage refuses to give {name}, also after asking for credentials anew: "
+            f"the storage refuses to give {name}, also after asking for new credentials: "
             f"{failure.message}; check the credentials (storage_options, environment), and "
             "whether the object exists: some storages hide that from those who may not list"
         )
