@@ -1,4 +1,4 @@
-"""Where samples live: in memory, in files, in object stores, or behind a class of one's own."""
+"""Where samples live: in memory, in files, in object stores, or behind your own class."""
 
 from stoker.source.adapt import as_source
 from stoker.source.base import BaseSource, Source

@@ -20,7 +20,7 @@ class Source(Protocol):
 
     A source is immutable: a sample's bytes never change while ``fingerprint`` stays the same.
     All methods may be called from several threads and, after a fork or after pickling to a child,
-    from several processes at once. A class of one's own needs only ``__len__``, ``sizes``,
+    from several processes at once. Your own class needs only ``__len__``, ``sizes``,
     ``fingerprint`` and ``read``: deriving from :class:`BaseSource` supplies the others, and
     ``as_source`` supplies them to an object that does not derive from it.
     """
@@ -51,13 +51,13 @@ class Source(Protocol):
         Files rebuilt with their old names, sizes and normalised times have the old fingerprint,
         which must be the same on all nodes and for copies. What is kept on one machine from run to
         run, or shared by its processes, is kept under both. Empty where the storage's own versions
-        tell.
+        tell them apart.
         """
         ...
 
     @property
     def is_private(self) -> bool:
-        """Whether the fingerprint has no meaning outside of this job."""
+        """Whether the fingerprint has no meaning outside this job."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Source(Protocol):
         ...
 
     def name(self, sample_id: int) -> str:
-        """Return what people call the sample (a path, a key), for messages."""
+        """Return a readable name of the sample (a path, a key), for messages."""
         ...
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
@@ -95,12 +95,12 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is held (threads, descriptors); reading afterwards is an error."""
+        """Release what is held (threads, descriptors); reading afterwards raises."""
         ...
 
 
 class BaseSource:
-    """Supplies what a source has in common; ``__len__``, ``sizes``, ``fingerprint``, ``read`` lack.
+    """Supplies all of a source except ``__len__``, ``sizes``, ``fingerprint`` and ``read``.
 
     ``read_each`` and ``read_packed`` here are built on ``read``: correct for any source, but a
     failing batch is read again without the samples that failed. A source that can do better
@@ -115,7 +115,7 @@ class BaseSource:
         raise NotImplementedError(f"{type(self).__name__} has to define read")
 
     def name(self, sample_id: int) -> str:
-        """Return what people call the sample."""
+        """Return a readable name of the sample."""
         return f"sample {sample_id}"
 
     @property
@@ -183,7 +183,7 @@ class BaseSource:
         return *pack([sample or b"" for sample in samples]), errors
 
     def close(self) -> None:
-        """Let go of what is held; nothing, unless a source says otherwise."""
+        """Release what is held; by default nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -236,10 +236,10 @@ class PackedSource(BaseSource):
 
 
 def read_whole(source: Source, ids: npt.NDArray[np.uint32]) -> PackedRead:
-    """Return what ``source.read_packed`` gives; what lacks bytes, or has more, is corrupt.
+    """Return what ``source.read_packed`` gives; samples with too few or too many bytes are corrupt.
 
-    Storage that ends an answer too early, and files that change, are so noticed whatever the
-    samples are. Raises what the source raises.
+    This detects storage that truncates answers, and changed files, for samples of any
+    kind. Raises what the source raises.
     """
     data, offsets, errors = source.read_packed(ids)
     if not source.sizes_are_exact:

@@ -21,11 +21,11 @@ from stoker.source.packed import Offsets, offsets_of
 class FileSource(PackedSource):
     """Files given by a list of paths, read by a native pool of threads without the GIL.
 
-    What is known of the files lies in shared memory: about 24 bytes and the name below the common
-    directory for each, once per node however many workers there are. No file is held open.
+    The listing is in shared memory: about 24 bytes and the name below the common directory per
+    file, once per node for any number of workers. No file is held open.
 
     A file that was replaced by one of another size is reported when it is read. One that was
-    rewritten in place with the same size is not noticed: data sets are taken to be immutable.
+    rewritten in place with the same size is not noticed: data sets are assumed to be immutable.
 
     Thread-safe; works in children of every start method. A read of storage that hangs cannot be
     interrupted.
@@ -123,13 +123,13 @@ class FileSource(PackedSource):
         return errors
 
     def _discard_listing(self) -> None:
-        """Forget what is stored, once: it would be believed when the data set is made again."""
+        """Discard the stored listing, once: a new data set would use it."""
         stored, self._stored = self._stored, None
         if stored is not None:
             stored.discard()
 
     def close(self) -> None:
-        """Stop the threads of this process and refuse further reads."""
+        """Stop the threads of this process; further reads raise."""
         self._reader = None
 
 

@@ -61,7 +61,7 @@ def list_folder(
 
     Classes and files come in the order of ``torchvision.datasets.ImageFolder``: classes sorted,
     in a class its directories sorted by path, in a directory its files sorted, links followed
-    (but not round a loop). ``threads`` directories are read, and files asked, at once.
+    (except in loops). ``threads`` directories are read, and files asked, at once.
 
     Raises :class:`ConfigError` when there is no such directory, no class folder, or a class has
     no sample (unless ``allow_empty``), :class:`SourceUnavailable` for a directory that cannot be
@@ -177,13 +177,13 @@ def _refuse_empty(
 class FolderCache:
     """The stored listing of one folder; see :class:`ListingCache` for where and how.
 
-    The listing is used again while every directory in it still is the one it was, unchanged, so
-    files and folders that are added, removed or renamed are noticed, and so is another tree at the
-    same path, whatever its times. A file that is rewritten in place changes no directory: 64 files
-    drawn at random are looked at, so a tree that was rebuilt in place is noticed; a single file is
-    when its size changed, by reading it, and else may not be. A file system that does not keep the
-    times of directories (some mounts of object stores) hides what is added and removed: do not
-    cache listings there. A source that reads a missing file, or one of another size, discards it.
+    The listing is reused while every directory in it is unchanged, so files and folders that are
+    added, removed or renamed are noticed, and so is another tree at the same path, whatever its
+    times. Rewriting a file in place changes no directory: 64 files drawn at random are checked, so
+    a tree that was rebuilt in place is noticed. A single file is noticed when it is read, if its
+    size changed, and otherwise may not be. A file system that does not keep the times of
+    directories (some mounts of object stores) hides additions and removals: do not cache listings
+    there. A source that reads a missing file, or one of another size, discards it.
     """
 
     def __init__(self, root: bytes, extensions: tuple[str, ...], allow_empty: bool) -> None:
@@ -194,7 +194,7 @@ class FolderCache:
         """Where the listing lies."""
 
     def load(self, threads: int) -> FolderListing | None:
-        """Return the stored listing if there is one and it still holds; ask ``threads`` at once."""
+        """Return the stored listing if it is still valid; check ``threads`` directories at once."""
 
         def if_it_holds(stored: Arrays) -> FolderListing | None:
             listing = _decode(stored, self._root)
@@ -250,7 +250,7 @@ def _split(joined: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> list[bytes]:
 
 
 def _still_holds(listing: FolderListing, threads: int) -> bool:
-    """Return whether no directory has changed since, as far as the kernel tells."""
+    """Return whether no directory has changed since, according to the kernel."""
     changed_ns = listing.identities[:, FileIdentity._fields.index("ctime_ns")]
     if int(changed_ns.max()) > listing.listed_ns - _SETTLED_NS:
         return False

@@ -49,7 +49,7 @@ class ClassFolders:
 
 
 def check_extensions(extensions: tuple[str, ...]) -> None:
-    """Raise ConfigError for a lone extension, or none."""
+    """Raise ConfigError for a single string, or no extensions."""
     if isinstance(extensions, str) or not extensions:
         raise ConfigError(f'extensions={extensions!r}: give a tuple like (".jpg", ".png")')
 
@@ -57,9 +57,9 @@ def check_extensions(extensions: tuple[str, ...]) -> None:
 class ImageFolderSource(ClassFolders, FileSource):
     """The files of class folders, with the ids and targets of torchvision's ``ImageFolder``.
 
-    The listing is kept in ``$XDG_CACHE_HOME/stoker/listings`` (``~/.cache/...``) and used again
-    while no directory has changed; :class:`stoker.source.folder_listing.FolderCache` says what
-    that notices and what not. For everything else see :class:`FileSource`.
+    The listing is stored in ``$XDG_CACHE_HOME/stoker/listings`` (``~/.cache/...``) and used again
+    while no directory has changed; see :class:`stoker.source.folder_listing.FolderCache` for what
+    that notices. For the rest see :class:`FileSource`.
     """
 
     def __init__(

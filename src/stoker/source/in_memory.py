@@ -75,7 +75,7 @@ class MemorySource(BaseSource):
         return data, offsets, {}
 
     def close(self) -> None:
-        """Refuse further reads; the memory goes with the object."""
+        """Make further reads raise; the memory is freed with the object."""
         self._closed = True
 
 

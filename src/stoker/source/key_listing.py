@@ -30,7 +30,7 @@ class KeyListing:
     A stored listing is used again if it is at most ``max_age`` seconds old and a cheap check
     finds no difference: of a prefix, the first page of a listing, the page after a key drawn at
     random, and the last 500 keys with what comes after them (three requests); of a list of keys,
-    16 of them drawn at random. So what is added or removed at the ends is noticed at once,
+    16 of them drawn at random. So additions and removals at the ends are noticed at once,
     elsewhere by chance or after ``max_age``. An object that was replaced or removed unnoticed is
     reported when it is read, and its source discards the listing; one that was added unnoticed is
     missing until then.
@@ -51,7 +51,7 @@ class KeyListing:
         """Return the objects whose keys begin with ``prefix``, sorted; names are full keys.
 
         ``by_folder`` takes only those in folders directly below it, which are listed at once.
-        Raises :class:`ConfigError` when there are none or they may not be listed,
+        Raises :class:`ConfigError` when there are none or listing is not permitted,
         :class:`SourceUnavailable` when the storage does not answer.
         """
         cache = self._cache("below", prefix, by_folder) if self._address.lists_in_order else None
@@ -151,7 +151,7 @@ def _agrees(keys: Keys, begin: int, page: list[Entry], to_end: bool) -> bool:
 
 
 def _unless_failed(name: str, answer: _T | Failure, index: int | None = None) -> _T:
-    """Return the answer; raises the error that it is."""
+    """Return the answer, or raise it if it is an error."""
     if isinstance(answer, Failure):
         raise error_of(name, answer, [] if index is None else [index])
     return answer

@@ -21,11 +21,11 @@ _STALE = (Why.NOT_FOUND, None)  # the object is gone, or another one
 class KeySource(PackedSource):
     """What sources of objects have in common; they differ in how the keys are found.
 
-    What is known of the objects lies in shared memory: about 32 bytes and the name below the
-    prefix for each, once per node however many workers there are.
+    The listing is in shared memory: about 32 bytes and the name below the prefix per object, once
+    per node for any number of workers.
 
     The client of the storage lives in a helper process, one for each process that reads, started
-    by exec at the first read: it survives forks of its user, and needs none of its user's time.
+    by exec at the first read: it survives forks of its parent, and costs the parent no time.
     Thread-safe; works in children of every start method, also after the parent has read.
 
     An object that was replaced since it was listed is reported as corrupt where the storage
@@ -65,7 +65,7 @@ class KeySource(PackedSource):
 
     @property
     def tally(self) -> Tally:
-        """What this process has asked of the storage so far."""
+        """The requests that this process has made so far."""
         return self._client.tally
 
     def name(self, sample_id: int) -> str:
@@ -105,12 +105,12 @@ class KeySource(PackedSource):
         return without(errors, data, offsets_of(sizes))
 
     def _discard_listing(self) -> None:
-        """Forget what is stored, once: it would be believed when the data set is made again."""
+        """Discard the stored listing, once: a new data set would use it."""
         stored, self._stored = self._stored, None
         if stored is not None:
             stored.discard()
 
     def close(self) -> None:
-        """End this process's helper and refuse further reads."""
+        """End this process's helper; further reads raise."""
         self._closed = True
         self._client.close()

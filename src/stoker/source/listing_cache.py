@@ -31,10 +31,9 @@ class ListingCache:
     """The answer to one question, as arrays in one file: written atomically, checked by hash.
 
     It lies in ``$XDG_CACHE_HOME/stoker/listings`` (``~/.cache/...``). Several processes may use
-    one at once; the last to store wins. A file that is damaged or of another version is as good
-    as none, and a directory that cannot be written, or that others may write to, is reported to the
-    log and otherwise ignored.
-    Whether the answer still holds is for those to judge who asked.
+    one at once; the last to store wins. A file that is damaged or of another version is ignored;
+    so is a directory that cannot be written, or that other users may write to, with a log message.
+    The caller decides whether the answer is still valid.
     """
 
     def __init__(self, question: str) -> None:
@@ -45,7 +44,7 @@ class ListingCache:
     def load(self, use: Callable[[Arrays], _T]) -> _T | None:
         """Return what ``use`` makes of what is stored; None if nothing is, or it is damaged.
 
-        What ``use`` raises means that it is.
+        An exception in ``use`` means that it is damaged.
         """
         try:
             with open_folder(self.path.parent) as folder:
@@ -70,7 +69,7 @@ class ListingCache:
             _log.warning("cannot keep the listing in %s: %s", self.path, error)
 
     def discard(self) -> None:
-        """Forget what is stored, which has turned out wrong; a failure is logged."""
+        """Discard what is stored, which turned out to be wrong; a failure is logged."""
         try:
             with open_folder(self.path.parent) as folder:
                 (folder.inside / self.path.name).unlink(missing_ok=True)
@@ -128,8 +127,8 @@ def _decode(stored: bytes) -> Arrays:
 def arrays_of(npz: bytes) -> Arrays:
     """Return the arrays that ``numpy.savez`` wrote, by name.
 
-    Unlike ``numpy.load`` it believes no header: an array is as large as its bytes. Raises an
-    exception of any kind for what is no such file.
+    Unlike ``numpy.load`` it does not trust headers: an array is as large as its bytes. Raises an
+    exception of any kind for other files.
     """
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         return {

@@ -17,9 +17,10 @@ class ObjectSource(KeySource):
     """The objects under a prefix, or those of a list of keys, read through obstore.
 
     Addresses are ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``,
-    ``http(s)://host/path`` and ``file:///folder``. A prefix is a folder: ``s3://b/train`` is what
-    lies below ``train/``. Samples are in the order of the bytes of their keys; empty objects that
-    only mark a folder are left out. Web servers do not list: there ``keys`` are needed.
+    ``http(s)://host/path`` and ``file:///folder``. A prefix is a folder: ``s3://b/train`` stands
+    for the objects below ``train/``. Samples are in the order of the bytes of their keys; empty
+    objects that only mark a folder are left out. Web servers do not list: there ``keys`` are
+    needed.
 
     :class:`KeySource` says how it reads, :class:`KeyListing` when a stored listing is used again.
     """
@@ -33,7 +34,7 @@ class ObjectSource(KeySource):
         pace: Pace | None = None,
         listing_max_age: float = DAY,
     ) -> None:
-        """List the objects below ``url``, or ask after those of ``keys``, which are below it.
+        """List the objects below ``url``, or look up those of ``keys``, which are below it.
 
         ``storage_options`` go to obstore: what its store of that kind knows (``endpoint``,
         ``region``, ``virtual_hosted_style_request``, ``credential_provider``, ...), options of
@@ -45,7 +46,7 @@ class ObjectSource(KeySource):
         each helper process makes its own.
         ``listing_max_age`` is in seconds; 0 lists again each time.
 
-        Raises :class:`ConfigError` for a bad address or option, refused credentials, no objects,
+        Raises :class:`ConfigError` for a bad address or option, rejected credentials, no objects,
         or without obstore; :class:`SampleNotFound` for a key that is not there;
         :class:`SourceUnavailable` when the storage does not answer.
         """
@@ -100,7 +101,7 @@ class FsspecSource(ObjectSource):
         storage_options: Mapping[str, Any] | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """List the files below ``url``, or ask after those of ``keys``, which are below it.
+        """List the files below ``url``, or look up those of ``keys``, which are below it.
 
         ``storage_options`` go to the file system. ``memory://`` is read in this process, and so
         in children only after a fork; everything else in the helper process.

@@ -30,8 +30,8 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ============================================== ==================================
 
     For class folders in object stores use :func:`open_image_folder`. Raises
-    :class:`ConfigError` for an empty list, an option that the class does not have, and what the
-    class refuses; other errors as the class.
+    :class:`ConfigError` for an empty list, an option that the class does not have, and
+    arguments that the class rejects; other errors as the class.
     """
     several = not isinstance(where, str | Path)
     places = [str(where)] if isinstance(where, str | Path) else [str(place) for place in where]

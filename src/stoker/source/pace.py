@@ -1,4 +1,4 @@
-"""How fast and how stubbornly a source asks its storage."""
+"""How fast and how persistently a source sends requests to its storage."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Retry:
     """Exponential backoff with full jitter, up to a deadline.
 
     Before attempt ``n + 1`` a request waits a random time between 0 and
-    ``min(longest, first * 2 ** (n - 1))`` seconds, so that those who failed together do not come
-    back together (Brooker, "Exponential Backoff and Jitter", AWS 2015). Told that it asks too
-    often (429, 503, ``SlowDown``), it waits ``throttled`` times that.
+    ``min(longest, first * 2 ** (n - 1))`` seconds, so that requests that failed together are not
+    repeated together (Brooker, "Exponential Backoff and Jitter", AWS 2015). If the storage
+    throttles (429, 503, ``SlowDown``), it waits ``throttled`` times that.
 
     A request is given up ``deadline`` seconds after its first attempt, or after ``attempts`` of
     them. An outage costs the deadline once, not per sample, call or process: it begins with the
-    first failure after which nothing is read, and ``deadline`` seconds later whatever still waits
-    is tried once and then given up too. A call that begins later, while the storage still fails,
-    gets ``unanswered`` seconds. Those are also all there is where nothing has ever answered
-    (connections refused, an unknown host): more often that is a wrong address than an outage.
+    first failure after which nothing is read, and ``deadline`` seconds later every request still
+    waiting is tried once more and then given up too. A call that begins later, while the storage
+    still fails, gets ``unanswered`` seconds. The same limit applies where nothing has ever answered
+    (connections refused, an unknown host): that is more often a wrong address than an outage.
 
     An outage is reported once in each process that reads, as a warning of the logger ``stoker``.
 
-    Raises :class:`ConfigError` for values that are negative, zero where that makes no sense, or
+    Raises :class:`ConfigError` for values that are negative, zero where that is invalid, or
     not numbers.
     """
 

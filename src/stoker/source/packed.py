@@ -1,4 +1,4 @@
-"""Many samples in one array: their bytes one after the other, and where each one begins."""
+"""Many samples in one array: their bytes one after the other, and their offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of requests and bytes per second that all of a user's processes on a node share."""
+"""A limit on requests and bytes per second that all of a user's processes on a node share."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LONGEST_QUEUE = 3600.0
 
 @dataclass(frozen=True)
 class RateLimit:
-    """At most so many requests and bytes per second, for everything that reads ``name``.
+    """At most this many requests and bytes per second, for all readers of ``name``.
 
     Every process of this user on this node that limits the same ``name`` waits in the same
-    queue, whatever started it. What they share is a file of 16 bytes in the user's runtime
+    queue, however it was started. What they share is a file of 16 bytes in the user's runtime
     directory: until when each limit is used up, on the monotonic clock. Processes that
-    were given different limits share the queue too, each advancing it at its own.
+    were given different limits share the queue too, each advancing it at its own rate.
 
     Picklable, thread-safe and fork-safe: nothing is held open. A process that is killed leaves
     nothing locked. Where the file cannot be used (not ours, not writable) :meth:`take` raises
@@ -71,7 +71,7 @@ class RateLimit:
         return max(0.0, *(end - now for end in after))
 
     def wait(self, num_bytes: int, stop: threading.Event) -> None:
-        """Wait for one's turn to ask for so many bytes, or until ``stop`` is set."""
+        """Wait for the turn of a request for ``num_bytes``, or until ``stop`` is set."""
         seconds = self.take(num_bytes)
         if seconds > 0:
             stop.wait(seconds)

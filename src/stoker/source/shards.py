@@ -234,7 +234,7 @@ class ShardSource(PackedSource):
 
     @property
     def tally(self) -> Tally:
-        """What this process has asked of the storage so far."""
+        """The requests that this process has made so far."""
         return self._client.tally
 
     def name(self, sample_id: int) -> str:

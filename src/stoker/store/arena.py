@@ -31,8 +31,8 @@ _LONGEST = 1e9  # seconds that fit into the clock's nanoseconds
 class Handle:
     """What another process needs to join an arena.
 
-    Pickled while a child process is being spawned it passes the descriptors on; pickled at any
-    other time it raises TypeError, since a descriptor's number means nothing elsewhere.
+    Pickling it while a child process is being spawned passes the descriptors on; at any other time
+    it raises TypeError, since a descriptor's number means nothing in another process.
     """
 
     fds: tuple[int, ...]
@@ -65,7 +65,7 @@ def _received(fds: tuple[Any, ...], meta: dict[str, Any]) -> Handle:
 def turns_of(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return u32[n]: of samples with equal keys, the one whose turn is smallest leaves first.
 
-    A fixed order that has nothing to do with that of the ids, which often come class by class.
+    A fixed order, independent of that of the ids, which often come class by class.
     """
     return ids * np.uint32(0x9E3779B1)
 
@@ -73,11 +73,11 @@ def turns_of(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
 class Arena:
     """A cache of samples in shared memory, or in a file, with named regions and byte budgets.
 
-    ``num_ids``: ids are 0 to ``num_ids - 1``. ``capacity_bytes`` counts payload; what comes on
-    top is :attr:`overhead_bytes`. ``mean_size``: expected bytes of a sample, from which the block
+    ``num_ids``: ids are 0 to ``num_ids - 1``. ``capacity_bytes`` counts payload; the rest
+    is :attr:`overhead_bytes`. ``mean_size``: expected bytes of a sample, from which the block
     size follows. ``path``: a file to keep the samples in (it is created, or what it holds is
     recovered); None: memory, whose pages are all reserved now. ``exact``: eviction follows its
-    order to the letter at any cost, for tests; otherwise one eviction looks at a bounded number
+    order exactly at any cost, for tests; otherwise one eviction looks at a bounded number
     of samples. ``seed``: for random eviction.
 
     A new arena has one region, ``"main"``, with all the capacity, ordered by the caller's keys:
@@ -87,7 +87,7 @@ class Arena:
     fork. Arrays are checked: ids out of range and lengths that differ raise
     :class:`~stoker.errors.ConfigError`. After :meth:`close` everything raises
     :class:`~stoker.errors.SegmentError`. Construction raises
-    :class:`~stoker.errors.CapacityError` when the memory or the disk is not there, and
+    :class:`~stoker.errors.CapacityError` when there is too little memory or disk space, and
     :class:`~stoker.errors.SegmentError` for a file that is not this arena's.
     """
 
@@ -165,7 +165,7 @@ class Arena:
 
     @property
     def io_errors(self) -> int:
-        """Reads and writes that the disk refused, of all processes so far; takes no lock."""
+        """Failed reads and writes of the disk, of all processes so far; takes no lock."""
         return self._core.io_errors
 
     @property
@@ -174,7 +174,7 @@ class Arena:
         return max(0, self._core.total_bytes - self._core.capacity_bytes)
 
     def close(self) -> None:
-        """Let go of the arena; calls in other threads end first. The last holder frees it."""
+        """Release the arena; calls in other threads end first. The last holder frees it."""
         self._core.close()
 
     def __enter__(self) -> Self:
@@ -201,10 +201,10 @@ class Arena:
         """Offer samples for ids u32[n]; return bool[n], True where one is in the cache now.
 
         ``keys`` f64[n] order regions of order ``"key"`` (None: the time of insertion).
-        ``overflow``: the region where a sample goes that ``region`` refuses. An id that
+        ``overflow``: the region for samples that ``region`` rejects. An id that
         is cached already keeps its bytes and takes the new key. A sample that is rejected (it
-        does not fit, or its victims outrank it) gives its claim back. When the lock is not to be
-        had within 50 ms nothing is inserted, and ``bypassed`` counts it.
+        does not fit, or its victims outrank it) gives its claim back. If the lock cannot be
+        acquired within 50 ms nothing is inserted, and ``bypassed`` counts it.
         """
         wanted, values = self._ids(ids), _keys(keys)
         if _are_packed(samples):
@@ -226,7 +226,7 @@ class Arena:
         NDArray[np.int64],
         NDArray[np.float64],
     ]:
-        """Put packed samples as :meth:`put_many` does, and take what had to leave for them.
+        """Put packed samples as :meth:`put_many` does, and return what they evicted.
 
         Returns ``(admitted bool[n], ids u32[m], data u8[total], offsets i64[m+1], keys f64[m])``:
         the m evicted samples, for a tier below, and what ordered them here.
@@ -259,7 +259,7 @@ class Arena:
         return self._core.contains(self._ids(ids))
 
     def discard(self, ids: ArrayLike) -> None:
-        """Drop cached samples, leased ones as well; ids that are not cached are passed over."""
+        """Drop cached samples, leased ones as well; ids that are not cached are skipped."""
         self._core.discard(self._ids(ids))
 
     def discard_from(self, region: str, ids: ArrayLike) -> None:
@@ -284,7 +284,7 @@ class Arena:
         return self._core.claim(self._ids(ids))
 
     def abandon(self, ids: ArrayLike) -> None:
-        """Give this process's claims back; those who wait for them are told."""
+        """Give this process's claims back; waiting processes are told."""
         self._core.abandon(self._ids(ids))
 
     def wait(self, ids: ArrayLike, timeout: float) -> NDArray[np.bool_]:
@@ -301,8 +301,9 @@ class Arena:
     def lease(self, ids: ArrayLike, position: int) -> bool:
         """Keep ids from being evicted until :meth:`release` reaches ``position`` of the plan.
 
-        Positions must not fall from call to call. The leases end with the process at the latest.
-        False when not all could be leased: those may be evicted, which is slower, never wrong.
+        Positions must not decrease from call to call. The leases end with the process at the
+        latest. False when not all could be leased: those may be evicted, which is slower, never
+        wrong.
         """
         return self._core.lease(self._ids(ids), position)
 
@@ -338,7 +339,7 @@ class Arena:
     def list(self, region: str) -> NDArray[np.uint32]:
         """Return u32[m], the ids cached in ``region``, ascending.
 
-        Of thousands, what enters or leaves meanwhile may be among them or not.
+        Samples that enter or leave meanwhile may be included or not.
         """
         return self._core.list(region)
 

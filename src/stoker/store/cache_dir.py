@@ -46,7 +46,7 @@ class CacheDir:
 
     ``path`` need not exist. No method removes or changes a file that is not Stoker's. All raise
     :class:`~stoker.errors.ConfigError` where the directory cannot be used: it is a file, holds
-    something else, may not be written, or others may write to it
+    something else, is not writable, or other users may write to it
     (:class:`~stoker.errors.UntrustedPlace`).
     """
 
@@ -60,7 +60,7 @@ class CacheDir:
 
     @property
     def identity(self) -> str:
-        """Names the directory on this machine, by whichever path it is reached."""
+        """Identifies the directory on this machine, independent of the path."""
         with self._open() as folder:
             status = os.fstat(folder.fileno())
         return f"{status.st_dev:x}-{status.st_ino:x}"
@@ -68,7 +68,7 @@ class CacheDir:
     def read(self) -> DiskMeta | None:
         """Return what the directory holds; None if nothing, or no such directory.
 
-        Raises :class:`~stoker.errors.StateMismatch` if it holds samples that nothing describes.
+        Raises :class:`~stoker.errors.StateMismatch` if it holds samples without a description.
         """
         with self._errors_named():
             try:
@@ -127,13 +127,13 @@ class CacheDir:
         return found
 
     def mark(self) -> None:
-        """Make the directory, and mark it as Stoker's; one that is stays as it is."""
+        """Make the directory, and mark it as Stoker's, unless it is."""
         with self._errors_named():
             owned.adopt(self.path, MARKER, "cache_dir").close()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold a marked directory while what it is for is settled.
+        """Hold a marked directory while its purpose is determined.
 
         Raises :class:`~stoker.errors.SegmentError` if another process does so for too long.
         """
@@ -148,7 +148,7 @@ class CacheDir:
             os.close(marker)
 
     def describe(self, meta: DiskMeta) -> None:
-        """Write down what the directory is for, safely on disk when this returns; hold it."""
+        """Record what the directory is for, safely on disk when this returns; hold it."""
         with self._open() as folder:
             # Before any sample: a segment must never be taken for another data set's.
             owned.write_file(folder.inside / _META, json.dumps(asdict(meta)).encode(), fsync=True)
@@ -157,7 +157,7 @@ class CacheDir:
     def open_segment(self) -> Iterator[Path]:
         """Give a path to the file with the samples, made empty if need be; of use while it lasts.
 
-        It leads to that very file, whatever comes to lie in its place.
+        It leads to that very file, even if another one takes its place.
         """
         with self._open() as folder:
             path = folder.inside / _SEGMENT
@@ -165,7 +165,7 @@ class CacheDir:
             yield path
 
     def clean(self) -> int:
-        """Remove what Stoker has in the directory, and return the bytes that are free now.
+        """Remove what Stoker has in the directory, and return the bytes freed.
 
         Raises :class:`~stoker.errors.ConfigError` for a directory without the marker, and
         :class:`~stoker.errors.SegmentError` while a process uses it.
@@ -194,7 +194,7 @@ class CacheDir:
                 os.close(file)
 
     def await_unused(self, patience: float) -> bool:
-        """Wait until no process has the samples open, and return whether that came about."""
+        """Wait until no process has the samples open, and return whether that happened."""
         deadline = time.monotonic() + patience
         while self.in_use():
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What was really served in the epoch in progress: on whose turn, and where in its plan."""
+"""What was really served in the current epoch: on whose turn, and where in its plan."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ ASIDE = Turns(0, np.empty(0, np.int64))
 
 
 class Claims:
-    """Who was served in this epoch, written by all workers and ranks of a job on one node.
+    """Which samples were served in this epoch, by all workers and ranks of a job on one node.
 
-    The one record that substitutes, reads past the cache and saved states go by. ``arrays`` are
+    The one record that substitutes, reads past the cache and saved states use. ``arrays`` are
     those of :meth:`layout`, zeros at first:
 
     - ``served`` (``u32[N]``): the stamp of the latest epoch in which a sample was served, set by
@@ -47,8 +47,8 @@ class Claims:
     - ``log`` (``u64[A]``): for each place of the plan the stamp, times 2**32, plus the sample
       served there.
 
-    A process has its own, over shared arrays; its forked children and those that it is passed to
-    go by the same epoch. A batch that was asked for in an earlier epoch, and is served late,
+    A process has its own, over shared arrays; its forked children and processes that receive it
+    use the same epoch. A batch that was asked for in an earlier epoch, and is served late,
     claims nothing. Safe in any thread.
     """
 
@@ -61,7 +61,7 @@ class Claims:
 
     @staticmethod
     def layout(num_samples: int, accesses: int) -> Layout:
-        """Return the arrays for so many samples, and accesses of all ranks in the longest epoch."""
+        """Return the arrays for so many samples and, in the longest epoch, accesses of all ranks."""
         return {
             "served": (num_samples, "u4"),
             "displaced": (num_samples, "u8"),
@@ -70,7 +70,7 @@ class Claims:
 
     @property
     def stamp(self) -> int:
-        """What marks samples served in this epoch; 0 before the first.
+        """The stamp of samples served in this epoch; 0 before the first.
 
         The epoch plus 1, or more when an epoch was begun again.
         """
@@ -136,7 +136,7 @@ class Claims:
 
 
 def still_due(planned: Ids, consumed: int, served: ArrayLike) -> NDArray[np.int64]:
-    """Return the accesses of a plan that are left, once ``consumed`` of it are over.
+    """Return the accesses of a plan that are left after ``consumed`` of them.
 
     ``planned`` (``u32[A]``) is the plan and ``served`` (integers ``[consumed]``) what was really
     served; :data:`NOBODY` counts as nothing. The result, ``i64[A - consumed]``, names places of

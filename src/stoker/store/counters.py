@@ -1,4 +1,4 @@
-"""Counters that many processes write and anyone may sum."""
+"""Counters that many processes write and any process may sum."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Counters:
                 row[self._column[name]] += amount
 
     def totals(self) -> dict[str, float]:
-        """Return each field summed over all processes, those that ended included."""
+        """Return each field summed over all processes, including ended ones."""
         sums = self._table.array.sum(axis=0) + self._private
         return dict(zip(self._column, sums.tolist(), strict=True))
 

@@ -30,13 +30,13 @@ def open_disk(
 ) -> SharedArena:
     """Return the arena in the directory ``place``, with what earlier runs left there.
 
-    It is made if need be, and shared with this user's other processes. Samples that it holds
+    It is made if necessary, and shared with this user's other processes. Samples that it holds
     already go to the first of ``regions``. ``keep_free``: bytes of the file system that making it
     must leave free; by default 1 GiB or 5 %, whichever is more.
 
     Raises :class:`~stoker.errors.StateMismatch` if the directory is another data set's or of
     another size, :class:`~stoker.errors.ConfigError` if it cannot be used,
-    :class:`~stoker.errors.CapacityError` if the room is not there, and
+    :class:`~stoker.errors.CapacityError` if there is too little space, and
     :class:`~stoker.errors.SegmentError` if it is in use by a process that does not share it, or
     damaged. Safe in any thread and process.
     """
@@ -70,7 +70,7 @@ def file_bytes(meta: DiskMeta) -> int:
 
 
 def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:
-    """Open the segment, once those who are about to leave it have done so."""
+    """Open the segment, once processes that are leaving it have done so."""
     place.await_unused(_PATIENCE)
     with place.open_segment() as path:
         try:
@@ -137,10 +137,10 @@ def plan_disk(
 ) -> DiskPlan | None:
     """Return the disk cache as the user asked for it, or None for none.
 
-    Without ``disk_cache`` it is as large as what ``cache_dir`` has, or holds all samples.
-    ``is_private``: the key says nothing to the next run. ``name``: what the user calls the size.
+    Without ``disk_cache`` it has the size of the cache in ``cache_dir``, or holds all samples.
+    ``is_private``: the key means nothing to the next run. ``name``: what the user calls the size.
 
-    Raises :class:`~stoker.errors.ConfigError` for what makes no sense or a directory that cannot
+    Raises :class:`~stoker.errors.ConfigError` for invalid sizes or a directory that cannot
     be used, and :class:`~stoker.errors.StateMismatch` for another data set's, or another size.
     """
     asked = wanted.everything

@@ -1,4 +1,4 @@
-"""Fills a cache before the first sample is asked for: an arena by ids, a tier by a list."""
+"""Fills a cache before the first access: an arena by ids, a tier by a list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAY_EVERY = 10.0  # seconds
 
 @dataclass
 class Filled:
-    """What became of the samples that were to be brought in."""
+    """What became of the samples to be cached."""
 
     wanted: int = 0
     """Samples that fit, and so are to be there."""
@@ -54,13 +54,13 @@ def fill(
     threads: int = 16,
     progress: Callable[[int, int], None] = lambda samples, size: None,
 ) -> Filled:
-    """Bring the first samples of ``source`` into ``arena``, as many as it has room for.
+    """Read the first samples of ``source`` into ``arena``, as many as fit.
 
-    What is there is not read again. ``threads`` batches are read at once. ``progress`` is called
-    in this thread with samples and bytes that are seen to. A sample that is gone or damaged is
-    noted and passed over.
+    Cached samples are not read again. ``threads`` batches are read at once. ``progress`` is called
+    in this thread with the samples and bytes done. A missing or damaged sample is
+    recorded and skipped.
 
-    Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up; what came before
+    Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up; what was read before
     stays, and another call resumes from there.
     """
     entrance = next(iter(arena.stats()["regions"]))
@@ -138,9 +138,9 @@ def preload(
 ) -> None:
     """Bring the samples ``ids`` into ``tier``, and say in the log how far it is.
 
-    What is there is not read, what other processes are reading is waited for. Nothing of it counts
-    as an access of the store that serves from ``tier`` later. ``threads`` batches are under way at
-    once. A sample that is gone or damaged is left to who will ask for it.
+    Cached samples are not read again; for samples that other processes are reading it waits. None
+    of this counts as an access of the store that serves from ``tier`` later. ``threads`` batches
+    are read at once. A missing or damaged sample is left to its first access.
 
     Raises :class:`~stoker.errors.SourceUnavailable` when the storage gives up.
     """

@@ -40,8 +40,8 @@ class Brought(NamedTuple):
 class Meter:
     """What the threads of one process read from a source.
 
-    ``totals`` (``f64[2]``), which others may share, counts the samples, and the seconds in which
-    a read or more were under way. One process at a time writes it. Thread-safe.
+    ``totals`` (``f64[2]``), which other processes may share, counts the samples, and the seconds
+    in which at least one read was in progress. One process at a time writes it. Thread-safe.
     """
 
     def __init__(self, totals: NDArray[Any]) -> None:
@@ -68,7 +68,7 @@ class Meter:
 
 
 class Upstream:
-    """Reads samples from ``pool``, if there is one, and what that has not from ``source``.
+    """Reads samples from ``pool``, if there is one, and the rest from ``source``.
 
     What was read from the source is offered to the pool. As safe for threads and processes as
     both are.
@@ -81,7 +81,7 @@ class Upstream:
     def read(self, ids: Ids, keys: Keys = None, meter: Meter | None = None) -> Brought:
         """Return the samples ``ids`` (``u32[n]``, unique), with the keys they have from now on.
 
-        ``meter`` is told what is read from the source. Raises whatever the source raises beside
+        ``meter`` counts what is read from the source. Raises what the source raises, except
         SourceError.
         """
         if self._pool is None or not len(ids):
@@ -119,10 +119,10 @@ class Upstream:
 class Flight:
     """Brings in the samples ``ids`` (``u32[n]``, unique) that a tier did not have.
 
-    :meth:`run` claims them, reads what it got in one read and publishes it, and only then
-    waits for those that others had claimed, ``wait_seconds`` in all; what is missing even then
-    it reads without waiting. Claims are given back whatever happens. One use, one thread.
-    ``pool``: where samples are looked for before the source.
+    :meth:`run` claims them, reads those it claimed in one read and publishes them, and only then
+    waits for those that others had claimed, ``wait_seconds`` in all; it reads the rest
+    without waiting. Claims are given back in any case. One use, one thread.
+    ``pool``: asked before the source.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Flight:
         self._wait_limit = wait_seconds
 
     def run(self) -> None:
-        """Bring in all samples. Raises whatever the source raises beside SourceError."""
+        """Bring in all samples. Raises what the source raises, except SourceError."""
         others = self._read(np.arange(len(self.ids)), claimed_only=True)
         if others.size:
             others = self._wait(others)

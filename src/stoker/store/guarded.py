@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 class NullTier:
     """Keeps nothing, so that every access reads the source.
 
-    The twin of every other tier where a cache is switched off (``cache=0``) or cannot be had.
+    Takes the place of a tier if the cache is switched off (``cache=0``) or unavailable.
     Holds no state; safe in any thread and process. ``regions``: those of the tier it stands for.
     """
 

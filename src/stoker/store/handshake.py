@@ -2,7 +2,7 @@
 
 A client gets one line of JSON with the arena's descriptors attached, and the connection
 is closed. The server reads nothing, so no client can make it wait or feed it anything. Both sides
-ask the kernel for the other's user and turn strangers away.
+ask the kernel for the other's user and reject other users.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Announcement:
 
 
 class Peer(NamedTuple):
-    """Who is at the other end of a connection, as the kernel knows it."""
+    """The process and user at the other end of a connection, from the kernel."""
 
     pid: int
     """0 when it lives in another process namespace."""
@@ -64,14 +64,14 @@ class Peer(NamedTuple):
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Return who is at the other end; of a socket that listens there, who made it listen."""
+    """Return the peer of a connection; of a listening socket, the process that made it listen."""
     size = struct.calcsize("iII")
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return Peer(*struct.unpack("iII", raw))
 
 
 def check_served_by_us(connection: socket.socket, path: Path) -> Peer:
-    """Return who serves at ``path``; UntrustedPlace unless it is this user."""
+    """Return the peer that serves at ``path``; UntrustedPlace unless it is this user."""
     there = peer(connection)
     if there.user != os.geteuid():
         raise UntrustedPlace(f"{path} is served by user {there.user}: set STOKER_RUNTIME_DIR")
@@ -82,7 +82,8 @@ def bind(listener: socket.socket, path: Path) -> None:
     """Bind a socket to ``path``, in place of one of ours that is left there, and listen.
 
     Only this user may connect. Raises :class:`OSError`, among them
-    :class:`~stoker.errors.UntrustedPlace` for what is no socket of this user's, which stays.
+    :class:`~stoker.errors.UntrustedPlace` for a file that is not a socket of this user, which
+    stays.
     """
     remove_socket(path)
     os.fchmod(listener.fileno(), 0o600)  # which the name then has from the start
@@ -125,9 +126,9 @@ def answer(listener: socket.socket, said: Announcement, fds: Sequence[int]) -> N
 def inquire(path: Path, timeout: float = 1.0) -> tuple[Announcement, list[Descriptor], int]:
     """Ask who listens at ``path``; return the arena's announcement, descriptors and holder.
 
-    The descriptors are kept unforked, and the caller's to drop. The holder is a process id, 0
-    when it lives in another process namespace. Raises :class:`OSError` if there is no answer within
-    ``timeout`` seconds, or not as a Stoker of this user and version would.
+    The descriptors are not inherited by forks, and the caller drops them. The holder is a process
+    id, 0 when it lives in another process namespace. Raises :class:`OSError` if there is no answer
+    within ``timeout`` seconds, or not as a Stoker of this user and version would.
     """
     deadline = time.monotonic() + timeout
     with unforked.no_fork:

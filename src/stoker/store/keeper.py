@@ -26,11 +26,10 @@ _TAKEOVER = 0.2  # seconds between two looks whether the place of the one who an
 class Keeper:
     """Makes this process a holder of an arena: answers for it, or stands by to take over.
 
-    Every holder runs one. The one that has the ``serve`` lock answers on the socket; when that
-    process ends, however it does, another gets the lock within a fraction of a second. Standing
-    by means looking now and then, not blocking on the lock, because a thread blocked there
-    could not be stopped. In a forked child it is inert: the child neither answers nor counts
-    as a holder.
+    Every holder runs one. The one with the ``serve`` lock answers on the socket; when its process
+    ends, even if killed, another gets the lock within a fraction of a second. The others poll the
+    lock instead of blocking on it, because a blocked thread could not be stopped. In a forked child
+    it is inert: the child neither answers nor counts as a holder.
 
     ``serve`` and ``holders`` come from :class:`~stoker.store.place.Place` and belong to the
     keeper; with ``listener`` it answers from the start. Raises :class:`OSError` when the arena's

@@ -1,4 +1,4 @@
-"""How processes that want the same shared memory come by it: one makes it, the others find it."""
+"""How processes get the same shared memory: one makes it, the others find it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Shareable(Protocol):
 
     @property
     def handle(self) -> Handle:
-        """Its descriptors, and what else one must know to use them."""
+        """Its descriptors, and what is needed to use them."""
         ...
 
     def stats(self) -> dict[str, object]:
-        """Return what there is to tell of it now."""
+        """Return its current statistics."""
         ...
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Met(Generic[_T]):
 def meet(
     wanted: Announcement, key: str, make: Callable[[], _T], attach: Callable[[Handle], _T]
 ) -> Met[_T]:
-    """Return what this user's processes share under ``key``, made by ``make`` if need be.
+    """Return what this user's processes share under ``key``, made by ``make`` if necessary.
 
     Safe in any thread and process. Raises :class:`OSError` when the runtime directory is not safe
     or a holder does not answer, and whatever ``make`` raises.
@@ -78,7 +78,7 @@ def meet(
 
 
 def take_part(place: Place, attach: Callable[[Handle], _T]) -> Met[_T]:
-    """Become a holder of what is served there; OSError or SegmentError if there is nothing."""
+    """Become a holder of the memory served there; OSError or SegmentError if there is none."""
     said, fds, _ = handshake.inquire(place.socket)
     try:
         serve, holders = place.join(said.token)

@@ -22,7 +22,7 @@ class MemoryTier:
     """Keeps samples in an :class:`~stoker.store.arena.Arena` under the keys of a policy.
 
     New samples go to the region ``entrance``, or by :meth:`place_by` to one of ``regions``, by
-    default all of the arena's; what that refuses goes to ``overflow``, if one is named. The arena
+    default all of the arena's; rejected samples go to ``overflow``, if one is named. The arena
     may be another job's and lack some of these: their samples go to the entrance, and nothing is
     moved to them or found in them. The tier owns the arena and closes it, by ``release`` if given
     (:meth:`SharedArena.close`, for one that was opened shared). Safe in any thread; pickled to
@@ -60,7 +60,7 @@ class MemoryTier:
         return tier
 
     def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
-        """Bring samples up from below, and return which needed no read: none, nothing is below."""
+        """Return which samples came up from the tier below: none, as there is no such tier."""
         return np.zeros(len(ids), np.bool_)
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
@@ -73,7 +73,7 @@ class MemoryTier:
     def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
         """Offer samples, and return which are cached now.
 
-        ``overflow``: the region for what a sample's own refuses, in place of the tier's.
+        ``overflow``: the region for rejected samples, in place of the tier's.
         """
         spare = overflow or self.overflow
         if self._places is None:
@@ -91,7 +91,7 @@ class MemoryTier:
     def drop_from(self, region: str, ids: Ids) -> None:
         """Drop those of ``ids`` that are in ``region`` and that no process leases.
 
-        They pass through the tier's overflow, where there is one, as what a region refuses does.
+        They pass through the tier's overflow, if there is one, like rejected samples.
         """
         if self.overflow:
             kept = ids if self._places is None else ids[self._places.array[ids] != NOWHERE]
@@ -162,7 +162,7 @@ class MemoryTier:
         return dict(self.arena.stats())
 
     def close(self) -> None:
-        """Let go of the arena."""
+        """Release the arena."""
         (self._release or self.arena.close)()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def rearrange(
     """Move each cached sample to the region of its place, if that admits it.
 
     ``places`` (``u8[N]``) are indices into ``regions``, ``keys`` (``f64[N]``) those of the policy:
-    of several samples for one region the largest key comes first. One that is rejected stays, to
-    be evicted in due time; only where nothing is evicted (``while_room``) it leaves, or it would
-    take the room for good.
+    of several samples for one region the largest key comes first. A rejected sample stays, to be
+    evicted later; but where nothing is evicted (``while_room``) it is dropped, since it would occupy
+    its space for ever.
     """
     # Those first that need to be emptied before others can enter them.
     for number in sorted(range(len(regions)), key=lambda n: regions[n].admission != "while_room"):

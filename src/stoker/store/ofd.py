@@ -1,8 +1,8 @@
 """Locks that belong to an open file description.
 
-Unlike process-wide record locks, they tell two openings in one process apart, are not lost
-when some other descriptor of the same file is closed, and know no process ids, which lie
-across namespaces. Forked children share the description, and so the lock, until they close it.
+Unlike process-wide record locks, they tell two openings in one process apart, are not lost when
+some other descriptor of the same file is closed, and involve no process ids, which differ between
+namespaces. Forked children share the description, and so the lock, until they close it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
 def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) -> bool:
-    """Lock bytes of the file without waiting, and return whether that went well.
+    """Lock bytes of the file without waiting, and return whether that succeeded.
 
     ``length`` 0 means up to the end. Raises :class:`OSError` for a bad descriptor.
     """

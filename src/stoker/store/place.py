@@ -44,7 +44,7 @@ class Place:
 
     @classmethod
     def all(cls, folder: Path) -> list[Place]:
-        """Return every place of which a file exists; other files are left alone."""
+        """Return every place of which a file exists; other files are ignored."""
         matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
         return [cls(folder, name) for name in sorted({match[1] for match in matches if match})]
 
@@ -57,7 +57,7 @@ class Place:
         return None
 
     def try_alone(self, token: str) -> Descriptor | None:
-        """Become the only holder, of a new arena; None if another has holders still.
+        """Become the only holder, of a new arena; None if another one still has holders.
 
         The caller serves.
         """
@@ -92,7 +92,7 @@ class Place:
             raise
 
     def leave(self, serve: Descriptor, holders: Descriptor) -> bool:
-        """Hold and serve no longer; the last one out removes the files, and gets True."""
+        """Stop holding and serving; the last holder removes the files, and gets True."""
         try:
             unlock(holders.fileno())
             return self._remove(serve, holders)

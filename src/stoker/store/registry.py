@@ -103,15 +103,15 @@ def open_arena(
     """Return the arena that this user's processes share under ``key``, made if need be.
 
     ``key`` stands for the data set's content and the cache stage; together with ``num_ids`` and
-    the segment's ABI it makes the arena's identity. The other arguments are for the case that
-    it is new; ``make`` then makes one that is not in memory. One that exists is taken as it is,
-    with a warning if it has another size or other regions. When sharing fails (no place for a
-    runtime directory, a holder that does not answer) there is a warning and an arena of this
-    process's own, as with ``share=False``.
+    the segment's ABI it makes the arena's identity. The other arguments apply if it is
+    new; ``make`` then makes one that is not in memory. An existing arena is used as it is, with a
+    warning if it has another size or other regions. If sharing fails (no runtime directory, a
+    holder that does not answer) there is a warning and a private arena, as with
+    ``share=False``.
 
     Safe in any thread and process. Raises :class:`~stoker.errors.CapacityError` when the memory
-    is not there, :class:`~stoker.errors.ConfigError` for arguments the arena refuses, and
-    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that others may have a hand in.
+    is not there, :class:`~stoker.errors.ConfigError` for arguments the arena rejects, and
+    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that other users may change.
     """
 
     def make_configured() -> Arena:
@@ -174,7 +174,7 @@ def clean() -> int:
     """Remove what dead processes left in the runtime directory; return how many arenas' files.
 
     Touches only sockets and lock files, and nothing in a directory without Stoker's marker.
-    Memory needs no cleaning: it went with the last process that held it.
+    Memory needs no cleaning: it was freed with the last process that held it.
     """
     folder = existing_runtime_dir()
     return sum(place.clean() for place in Place.all(folder)) if folder else 0
@@ -209,7 +209,7 @@ class SharedArrays:
         return self.arrays[name]
 
     def close(self) -> None:
-        """Keep them findable no longer; may be called again."""
+        """Stop keeping them findable; may be called again."""
         self._finish()
 
     def __enter__(self) -> SharedArrays:
@@ -232,10 +232,10 @@ def _close_keeper(keeper: Keeper | None) -> None:
 def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays:
     """Return the arrays that this user's processes share under ``key``, zeros if they are new.
 
-    For what the ranks of one job on one node write together, like who was served: ``key`` must be
-    the job's own. Other layouts under one key never meet. They vanish with the last process that
-    has them. When sharing fails there is a warning and arrays of this process's own, as with
-    ``share=False``.
+    For data that the ranks of one job on one node write together, such as which samples were
+    served: ``key`` must be the job's own. Different layouts under one key stay separate. The arrays
+    are freed with the last process that has them. If sharing fails there is a warning and private
+    arrays, as with ``share=False``.
 
     Safe in any thread and process. Raises :class:`~stoker.errors.CapacityError` when the memory
     is not there.
@@ -287,7 +287,7 @@ def _make(plain: dict[str, list[Any]]) -> _Arrays:
 
 
 def _attach(handle: Handle) -> _Arrays:
-    """Map what another process passed; SegmentError if it is not what it says."""
+    """Map what another process passed; SegmentError if it is not as announced."""
     plain = handle.meta.get("arrays", {})
     if len(plain) != len(handle.fds):
         raise SegmentError(f"{len(handle.fds)} descriptors for the arrays {[*plain]}")

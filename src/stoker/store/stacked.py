@@ -25,13 +25,13 @@ and failures of the disk."""
 class StackedTier:
     """Keeps samples in ``memory`` and below it, on ``disk``, an arena over a file.
 
-    A disk that does not hold everything complements memory: new samples go to memory and its
-    victims to disk, as does what memory refuses; what is read on disk and admitted above leaves
-    the disk. With ``keeps_all`` the disk has room for the whole data set: everything is written
+    A disk that does not hold everything complements memory: new samples go to memory, evicted and
+    rejected ones to disk; a sample that is read from disk and admitted to memory leaves the
+    disk. With ``keeps_all`` the disk has room for the whole data set: everything is written
     to it at once and stays there, so that the next run finds it.
 
-    Claims live in the disk's arena, since the last word on a sample that memory refused is said
-    there. Its locks and claims are in memory: a failing disk costs reads of the source, a
+    Claims are in the disk's arena, which decides about samples that memory rejected.
+    Its locks and claims are in memory: a failing disk costs reads of the source, a
     warning per process, and counts in :meth:`stats`, nothing else. Owns both tiers. Safe in any
     thread; pickled to another process it shares memory, disk and counters.
     """
@@ -97,14 +97,15 @@ class StackedTier:
     def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
         """Bring samples ``ids`` up from the disk, and return which were there.
 
-        What memory's entrance refuses goes to its region ``overflow``, and stays on disk.
+        Samples that memory's entrance rejects go to its region ``overflow``, and stay on disk.
         """
         return self._read(ids, keys, overflow)[1]
 
     def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
         """Offer samples, and return which are cached now; ends the caller's claims on those.
 
-        ``overflow``: the region of memory for what its entrance refuses; it goes to disk as well.
+        ``overflow``: the region of memory for samples that its entrance rejects; they go to disk
+        too.
         """
         if self.keeps_all:
             admitted = self.memory.put_many(ids, samples, keys, overflow)
@@ -126,7 +127,7 @@ class StackedTier:
         self._disk.discard(ids)
 
     def drop_from(self, region: str, ids: Ids) -> None:
-        """Let go of samples in a region of memory; see :meth:`MemoryTier.drop_from`."""
+        """Drop samples in a region of memory; see :meth:`MemoryTier.drop_from`."""
         self.memory.drop_from(region, ids)
 
     def place_by(self, places: SharedArray) -> None:
@@ -200,7 +201,7 @@ class StackedTier:
         return {**memory, **both, **own, "memory": memory, "disk": disk}
 
     def close(self) -> None:
-        """Let go of both arenas."""
+        """Release both arenas."""
         try:
             self.memory.close()
         finally:
@@ -268,7 +269,7 @@ class StackedTier:
         return kept
 
     def _look_for_errors(self) -> None:
-        """Count and report what the disk refused since the last look; it shows as misses only."""
+        """Count and report failures of the disk since the last call; they show only as misses."""
         try:
             errors = self.disk.arena.io_errors
         except SegmentError:

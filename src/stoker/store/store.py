@@ -58,8 +58,8 @@ class Store:
     - ``packaged`` (``u8[N]``): 1 at samples that came with a package.
     - ``pool``: servers on other machines, where samples are looked for that ``tier`` misses. What
       is found there is a hit, and offered to ``tier``; what is read is offered to the pool.
-    - ``substitution``: what is served instead of reading a sample that is not cached. Whatever
-      fails of it costs a read of the sample asked for, no more. Kinds ``low_by_low``, which needs
+    - ``substitution``: what is served instead of reading a sample that is not cached. If it
+      fails, the requested sample is read. Kinds ``low_by_low``, which needs
       ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
     - ``claims``: where these kinds claim samples. The ranks of a job on one node share its arrays
       (:func:`~stoker.store.registry.open_arrays`), else the store has its own.
@@ -115,17 +115,17 @@ class Store:
             self._tier.place_by(places)
 
     def serve(self, ids: ArrayLike, keys: Keys = None, turns: Turns | None = None) -> Served:
-        """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are welcome.
+        """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are allowed.
 
         With a substitution others may be served in their place: SUBSTITUTED, and ``ids`` of the
-        result says which. FETCHED is what was read, HIT and PACKAGED what was cached itself.
+        result says which. FETCHED samples were read, HIT and PACKAGED ones were cached themselves.
 
         ``keys`` (``f64[n]``) are those of the cache policy after these accesses, where it needs
-        any. ``turns`` says which accesses of the epoch they are, so that it is logged what they
-        were served; None: some of the epoch in progress. A sample that cannot be read is reported
-        in ``errors`` of the result, not raised. The first access to an id that is not cached is
-        FETCHED; repeats of it in the same batch, and samples that another process was fetching,
-        are HIT.
+        any. ``turns`` says which accesses of the epoch they are, so that what they were served is
+        logged; None: some of the current epoch. A sample that cannot be read is reported in
+        ``errors`` of the result, not raised. The first access to an id that is not cached is
+        FETCHED; repeats of it in the same batch, and samples that another process was fetching, are
+        HIT.
 
         Raises :class:`~stoker.errors.ConfigError` for ids out of range and
         :class:`~stoker.errors.SegmentError` after :meth:`close`.
@@ -148,7 +148,7 @@ class Store:
     def reread(self, served: Served, places: Sequence[int]) -> Served:
         """Return from the source what was ``served`` at ``places``, in that order.
 
-        For samples whose cached bytes turned out to be of no use: the copies are forgotten, here
+        For samples whose cached bytes turned out to be unusable: the copies are forgotten, here
         and in the pool, and these accesses count as FETCHED and no longer as what they were.
         """
         at = np.asarray(places, np.int64)
@@ -162,7 +162,7 @@ class Store:
         return Served(ids, samples.data, samples.offsets, again, errors)
 
     def discard(self, ids: ArrayLike) -> None:
-        """Forget the cached copies of ``ids``, which were found to be of no use."""
+        """Forget the cached copies of ``ids``, which turned out to be unusable."""
         useless = check_ids(ids, len(self.source))
         self._tier.discard(useless)
         if self.pool is not None:
@@ -171,9 +171,9 @@ class Store:
     def begin_epoch(self, epoch: int, rank_seed: int = 0, earlier: ArrayLike = ()) -> None:
         """Begin ``epoch``, in which each sample may be served once more.
 
-        To be called before its first access, by all ranks that share claims alike. ``rank_seed``
-        makes their choices differ. ``earlier`` (integers ``[n]``): samples that were served in it
-        already, before training was interrupted.
+        Call it before the first access of the epoch, in all ranks that share claims, with the same
+        arguments. ``rank_seed`` makes their choices differ. ``earlier`` (integers ``[n]``): samples
+        that were served in it already, before training was interrupted.
         """
         if self.claims is not None:
             ids = check_ids(np.asarray(earlier, np.uint32), len(self.source))

@@ -57,13 +57,13 @@ class OnceEach:
     """Serves cached samples of a region, each once an epoch: iCache's low-by-low, Quiver's any.
 
     Each sample that is served is claimed in ``claims``, so that of all workers and ranks one gets
-    it. A sample that asks for its turn when it stood in for another already is replaced too; when
-    there is no substitute left the one that it displaced gets the turn. So in an epoch without
+    it. A sample whose turn comes after it was served for another is replaced too; if no substitute
+    is left, the sample that it displaced gets the turn. So in an epoch without
     repeats no sample is served twice. Before the first epoch nothing is substituted.
 
     With ``places`` (``u8[N]``) only samples whose place is ``place`` take part. Samples that
     ``fresh`` (``u8[N]``) marks were read ahead for an access of their own. ``clock`` returns
-    seconds: how long to rest after a search that found little, and what draws its order.
+    seconds: used to space searches that find little, and to draw their order.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class StandIns(NamedTuple):
 class ByNeighbour:
     """Serves the key sample in ``region`` that stands for the one asked for (SpiderCache).
 
-    As often as it is needed. Used by any number of processes at once.
+    As often as needed; by any number of processes at once.
     """
 
     def __init__(self, tier: RegionTier, region: str, stand_ins: StandIns) -> None:
@@ -283,7 +283,7 @@ class ByNeighbour:
     def key_samples(self, ids: Ids) -> tuple[Ids, Mask]:
         """Return the key sample of each of ``ids``, ``u32[n]``, and whether one stands for it now.
 
-        Where none does, the first says nothing.
+        Where none does, the first value is meaningless.
         """
         entries = self._serves[ids]
         keys, copies = entries.astype(np.uint32), (entries >> np.uint64(32)).astype(np.uint32)

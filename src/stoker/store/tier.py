@@ -30,10 +30,10 @@ Keys = NDArray[np.float64] | None
 class Tier(Protocol):
     """A place that keeps copies of samples, shared by any number of threads and processes.
 
-    The caller guarantees ids in range. The implementer owes: no wrong bytes ever (a doubtful
-    copy is a miss), no wait without a bound, batches in the order asked for, and methods that
-    any thread may call at any time. An error raised by a method other than :meth:`close` is
-    a :class:`~stoker.errors.StokerError` or an :class:`OSError`, and costs only a cache miss.
+    The caller guarantees ids in range. An implementation guarantees: no wrong bytes ever (a
+    doubtful copy is a miss), no wait without a limit, batches in the order asked for, and methods
+    that any thread may call at any time. An error raised by a method other than :meth:`close` is a
+    :class:`~stoker.errors.StokerError` or an :class:`OSError`, and costs only a cache miss.
     """
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
@@ -56,7 +56,7 @@ class Tier(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what this process holds. The tier is not used after that."""
+        """Release what this process holds. The tier is not used after that."""
         ...
 
 
@@ -130,8 +130,8 @@ class RegionTier(Tier, Protocol):
 class Pool(Protocol):
     """Samples on other machines, looked for where the tier misses.
 
-    :class:`stoker.pool.pool_tier.PoolTier` is one. It owes what a :class:`Tier` owes, and never
-    makes a caller wait for a write.
+    :class:`stoker.pool.pool_tier.PoolTier` is one. It guarantees what a :class:`Tier` guarantees,
+    and never makes a caller wait for a write.
     """
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
@@ -139,11 +139,11 @@ class Pool(Protocol):
         ...
 
     def offer(self, ids: Ids, samples: Packed, keys: Keys = None) -> None:
-        """Have samples written some time, unless too much waits already."""
+        """Queue samples to be written, unless the queue is full."""
         ...
 
     def discard(self, ids: Ids) -> None:
-        """Forget samples, some time."""
+        """Queue samples to be forgotten."""
         ...
 
     def reorder(self, keys: NDArray[np.float64]) -> None:
@@ -155,5 +155,5 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it. May be called again."""
+        """Release it. May be called again."""
         ...

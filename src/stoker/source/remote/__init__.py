@@ -1,4 +1,4 @@
-"""How bytes are fetched from storage that is far away: backends, retries, and a process for them.
+"""How bytes are fetched from remote storage: backends, retries, and a process for them.
 
 ::
 

@@ -22,7 +22,7 @@ _SECRET = ("key", "secret", "token", "password", "credential", "sas", "signature
 
 @dataclass(frozen=True)
 class Address:
-    """An address, taken apart."""
+    """A parsed address."""
 
     place: Place
     root: str
@@ -34,7 +34,7 @@ class Address:
 
     @property
     def lists_in_order(self) -> bool:
-        """Whether a listing can be taken up at any key, at the cost of one request."""
+        """Whether a listing can start at any key, at the cost of one request."""
         return self.root.partition("://")[0] in ("s3", "gs")
 
 

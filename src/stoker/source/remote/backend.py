@@ -1,4 +1,4 @@
-"""What one kind of storage has to be able to do, and the ways in which it can fail."""
+"""The interface of one kind of storage, and the ways in which it can fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Got(NamedTuple):
 
 
 class Why(Enum):
-    """Why a request failed, as far as it decides what to do next."""
+    """Why a request failed, as needed to decide what to do next."""
 
     NOT_FOUND = "not found"
     """There is no such object. Asking again is of no use."""
