@@ -119,7 +119,7 @@ class Board:
     def enter(
         self, slot: int, token: int, kind: Kind, name: str, pid: int, threshold: float
     ) -> None:
-        """Make ``slot`` a new job's; where it is the only one, its kind of keys holds."""
+        """Give ``slot`` to a new job; if it is the only one, its kind of keys applies."""
         others = self.live()
         others[slot] = False
         if not others.any():
@@ -216,7 +216,7 @@ class JobTable:
     def live(self) -> NDArray[np.bool_]:
         """Return bool[SLOTS], whose process lives.
 
-        Who comes or leaves is seen at once, a death within a tenth of a second.
+        Arrivals and departures are seen at once, a death within a tenth of a second.
         """
         now, tokens = time.monotonic(), self.board.jobs["token"].copy()
         if now - self._seen >= _GLANCE or (tokens != self._tokens).any():

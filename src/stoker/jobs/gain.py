@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 class PassiveGain:
-    """The gain, estimated from what is measured anyway. Not thread-safe.
+    """The gain, estimated from existing measurements. Not thread-safe.
 
     A batch takes max(work, m x fetch), where ``fetch`` is what reading all of it would take, m the
     share that is read, and ``work`` all that happens meanwhile. So without the cache it would take
@@ -65,7 +65,7 @@ class PassiveGain:
         self._accesses = 0
 
     def add(self, block: Block) -> None:
-        """Take the next batches into account."""
+        """Add the next batches."""
         if not block.batches or not block.accesses or block.seconds <= 0:
             return
         self._accesses += block.accesses

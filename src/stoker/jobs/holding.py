@@ -1,4 +1,4 @@
-"""The caches that the node's service keeps alive between jobs, and how much it lets there be."""
+"""The caches that the node's service keeps alive between jobs, and the limits it sets."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _Held:
 
 
 class Holding:
-    """Holds every cache in memory that it finds of this user, and keeps account of those on disk.
+    """Holds every cache in memory that it finds of this user, and counts those on disk.
 
-    ``memory`` and ``disk``: bytes that all caches may have together, None: no bound. ``keep``:
+    ``memory`` and ``disk``: maximum bytes of all caches together, None: no limit. ``keep``:
     seconds for which a cache without a job is held, None: until its memory is needed. A cache that
-    jobs use is never taken from them, so what was there before may exceed the bounds. Caches on
+    jobs use is never taken from them, so earlier caches may exceed the limits. Caches on
     disk stay by themselves; those that jobs asked for are remembered in the runtime directory, and
     count until they are removed. Safe in any thread. Raises :class:`OSError` where the runtime
     directory cannot be used.
@@ -55,7 +55,7 @@ class Holding:
         self._disks = _read_ledger(self._ledger)
 
     def look(self) -> None:
-        """Hold caches that are new, and let go of those that have been idle for too long."""
+        """Hold new caches, and release those that have been idle for too long."""
         places = {place.name: place for place in Place.all(prepare_runtime_dir())}
         with self._mutex:
             self._others &= places.keys()
@@ -73,9 +73,9 @@ class Holding:
     ) -> int | None:
         """Ask whether a job may make the cache ``name``, unless it is there, of so much memory.
 
-        Returns None if it may, else the bytes that there is room for. Room is made by letting go of
-        idle caches, those first that have been idle longest. An idle cache of that name but with
-        another payload ``capacity`` or other ``regions`` is let go too.
+        Returns None if it may, else the bytes that there is room for. Idle caches are released to
+        make room, those idle longest first. An idle cache of that name with another payload
+        ``capacity`` or other ``regions`` is released too.
         """
         with self._mutex:
             held = self._held.get(name)
@@ -111,7 +111,7 @@ class Holding:
             return None
 
     def limits(self) -> dict[str, int | None]:
-        """Return what is used, and the bounds, in bytes."""
+        """Return usage and limits, in bytes."""
         with self._mutex:
             memory = self._used()
         return {
@@ -165,7 +165,7 @@ def _attach_in_memory(handle: Handle) -> Arena:
 
 
 def _is_cache(path: str) -> bool:
-    """Whether there is a disk cache; ``path`` is what a job said, and may be none."""
+    """Whether ``path``, which a job named, is a disk cache."""
     try:
         return (Path(path) / MARKER).exists()
     except (OSError, ValueError):

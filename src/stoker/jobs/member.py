@@ -1,4 +1,4 @@
-"""A training job among those that share its cache: what it tells them, and what it does for all."""
+"""A training job among those that share its cache: what it publishes, and does for all."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _LAUNCHERS = (
 class Member:
     """One process of a job in the table of those that share its cache.
 
-    ``policy`` gets to know the table, and gives merged keys from then on. Used by the training
-    thread. Nothing here is needed to train: what fails costs worse keys.
+    ``policy`` learns of the table, and gives merged keys from then on. Used by the training
+    thread. Training does not depend on it: a failure only makes keys worse.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Member:
 
     @property
     def arranges(self) -> bool:
-        """Whether this job divides the cache and moves samples: the one that came first does."""
+        """Whether this job divides the cache and moves samples: the first job does."""
         owners = self._board.owners()
         return not len(owners) or int(self._board.jobs["token"][owners[0]]) == self._token
 
@@ -91,7 +91,7 @@ class Member:
         return tuple(token for token in tokens if token != self._token)
 
     def begin_epoch(self, plan: Plan | None, length: int, batches: int = 0) -> None:
-        """Tell when samples are needed, by what is left of an epoch of ``length`` accesses.
+        """Publish when samples are needed, from the rest of an epoch of ``length`` accesses.
 
         None if only the user's sampler knows the order. ``batches`` of this process may
         serve for a probe.
@@ -128,7 +128,7 @@ class Member:
 
     @property
     def _is_first(self) -> bool:
-        """Whether no other rank of the job was here before: it speaks for all of them."""
+        """Whether this is the job's first rank here: it represents all of them."""
         return self._slot in self._board.owners()
 
     def close(self) -> None:
@@ -185,8 +185,8 @@ class Member:
 def token_of(world_size: int, *facts: object) -> int:
     """Return a number of this job's own, not 0, the same in its ranks on this node.
 
-    Ranks find it without asking each other, as one of them may iterate alone: by what their
-    launcher set, else by the process that started them, and ``facts`` like seed and recipe.
+    Ranks compute it without communication, as one of them may iterate alone: from what their
+    launcher set, else from their parent process, and ``facts`` like seed and recipe.
     """
     if world_size == 1:
         return int(uuid.uuid4().int >> 64) | 1

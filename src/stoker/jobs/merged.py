@@ -90,7 +90,7 @@ class Ranking:
         return len(scores) == num_samples or self._seen > len(self._sorted)
 
     def learn(self, scores: Floats) -> None:
-        """Take the scores f64[N] of all samples; -inf for those that nothing is known of."""
+        """Take the scores f64[N] of all samples; -inf for those without a known score."""
         self._sorted = np.sort(scores[np.isfinite(scores)])
         self._seen = 0
 
@@ -115,17 +115,17 @@ class Merged(Policy):
     """``policy``, but for its keys where other jobs use the cache too.
 
     Until :meth:`share`, and while its job is the only one, its keys are those of ``policy``. With
-    others they are of the kind that the job began with that came first:
+    others they are of the first job's kind:
 
     - when a sample is needed: minus the time, in seconds, at which a job will use it first, which
-      :class:`~stoker.policy.next_use.NextUse` weighs by ``sizes`` i64[N] and by what the job that
-      came first takes a request to cost;
+      :class:`~stoker.policy.next_use.NextUse` weighs by ``sizes`` i64[N], using the first job's
+      request cost;
     - what it is worth: :func:`~stoker.jobs.merged.joint_value` of all jobs. A job without scores
       adds nothing, and takes the keys of the others.
 
-    Where the cache orders samples itself there is nothing to merge. What else a policy decides
-    (regions, places) is that of ``policy``. It reads no clock and holds no lock but through the
-    board that it is given, so that a simulator can replay it. Used by one thread.
+    Where the cache orders samples itself there is nothing to merge. The rest of a policy
+    (regions, places) is that of ``policy``. It uses clock and locks only through the board that it
+    is given, so that a simulator can replay it. Used by one thread.
     """
 
     def __init__(self, policy: Policy, sizes: NDArray[np.int64] | None = None) -> None:
@@ -222,7 +222,7 @@ class Merged(Policy):
         board.jobs["period"][row] = length
 
     def pass_by(self, plan: Plan, positions: NDArray[np.int64]) -> None:
-        """Publish that the accesses ``positions`` i64[n] of ``plan`` are over."""
+        """Publish that the accesses ``positions`` i64[n] of ``plan`` are done."""
         board = self._board
         if board is not None and board.kind is Kind.TIME and len(positions):
             later = plan.start + plan.next_use[positions]
@@ -329,7 +329,7 @@ class Merged(Policy):
         return int(mine[0]) if len(mine) else self._slot
 
     def _others(self, board: Board) -> NDArray[np.int64]:
-        """Return the rows i64[J] of other jobs, as far as they have said what is asked for."""
+        """Return the rows i64[J] of other jobs, as far as they have published it."""
         owners = board.owners()
         told = board.jobs["token"][owners] != self._token
         if board.kind is Kind.TIME:

@@ -1,4 +1,4 @@
-"""What the service tells Prometheus, and the server it reads that from."""
+"""Metrics of the service for Prometheus, and their HTTP server."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _escaped(value: str) -> str:
 
 
 class _Bounded(ThreadingHTTPServer):
-    """Turns clients away when it has many, so that no threads or descriptors run out."""
+    """Rejects clients when it has many, so that threads and descriptors do not run out."""
 
     daemon_threads = True
 
@@ -127,7 +127,7 @@ class _Bounded(ThreadingHTTPServer):
 class MetricsServer:
     """Answers ``GET /metrics`` on 127.0.0.1 with what ``text`` returns, few at a time.
 
-    ``port`` 0 is any that is free. Raises :class:`~stoker.errors.ConfigError` if it is taken.
+    ``port`` 0 is any free port. Raises :class:`~stoker.errors.ConfigError` if it is taken.
     """
 
     def __init__(self, port: int, text: Callable[[], str]) -> None:
@@ -151,7 +151,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, *arguments: object) -> None:
-                """Say nothing of each request."""
+                """Do not log requests."""
 
         try:
             self._server = _Bounded(port, Handler)
@@ -167,7 +167,7 @@ class MetricsServer:
         self._server.serve_forever(0.1)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._runs:
             self._server.shutdown()
         self._server.server_close()

@@ -42,9 +42,9 @@ def service_path() -> Path:
 def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, Any]:
     """Return the answer of the service ``at`` a socket, by default this user's own.
 
-    What one answers who is named by ``at`` may be anybody's word: it is for showing. Raises
+    The answer of a service named by ``at`` is not to be trusted: only show it. Raises
     :class:`OSError` if there is no answer in time, not as a service of this version would, or, by
-    default, another user does; and :class:`Refused` if it refuses.
+    default, another user does; and :class:`Refused` if the service says no.
     """
     line = json.dumps({"stoker": VERSION, "ask": question, **values}).encode() + b"\n"
     deadline = time.monotonic() + PATIENCE
@@ -94,8 +94,8 @@ def capacity_allowed(
 ) -> int:
     """Return the payload bytes that a new cache may have: ``capacity``, or less.
 
-    What it is called and made of are the arguments of ``open_arena``. Without a service, or if it
-    does not answer, all that is asked for.
+    Its name and other properties are the arguments of ``open_arena``. Without a service, or if it
+    does not answer, returns ``capacity``.
     """
     mean = max(1, round(mean_size))
     needed = _core.segment_bytes(num_ids, capacity, mean, False)
@@ -114,7 +114,7 @@ def capacity_allowed(
 
 
 def check_disk(path: str, size: int) -> None:
-    """Raise :class:`~stoker.errors.SegmentError` if the service lets no disk cache be there."""
+    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache."""
     room = _ask("admit_disk", path=path, size=size)
     if room is not None:
         raise SegmentError(

@@ -1,4 +1,4 @@
-"""The service of a node: keeps caches between jobs, and says what there is."""
+"""The service of a node: keeps caches between jobs, and reports them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FRESH = 0.5  # seconds for which answers to others are not looked up again
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What a service may do. Raises :class:`~stoker.errors.ConfigError` for what makes no sense."""
+    """Limits and sockets of a service; bad values raise :class:`~stoker.errors.ConfigError`."""
 
     memory: int | None = None
     """Bytes of memory that all caches of this user may have together; None: no bound."""
@@ -81,7 +81,7 @@ class ServiceSettings:
 
 
 class _Listener(NamedTuple):
-    """A socket where clients connect, and who hears them."""
+    """A socket where clients connect, and its handler."""
 
     listener: socket.socket
     path: Path
@@ -90,14 +90,14 @@ class _Listener(NamedTuple):
 
 
 class Service:
-    """Holds this user's caches, and answers who asks, until :meth:`stop`. Also a context manager.
+    """Holds this user's caches, and answers requests, until :meth:`stop`. Also a context manager.
 
     One per runtime directory. Nothing depends on it: running jobs continue when it ends, and a
     later one finds their caches. Each request is one line of JSON of bounded size that must arrive
     within :data:`~stoker.jobs.protocol.PATIENCE`; the kernel says who asks, and other users get no
     answer. Few members of the group are served at a time, so they never delay our own jobs.
 
-    Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be had, and
+    Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be bound, and
     :class:`~stoker.errors.UntrustedPlace` for a runtime directory that is not safe or a file in the
     way of a socket.
     """
@@ -260,7 +260,7 @@ class Service:
         self._serve_aside(connection, self._clients.release, is_owner=True)
 
     def _hear_others(self, connection: socket.socket) -> None:
-        """Hear one who may look, unless that would be too many of them, or of the same user."""
+        """Serve a member of the group, unless there are too many, or too many of the same user."""
         _, user, group = peer(connection)
         is_owner = user == os.geteuid()
         if not (is_owner or self._is_member(user, group)) or not self._admit_looker(user):
@@ -334,7 +334,7 @@ def json_line(answer: dict[str, Any]) -> bytes:
 
 
 def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
-    """Return the values of a request by name; ConfigError for one that is missing or odd."""
+    """Return the values of a request by name; ConfigError for one that is missing or malformed."""
     for name, kind in kinds.items():
         value = message.get(name)
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**60):

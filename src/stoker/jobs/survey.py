@@ -1,4 +1,4 @@
-"""What caches and jobs there are on this node, for people and monitors to see."""
+"""The caches and jobs on this node, for people and monitoring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.store.unforked import Descriptor
 
 @dataclass(frozen=True)
 class JobInfo:
-    """What a job has told of itself, its ranks on this node together."""
+    """What a job has published, its ranks on this node together."""
 
     name: str
     pid: int
@@ -54,7 +54,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """A live cache, and the jobs that told of themselves."""
+    """A live cache, and the jobs that use it."""
 
     key: str
     description: str

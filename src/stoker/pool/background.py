@@ -1,4 +1,4 @@
-"""Work that is waited for only so long, or not at all."""
+"""Work that is waited for with a timeout, or not at all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Call:
 class Threads:
     """Threads, ``most`` at most, each kept for the next work.
 
-    For what cannot be told how long to wait, like a name service: what waits here is a thread that
+    For calls without a timeout of their own, like name resolution: what waits here is a thread that
     no batch needs, and never the batch. The interpreter does
     not wait for them when it ends. Safe in any thread; of one process.
     """
@@ -49,7 +49,7 @@ class Threads:
         self._most = most
 
     def start(self, work: Callable[[], Any]) -> Call | None:
-        """Have ``work`` done; None if every thread is stuck."""
+        """Run ``work``; None if every thread is stuck."""
         with self._mutex:
             if self._idle:
                 self._idle -= 1
@@ -106,7 +106,7 @@ class Watch:
             return self._count
 
     def end(self, number: int) -> bool:
-        """Watch it no more; return whether it was in time."""
+        """Stop watching it; return whether it was in time."""
         with self._changed:
             return self._watched.pop(number, None) is not None
 
@@ -177,7 +177,7 @@ class PoolWriter:
             return self._changed.wait_for(lambda: not self._soon and not self._is_busy, timeout)
 
     def close(self, timeout: float) -> None:
-        """Let the queue run empty, ``timeout`` seconds at most, and end. May be called again."""
+        """Finish the queue, ``timeout`` seconds at most, and end. May be called again."""
         self.flush(timeout)
         with self._changed:
             self._is_closed = True

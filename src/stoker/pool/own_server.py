@@ -1,4 +1,4 @@
-"""A server of one's own for the pool: started, looked at and ended by ``stoker pool``."""
+"""Your own server for the pool: started, inspected and stopped by ``stoker pool``."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class PoolService:
     # --- inside ---
 
     def _mark(self) -> None:
-        """Make the directory and mark it; refuse one that holds something else."""
+        """Make the directory and mark it; raises if it holds something else."""
         with _named(self.directory), owned.adopt(self.directory, MARKER, "--dir") as folder:
             info = os.fstat(folder.fileno())
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
@@ -242,7 +242,7 @@ class PoolService:
                 return False
 
     def _end(self, pid: int) -> None:
-        """End the server: it needs no time to save, so that one that does not go is killed."""
+        """End the server: it has nothing to save, so if it does not exit it is killed."""
         process = os.pidfd_open(pid)
         try:
             if self.pid() != pid:

@@ -1,4 +1,4 @@
-"""Where a pool is, and how its servers are to be talked to: ``valkey://user:password@h1,h2``."""
+"""Address of a pool, and how to connect to its servers: ``valkey://user:password@h1,h2``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT, _PORT = 0.5, 6379
 
 @dataclass(frozen=True)
 class PoolAddress:
-    """Servers, and what they want to see before they answer. Passwords are not in its ``repr``."""
+    """Servers, and the credentials for them. Passwords are not in its ``repr``."""
 
     servers: tuple[tuple[str, int], ...]
     """Host and port of each, in the order given."""

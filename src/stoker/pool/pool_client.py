@@ -73,8 +73,8 @@ class PoolClient:
     """Talks to the servers of a pool for one process.
 
     Owns connections and threads; breakers, order and counters are the job's. No method raises
-    for what servers do: a sample is missed, or not written, and the breaker of the server knows
-    of it. Safe in any thread.
+    for failures of servers: a sample is missed, or not written, and the server's breaker
+    records it. Safe in any thread.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PoolClient:
         self._warned: set[str] = set()
 
     def limit(self, count: int) -> float:
-        """Return the seconds after which a read of ``count`` samples is over, come what may."""
+        """Return the seconds after which a read of ``count`` samples ends in any case."""
         return self._address.timeout + count * self._frame_bytes / _LEAST_RATE
 
     def read(self, ids: Ids) -> tuple[Packed, Mask]:
@@ -158,7 +158,7 @@ class PoolClient:
         self._tell(ids, [("UNLINK", name) for name in self._keys.names(ids)])
 
     def routes(self, deadline: float) -> Routes | None:
-        """Return who has what, found out before ``deadline`` if it is not known yet."""
+        """Return which server has what, asking before ``deadline`` if it is not known yet."""
         if self.servers.routes is not None:
             return self.servers.routes
         if self._is_passed_by(ROUTES):
@@ -175,7 +175,7 @@ class PoolClient:
         return self._threads.start(partial(self.servers.exchange, server, commands))
 
     def close(self, timeout: float) -> None:
-        """Write what waits, ``timeout`` seconds at most, and let go. May be called again."""
+        """Write what waits, ``timeout`` seconds at most, and release it. May be called again."""
         self.writer.close(timeout)
         self._threads.close()
         self._watch.close()
@@ -269,7 +269,7 @@ class PoolClient:
         return self._threads.start(partial(self.servers.open, server))
 
     def _lost(self, server: str, connection: Any, error: Exception, *, is_late: bool) -> None:
-        """Note that a connection is of no use any more, and its answers with it."""
+        """Note that a connection is unusable, and its answers lost."""
         connection.disconnect()
         self.servers.drop(server)
         if is_late:
@@ -306,7 +306,7 @@ class PoolClient:
     # --- faults ---
 
     def _look_at(self, server: str, answers: list[Any]) -> None:
-        """See whether answers are errors, and what is to be done about that."""
+        """Check answers for errors, and handle them."""
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if not errors:
             return
@@ -340,7 +340,7 @@ class PoolClient:
             warnings.warn(whole, RuntimeWarning, stacklevel=2)
 
     def _is_passed_by(self, name: str) -> bool:
-        """Whether ``name`` is bypassed; have it probed if it is time for that."""
+        """Whether ``name`` is bypassed; start a probe if it is due."""
         if not self.breakers.is_open(name):
             return False
         if self.breakers.may_probe(name):
@@ -362,7 +362,7 @@ class PoolClient:
             self.breakers.close(name)
 
     def _find(self) -> None:
-        """Find out who has what."""
+        """Find out which server has what."""
         try:
             self.servers.find()
         except Exception as error:
@@ -386,7 +386,7 @@ class PoolClient:
 
 
 def _alike(places: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[list[int]]:
-    """Return ``places`` parted by kind."""
+    """Return ``places`` split by kind."""
     order = np.argsort(kinds, kind="stable")
     cuts = [0, *(np.flatnonzero(np.diff(kinds[order])) + 1).tolist(), len(places)]
     ordered = places[order].tolist()

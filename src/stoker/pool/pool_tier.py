@@ -44,9 +44,9 @@ class PoolTier(NullTier):
     this data set may take; only the best samples, that many, are stored. ``data_bytes``: of all
     that are visited, ``mean_size`` each, by default all ids. ``takes_keys``: as PoolOrder's.
 
-    A server that fails or is slow is passed by, and probed again later
+    A server that fails or is slow is skipped, and probed again later
     (:class:`~stoker.pool.servers.Breakers`); no read takes longer than :meth:`limit`, and
-    no method raises for what servers do. Claims, regions and leases are what the tiers on the
+    no method raises for failures of servers. Claims, regions and leases are what the tiers on the
     node have: here everyone may fetch everything, as in a :class:`~stoker.store.guarded.NullTier`.
 
     Nothing is opened before the first use, by each process for itself. Safe in any thread;
@@ -104,7 +104,7 @@ class PoolTier(NullTier):
         return kept
 
     def offer(self, ids: Ids, samples: Packed, keys: Keys = None) -> None:
-        """Have samples stored without waiting; forgotten if too much waits already.
+        """Queue samples for storing without waiting; dropped if the queue is full.
 
         They are copied at once, and may be changed afterwards.
         """
@@ -156,7 +156,7 @@ class PoolTier(NullTier):
     # --- the servers ---
 
     def limit(self, count: int) -> float:
-        """Return the seconds after which a read of ``count`` samples is over, come what may.
+        """Return the seconds after which a read of ``count`` samples ends in any case.
 
         The address's timeout, and the time that their bytes take at 16 MiB/s.
         """
@@ -167,7 +167,7 @@ class PoolTier(NullTier):
         return survey(self._client(), self.address)
 
     def look(self) -> list[ServerState]:
-        """Ask the servers how they are set up; warn of what is not as it should be.
+        """Ask the servers how they are set up; warn about wrong settings.
 
         Their memory then limits what is stored.
         """
@@ -190,7 +190,7 @@ class PoolTier(NullTier):
 
         ``capacity_bytes`` is what is stored at most of this data set, and ``payload_bytes`` and
         ``entries`` are zero, as only the servers know (``stoker pool status``). ``pool_open`` is
-        how many servers are passed by now, ``pool_trips`` how often that began.
+        how many servers are skipped now, ``pool_trips`` how often that began.
         """
         counts = {
             name: value if name.endswith("_seconds") else int(value)
@@ -207,7 +207,7 @@ class PoolTier(NullTier):
         }
 
     def close(self) -> None:
-        """Write what waits, for a second at most, and let go. May be called again."""
+        """Write what waits, for a second at most, and release it. May be called again."""
         with self._mutex:
             client, self._of_process = self._of_process, None
         if client is not None:
@@ -216,7 +216,7 @@ class PoolTier(NullTier):
     # --- inside ---
 
     def _passed_by(self) -> int:
-        """Return how many servers are passed by; at least one where none says who has what."""
+        """Return how many servers are skipped; at least 1 if none says which has what."""
         count = self.breakers.open_count
         return max(1, count - 1) if self.breakers.is_open(ROUTES) else count
 
@@ -276,7 +276,7 @@ class PoolPlan:
     capacity: int | None
 
     def open(self, *, renews: bool, takes_keys: bool) -> PoolTier:
-        """Return the pool, with a look at its servers, and warnings of what is amiss there.
+        """Return the pool, after checking its servers, with warnings about wrong settings.
 
         ``renews``: whether this process renews lifetimes; one of the job is enough.
         ``takes_keys``: whether keys of the policy say what a sample is worth.
@@ -308,7 +308,7 @@ def plan_pool(
     Without ``pool_cache``, or if the servers have less, it is as large as they are together.
     ``is_private``: the key says nothing to other nodes.
 
-    Raises :class:`~stoker.errors.ConfigError` for what makes no sense, and where redis-py is
+    Raises :class:`~stoker.errors.ConfigError` for invalid values, and if redis-py is
     missing.
     """
     capacity = None

@@ -1,4 +1,4 @@
-"""How the servers of a pool are set up, and what to do where that is not as it should be."""
+"""How the servers of a pool are set up, and what to do about wrong settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def total_room(states: Sequence[ServerState]) -> int | None:
 
 
 def advise(states: Sequence[ServerState], address: PoolAddress, capacity: int | None) -> list[str]:
-    """Return what is not as it should be, each with the command that helps.
+    """Return wrong settings, each with the command that fixes it.
 
     ``capacity``: bytes of samples that are to fit, if that was said.
     """

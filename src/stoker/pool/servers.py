@@ -1,4 +1,4 @@
-"""The servers of a pool as one process sees them: who has which bucket, and talking to them."""
+"""The servers of a pool as one process sees them: their buckets, and connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBE = 2.0  # seconds that a probing process has before another one may probe
 class Breakers:
     """A breaker per server name, shared by all processes of a job on one machine.
 
-    Closed, a server is used. :data:`_LIMIT` points in a row open it, and it is passed by for a
+    Closed, a server is used. :data:`_LIMIT` points in a row open it, and it is skipped for a
     pause of about a second, twice as long each time, half a minute at most, and never the same
     for any two, so that jobs do not return together. When the pause is over one process probes:
     if the server answers the breaker closes. Names are told apart by a hash of 64 values: two that
@@ -43,7 +43,7 @@ class Breakers:
         self._clock = clock
 
     def is_open(self, name: str) -> bool:
-        """Whether the server is to be passed by."""
+        """Whether the server is to be skipped."""
         return bool(self._row(name)[_UNTIL])
 
     def failed(self, name: str, *, is_late: bool = False) -> None:
@@ -63,14 +63,14 @@ class Breakers:
             row[_POINTS], row[_PAUSE] = 0.0, 0.0
 
     def trip(self, name: str) -> None:
-        """Pass the server by, from now on for a pause."""
+        """Skip the server, from now on for a pause."""
         row = self._row(name)
         row[_PAUSE] = min(_LONGEST, max(_FIRST, 2 * row[_PAUSE]))
         row[_TRIPS] += 1
         row[_UNTIL] = self._clock() + row[_PAUSE] * random.uniform(0.5, 1.5)
 
     def may_probe(self, name: str) -> bool:
-        """Whether the caller shall find out now if the server is back."""
+        """Whether the caller should probe now whether the server is back."""
         row = self._row(name)
         now = self._clock()
         if not row[_UNTIL] or now < row[_UNTIL]:
@@ -85,12 +85,12 @@ class Breakers:
 
     @property
     def open_count(self) -> int:
-        """How many servers are passed by now."""
+        """How many servers are skipped now."""
         return int(np.count_nonzero(self._table.array[:, _UNTIL]))
 
     @property
     def trips(self) -> int:
-        """How often a server began to be passed by."""
+        """How often a server began to be skipped."""
         return int(self._table.array[:, _TRIPS].sum())
 
     def _row(self, name: str) -> np.ndarray:
@@ -126,8 +126,8 @@ class Routes:
 class PoolServers:
     """Connections to the servers at ``address``, which are a cluster or stand alone.
 
-    A cluster says itself where its slots are; other servers share out the buckets in the order
-    of their names, so that all who list the same servers agree. Nothing is opened before the
+    A cluster says itself where its slots are; other servers share out the buckets in the order of
+    their names, so that all clients that list the same servers agree. Nothing is opened before the
     first use. Methods raise redis-py's errors and OSError, after the address's timeout a step at
     the latest. Safe in any thread; of one process.
     """
@@ -143,7 +143,7 @@ class PoolServers:
         """As they were found last; None until then."""
 
     def find(self) -> Routes:
-        """Ask the servers who has what, and return it."""
+        """Ask the servers which has what, and return it."""
         from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
         servers = dict.fromkeys([*self._address.servers, *self._known()])
@@ -299,7 +299,7 @@ def fileno(connection: Any) -> int:
 
 
 def cut(connection: Any) -> None:
-    """End whatever waits for a connection, in another thread than the one that waits."""
+    """End the wait for a connection, from a thread other than the waiting one."""
     # By another handle: that of TLS would be changed under the hands of who uses it.
     with (
         contextlib.suppress(OSError, ValueError),

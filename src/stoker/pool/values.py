@@ -93,7 +93,7 @@ def unseal(ids: Ids, values: Sequence[bytes | None], owner: bytes) -> tuple[Pack
 
 
 class PoolKeys:
-    """The keys of the samples of the data set that ``name`` stands for; no two share any.
+    """The keys of the samples of the data set that ``name`` stands for; no two data sets share any.
 
     Sample ``i`` is ``stoker:{DATASET.TAG}:i``. The part in braces alone decides the slot, and the
     tags are chosen such that bucket ``b`` lies in the ``b``-th of :data:`BUCKETS` equal parts of

@@ -1,4 +1,4 @@
-"""What a companion process is made of: those who are connected to it, and how it starts and ends.
+"""The companion process: the ranks connected to it, and how it starts and ends.
 
 Its arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
 lock that says there is such a process; and the path of that socket. It ends when no rank is
@@ -40,7 +40,7 @@ class Member(Protocol):
     channel: Channel
 
     def obey(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Do what it says; ``fds`` are closed afterwards.
+        """Carry out a message; ``fds`` are closed afterwards.
 
         Raises LookupError, ValueError, TypeError, OverflowError, OSError or StokerError for what
         makes no sense.
@@ -48,7 +48,7 @@ class Member(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the rank, and close its channel."""
+        """Release the rank, and close its channel."""
         ...
 
 
@@ -124,7 +124,7 @@ class Members(Generic[M]):
 
 
 def _hear(member: Member) -> bool:
-    """Take one message; False when the rank has gone or makes no sense."""
+    """Take one message; False when the rank has disconnected or sends nonsense."""
     try:
         received = member.channel.receive()
     except OSError:

@@ -36,7 +36,7 @@ class Channel:
 
     @classmethod
     def connect(cls, path: Path, timeout: float = 1.0) -> Channel:
-        """Connect to who listens at ``path``."""
+        """Connect to the listener at ``path``."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(timeout)
@@ -74,7 +74,7 @@ class Channel:
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors, which become ours; None at the end.
 
-        Raises OSError too for what is no message.
+        Raises OSError too for a malformed message.
         """
         line, fds, flags, _ = socket.recv_fds(
             self._connection, _MAX_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC

@@ -1,4 +1,4 @@
-"""Keeps a process of Stoker's own at the side of training: starts it, and starts it again."""
+"""Keeps a process of Stoker's own beside training: starts and restarts it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Companion:
 
     ``main()`` of ``module`` is that process, with descriptors of the pickled ``job()``, of the
     socket and of the lock, and with the socket's path as arguments
-    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by all who give the same
-    ``key``, and called ``what`` in the log. ``introduce`` tells a process that is new to this rank
-    all it must know; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
+    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by all ranks with the same
+    ``key``, and called ``what`` in the log. ``introduce`` tells a new process
+    all about this rank; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
     what else they say, in a thread of the companion's, and ``lost`` is called there when there is
     no such process any more, with :attr:`mutex` held.
 
@@ -75,7 +75,7 @@ class Companion:
         self._thread.start()
 
     def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a message with copies of descriptors, if the process is there to hear it."""
+        """Send a message with copies of descriptors, if the process is running."""
         if self._channel is not None:
             with contextlib.suppress(OSError):  # the watching thread notices and restarts it
                 self._channel.send(message, fds)
@@ -145,7 +145,7 @@ class Companion:
     # --- connecting ---
 
     def _connect(self) -> bool:
-        """Connect to the process, started if need be; False if that is of no use."""
+        """Connect to the process, starting it if necessary; False if that is useless."""
         with self.mutex:
             self._drop()
         deadline = time.monotonic() + _PATIENCE

@@ -1,4 +1,4 @@
-"""What one rank is going to read, and how much of it may lie ready."""
+"""What one rank is going to read, and how much of it may be read ahead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the marks serve a later epoch by now."""
+        """Whether the marks are used for a later epoch by now."""
         return self.marks.generation != self.generation
 
 
@@ -60,7 +60,7 @@ class Group(NamedTuple):
 
 
 class _HandedOut(NamedTuple):
-    """A group that is not over."""
+    """An unfinished group."""
 
     first: int
     end: int
@@ -100,7 +100,7 @@ class Feed:
         self._ends.append(np.cumsum(self._sizes[segment.ids] * left, dtype=np.int64))
 
     def reset(self) -> None:
-        """Forget all accesses, because the rank goes elsewhere."""
+        """Forget all accesses, because the rank goes to another position."""
         self._base += sum(len(segment.ids) for segment in self._segments)
         self._segments.clear()
         self._ends.clear()
@@ -113,11 +113,11 @@ class Feed:
         return self._ready
 
     def resize(self, window_bytes: int) -> None:
-        """Hand out no more than this from now on; what lies ready stays."""
+        """Limit what is handed out from now on; what was read ahead stays."""
         self._window_bytes = window_bytes
 
     def advance(self) -> int:
-        """Look at what was served, and return the position up to which all groups are over."""
+        """Check what was served, and return the position up to which all groups are done."""
         while self._segments:
             segment, length = self._segments[0], len(self._segments[0].ids)
             over = segment.marks.served[self._low : length] == SERVED
@@ -140,7 +140,7 @@ class Feed:
         return min(position, self._groups[0].first) if self._groups else position
 
     def confirm(self) -> None:
-        """Tell the workers that we live, and that what was handed out is claimed by now."""
+        """Tell the workers that this process is alive, and has claimed what was handed out."""
         offset = self._head
         for segment in self._segments:
             if not segment.is_over:
@@ -160,11 +160,11 @@ class Feed:
         return None
 
     def keep_room_for(self, missing: Ids) -> None:
-        """Have the group that was taken last take up room for these samples only."""
+        """Reduce the space of the latest group to these samples."""
         self._give_room(len(self._groups) - 1, int(self._sizes[missing].sum()))
 
     def make_room_for(self, more: Ids, position: int) -> None:
-        """Have the group of this position take up room for these samples too."""
+        """Add these samples to the space of the group at this position."""
         for number, group in enumerate(self._groups):
             if group.end == position + 1:
                 self._give_room(number, group.room + int(self._sizes[more].sum()))

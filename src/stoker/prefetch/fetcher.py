@@ -1,4 +1,4 @@
-"""Reads what the plan needs next, as many at once as the storage delivers faster for."""
+"""Reads what the plan needs next, with as much concurrency as makes the storage faster."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ConcurrencyLimit:
             self._began, self._bytes = now, 0
 
     def throttled(self) -> None:
-        """Note that the storage refused or gave up: back off, and do not try again soon."""
+        """Note that the storage throttled or failed: back off for a while."""
         self.limit = max(self._least, self.limit // 2)
         self._before, self._quiet, self._began = None, _RECOVERY, None
 
@@ -165,7 +165,7 @@ class Fetcher:
 
     @staticmethod
     def _let_go(consumer: Consumer, position: int) -> None:
-        """Give up what lay ready for accesses before ``position``."""
+        """Give up what was read ahead for accesses before ``position``."""
         consumer.tier.arena.release(position - 1)
         while consumer.ready and consumer.ready[0].position < position:
             # What waited in the window is not to stay: the policy did not want it.
@@ -197,7 +197,7 @@ class Fetcher:
         return True
 
     def _look_again(self, consumer: Consumer) -> None:
-        """Read after all what was spared, where the stand-in has left since."""
+        """Read samples that were skipped for a stand-in which has been evicted since."""
         groups = consumer.spared
         if consumer.stand_ins is None or not groups:
             return

@@ -85,7 +85,7 @@ class Prefetcher:
                 segment.keys.array[first : first + len(keys)] = keys
 
     def reset(self) -> None:
-        """Forget what was published: the rank goes elsewhere."""
+        """Forget what was published: the rank goes to another position."""
         with self._companion.mutex:
             self._segments = []
             self._companion.tell({"order": "reset"})

@@ -71,11 +71,11 @@ class Rank:
             raise ValueError("unknown order")
 
     def limit(self, window_bytes: int) -> None:
-        """Let no more than this lie ready, nor more than was asked for."""
+        """Limit what is read ahead to this, and to what was asked for."""
         self.feed.resize(min(window_bytes, self._asked))
 
     def close(self) -> None:
-        """Let go of the rank; its leases end."""
+        """Release the rank; its leases end."""
         self.channel.close()
         self.tier.close()
 
@@ -108,7 +108,7 @@ def serve(job: Job, listener: socket.socket) -> None:
 def _divide(room: int, ranks: list[Rank]) -> bool:
     """Give each rank its share of the region; False while one holds more than that.
 
-    The region was made for the ranks of one job, and what does not fit would be read in vain.
+    The region was made for the ranks of one job, and what does not fit would be read for nothing.
     """
     share = room // len(ranks)
     over = sum(max(0, rank.feed.held - share) for rank in ranks)

@@ -1,4 +1,4 @@
-"""How far workers and the prefetch process are, in memory that both map."""
+"""Progress of workers and the prefetch process, in memory that both map."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Marks:
         self.attend(expect)
 
     def attend(self, seconds: float = _LIFE) -> None:
-        """Say that the prefetch process lives, for so many seconds."""
+        """Mark the prefetch process as alive for so many seconds."""
         self._head[2] = time.monotonic_ns() + int(seconds * 1e9)
 
     def hand_out(self, end: int, is_full: bool = False) -> None:
-        """Say that all accesses before ``end`` are claimed, or are not to be."""
+        """Mark all accesses before ``end`` as claimed, or not to be claimed."""
         self._head[1] = end
         self._head[3] = is_full
 
@@ -113,14 +113,14 @@ class Progress:
         self._marks(epoch).served[: len(which)][which] = SERVED
 
     def start(self, epoch: int, first: int, count: int) -> None:
-        """Say that a worker sees to these accesses now; what is not claimed yet it reads."""
+        """Mark these accesses as taken by a worker, which reads what is not claimed yet."""
         marks = self._marks(epoch)
         if self._source is not None and not self._source.is_ready:
             _await(marks, first, first + count)
         marks.served[first : first + count] = STARTED
 
     def finish(self, epoch: int, first: int, count: int) -> None:
-        """Say that these accesses are over."""
+        """Mark these accesses as done."""
         self._marks(epoch).served[first : first + count] = SERVED
 
     def _marks(self, epoch: int) -> Marks:

@@ -61,7 +61,7 @@ class Claims:
 
     @staticmethod
     def layout(num_samples: int, accesses: int) -> Layout:
-        """Return the arrays for so many samples and, in the longest epoch, accesses of all ranks."""
+        """Return the arrays for so many samples, and accesses of all ranks in the longest epoch."""
         return {
             "served": (num_samples, "u4"),
             "displaced": (num_samples, "u8"),

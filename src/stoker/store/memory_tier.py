@@ -188,8 +188,8 @@ def rearrange(
 
     ``places`` (``u8[N]``) are indices into ``regions``, ``keys`` (``f64[N]``) those of the policy:
     of several samples for one region the largest key comes first. A rejected sample stays, to be
-    evicted later; but where nothing is evicted (``while_room``) it is dropped, since it would occupy
-    its space for ever.
+    evicted later; but where nothing is evicted (``while_room``) it is dropped, since it would
+    occupy its space for ever.
     """
     # Those first that need to be emptied before others can enter them.
     for number in sorted(range(len(regions)), key=lambda n: regions[n].admission != "while_room"):

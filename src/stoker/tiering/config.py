@@ -1,4 +1,4 @@
-"""What a run asks of its tiers: options, a file of them, and a list of files to place first."""
+"""Configuration of a run: options, a configuration file, and a list of files to place first."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_document(path: Path) -> Document:
 def _toml_lines(text: str) -> dict[Keys, int]:
     """Return the line of each key of tables at the top and of arrays of tables.
 
-    tomllib does not tell. A key that hides in some other syntax is simply not found.
+    tomllib does not report them. A key in some other syntax is not found.
     """
     lines: dict[Keys, int] = {}
     counts: dict[str, int] = {}
@@ -106,7 +106,7 @@ def _read_yaml(name: str, text: str) -> Document:
 
 
 def _note_lines(node: Any, keys: Keys, lines: dict[Keys, int]) -> None:
-    """Note the lines of keys as deep as tiers have them: aliases may lead on for ever."""
+    """Note the lines of keys, only as deep as tiers have them: aliases may be endless."""
     if len(keys) == 3 or keys[:1] not in ((), ("tier",)):
         return
     children: list[tuple[str | int, Any, Any]] = []
@@ -122,7 +122,7 @@ def _note_lines(node: Any, keys: Keys, lines: dict[Keys, int]) -> None:
 def read_order(path: Path, source: Path) -> tuple[list[bytes], int]:
     """Return the paths relative to ``source``, first to place first, and how many were skipped.
 
-    A path that comes again counts where it came first. Raises
+    A repeated path counts where it comes first. Raises
     :class:`~stoker.errors.ConfigError`, which names the file (and line or array), for what is
     neither a list nor scores.
     """
@@ -182,7 +182,7 @@ def _read_scores(path: Path) -> list[bytes]:
 
 @dataclass(frozen=True)
 class TierConfig:
-    """One tier: a directory of Stoker's own, and the most bytes of copies it may hold."""
+    """One tier: a directory of Stoker's own, and the maximum bytes of copies in it."""
 
     path: Path
     quota: int
@@ -290,7 +290,7 @@ def _convert(where: str, key: str, value: Any, base: Path) -> Any:
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Let a ConfigError say where the value stood."""
+    """Add the place of the value to a ConfigError."""
     try:
         yield
     except ConfigError as error:

@@ -23,7 +23,7 @@ _own = threading.local()
 
 
 class SourceChanged(OSError):
-    """The source file is not, or not any more, the one that was to be copied."""
+    """The source file is not, or no longer, the one to be copied."""
 
 
 class TierFault(OSError):
@@ -31,7 +31,7 @@ class TierFault(OSError):
 
 
 class Origin(NamedTuple):
-    """What a copy was made from; the copy alone does not tell that its source was rebuilt."""
+    """What a copy was made from; the copy alone does not show that its source was rebuilt."""
 
     source: FileIdentity
     copy_inode: int
@@ -58,7 +58,7 @@ def copy_file(
     reads too comes from the page cache once. ``begin`` gets the inode of ``part`` and of the
     copy before any byte is in it, ``progress`` every MiB how many bytes are. The copy carries the
     source's modification time, and it is read-only. Returns what :func:`is_copy` goes by.
-    Raises :class:`SourceChanged` if the source is not ``expected`` or does not stay so,
+    Raises :class:`SourceChanged` if the source is not ``expected`` or changes,
     :class:`TierFault` if writing fails, and :class:`OSError` as reading does; ``part`` is then
     removed. Threads may copy at the same time, each to names of its own.
     """
@@ -117,9 +117,9 @@ def _faults_of_tier() -> Iterator[None]:
 def is_copy(
     path: Path, expected: FileIdentity, origin: Origin | None, *, checksum: bool = False
 ) -> bool:
-    """Whether ``path`` is the finished copy that ``origin`` tells of, and that of ``expected``.
+    """Whether ``path`` is the finished copy described by ``origin``, made from ``expected``.
 
-    With ``checksum`` its bytes are read. Without ``origin`` nothing is taken for a copy.
+    With ``checksum`` its bytes are read. Without ``origin`` it is not accepted as a copy.
     """
     if origin is None or origin.source != expected:
         return False

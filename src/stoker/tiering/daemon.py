@@ -2,8 +2,8 @@
 
 ``CONFIG``, ``LISTENER`` and ``LOCK`` are descriptors: of the pickled configuration, of the socket
 where runs become members, and of the lock that says there is a daemon. It ends with its last
-member. Each member is told first where the table is, or why there is none, and gets
-a report whenever it asks.
+member. Each member is first told where the table is, or why there is none, and gets
+a report on request.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Daemon:
         return Table(self._folder.table, spellings, os.fstat(self._root), places, settings)
 
     def _promise(self) -> dict[str, int] | None:
-        """Reserve room in the order that was given; the table must be alive meanwhile."""
+        """Reserve room in the given order; the table must be alive meanwhile."""
         if self.config.order is None:
             return None
         paths, skipped = read_order(self.config.order, self.config.source)
@@ -107,7 +107,7 @@ class Daemon:
         }
 
     def _listen(self) -> None:
-        """Take requests off the socket at once, which holds few, and off the ring now and then."""
+        """Take requests from the socket at once, as it holds few, and poll the ring."""
         busy_until = 0.0
         while True:
             if time.monotonic() < busy_until and not self.config.small:
@@ -144,7 +144,7 @@ class Daemon:
             self.placer.changed(entry)
 
     def _revalidate(self) -> None:
-        """Look at the sources of placed files, each once in the time that was asked for."""
+        """Check the sources of placed files, each once per configured interval."""
         every = min(1.0, self.config.revalidate / 4)
         most = max(1, round(_LOOKS_A_SECOND * every))
         while True:
@@ -161,7 +161,7 @@ class Daemon:
             time.sleep(_BEAT)
 
     def report(self) -> dict[str, Any]:
-        """Return what has been placed so far, as JSON can have it; bytes and seconds."""
+        """Return what has been placed so far, as JSON values; bytes and seconds."""
         counts = self.placer.counts
         tiers = [
             {"path": str(tier.path), "quota": tier.quota, "used": used, **asdict(count)}
@@ -183,7 +183,7 @@ class Daemon:
         }
 
     def close(self) -> None:
-        """End in good order: programs are told first."""
+        """Shut down in order: programs are told first."""
         self.table.close()
         self.placer.close()
         for tier in self.tiers:
@@ -231,7 +231,7 @@ def _admit(listener: socket.socket, greeting: dict[str, Any]) -> Channel | None:
 
 
 def _answer(channel: Channel, daemon: Daemon) -> bool:
-    """Answer one question of a member; False when it has gone."""
+    """Answer one request of a member; False when it has disconnected."""
     try:
         received = channel.receive()
         if received is None:

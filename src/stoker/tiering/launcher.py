@@ -29,7 +29,7 @@ def run(
     """Run the command on the tiers; return its exit status, 128 + n when signal n ended it.
 
     ``report_file`` is written every second, whole; ``done`` gets the report at the end, ``note``
-    what the user should know, once each. Where there is no room, memory or descriptor for tiers,
+    messages for the user, once each. Without space, memory or descriptors for tiers,
     ``note`` says so and the command runs without them. Raises
     :class:`~stoker.errors.ConfigError` where the configuration is invalid or the command cannot
     be started (:class:`~stoker.tiering.command.NotStarted`).
@@ -91,7 +91,7 @@ def explain() -> str:
 
 
 def shim_file(name: str) -> Path:
-    """Return a file that was built beside the core; ConfigError where it was not."""
+    """Return a file that was built beside the core; ConfigError if it is missing."""
     path = Path(_core.__file__).with_name(name)
     if not path.is_file():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Memory shared with the preload library: its records, its counters, and how waiters are woken."""
+"""Memory shared with the preload library: its records, its counters, and waking waiters."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def offset_of(dtype: np.dtype[np.void], field: str) -> int:
 
 
 def create_counters(path: Path) -> None:
-    """Make the file that programs count in, and the ring behind it, where they leave requests.
+    """Make the file with the programs' counters, followed by the ring for their requests.
 
     It must not exist. Raises :class:`OSError`.
     """
@@ -178,7 +178,7 @@ def create_counters(path: Path) -> None:
 class Ring:
     """The requests that programs leave behind the counters; for one thread of the daemon.
 
-    ``shim/table.h`` says what lies where. Nothing in it is trusted.
+    ``shim/table.h`` describes the layout. Nothing in it is trusted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -257,7 +257,7 @@ def read_counters(path: Path, tiers: int) -> dict[str, Any]:
 def wake(memory: mmap.mmap, offset: int) -> None:
     """Wake every process that waits for the 32-bit word at ``offset`` of a shared mapping.
 
-    On other processors than x86-64 and ARM it does nothing: waiters look by themselves too.
+    On processors other than x86-64 and ARM it does nothing: waiters also poll.
     """
     if _NUMBER is not None:
         word = ctypes.c_uint32.from_buffer(memory, offset)

@@ -1,4 +1,4 @@
-"""A run's part in the daemon of its source: found or started, asked for reports, let go of."""
+"""A run's membership in the daemon of its source: find or start it, ask for reports, leave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, source: Path) -> RunFolder:
-        """Return the folder of a source, made if need be.
+        """Return the folder of a source, made if necessary.
 
         Raises :class:`OSError` as the runtime directory does, and
         :class:`~stoker.errors.ConfigError` if its path is too long for sockets.
@@ -61,7 +61,7 @@ class RunFolder:
         return folder
 
     def clear(self) -> None:
-        """Remove what a daemon leaves to programs; those that have it mapped keep it."""
+        """Remove the files that a daemon shares with programs; existing mappings stay valid."""
         for path in (self.table, self.counters):
             path.unlink(missing_ok=True)
         remove_socket(self.requests)
@@ -94,8 +94,9 @@ class Membership:
 
     All runs of a user that read the same source share the daemon; one that asks for other tiers
     gets those of the first, with a warning. Raises :class:`~stoker.errors.ConfigError` if the
-    daemon refuses the configuration, :class:`~stoker.errors.SegmentError` if it does not come up,
-    for want of room say, and :class:`OSError` where this process lacks something. For one thread.
+    daemon rejects the configuration, :class:`~stoker.errors.SegmentError` if it does not start, for
+    example for lack of space, and :class:`OSError` if this process lacks a resource. For one
+    thread.
     """
 
     def __init__(self, config: Config) -> None:
@@ -119,7 +120,7 @@ class Membership:
     def report(self) -> dict[str, Any]:
         """Return what happened since this run joined; see ``docs/tiering.md`` for the fields.
 
-        When the daemon has died it is what was known last, with ``daemon`` False.
+        If the daemon has died it is the last known report, with ``daemon`` False.
         """
         try:
             self._last = self._ask()
@@ -137,7 +138,7 @@ class Membership:
             return 0
 
     def close(self) -> None:
-        """Let go of the daemon, which ends after its last member."""
+        """Leave the daemon, which ends after its last member."""
         self._channel.close()
 
     def __enter__(self) -> Membership:
@@ -241,7 +242,7 @@ class Membership:
 
 
 def _greeting(channel: Channel) -> dict[str, Any] | None:
-    """Return what the daemon says first; None if it was just ending."""
+    """Return the daemon's first message; None if it was just ending."""
     try:
         received = channel.receive()
     except OSError:
@@ -256,7 +257,7 @@ def _own_environment() -> dict[str, str]:
 
 
 def _difference(now: Any, begin: Any, name: str = "") -> Any:
-    """Return ``now`` with numbers lessened by those of ``begin``, which may lack some."""
+    """Return ``now`` with the numbers of ``begin`` subtracted; ``begin`` may lack some."""
     if name in _STATES or isinstance(now, bool | str) or now is None or begin is None:
         return now
     if isinstance(now, dict):

@@ -96,7 +96,7 @@ class Counts:
 
 
 class Placer:
-    """Places files on tiers; each file once, for good, or until its source changes.
+    """Places files on tiers; each file once, permanently or until its source changes.
 
     It uses the first tier with room, reserves bytes before it writes them, and evicts nothing. A
     file whose copy failed is read from the source; later opens try again, a few times. A tier that
@@ -135,7 +135,7 @@ class Placer:
     def opened(self, path: bytes, handed: io.FileIO | None = None) -> None:
         """Place a file that a program reads; ``path`` is relative to the source.
 
-        ``handed`` is the program's own descriptor of it, which is closed sooner or later.
+        ``handed`` is the program's own descriptor of it, which the placer closes.
         """
         if handed is not None:
             with self._mutex:
@@ -150,11 +150,11 @@ class Placer:
         self._held_until = time.monotonic() + seconds
 
     def changed(self, number: int) -> None:
-        """Look at the file of an entry: its source is said to be another, or its copy gone."""
+        """Check the file of an entry whose source is reported changed, or its copy missing."""
         self._looks.put(self._table.path(number))
 
     def revalidate(self, number: int) -> None:
-        """Look whether the source of a placed file is what it was; waits for storage."""
+        """Check whether the source of a placed file has changed; waits for storage."""
         path, seen_ns = self._table.path(number), time.monotonic_ns()
         try:
             status: os.stat_result | None = self._at(path).stat()
@@ -174,7 +174,7 @@ class Placer:
     def promise(self, paths: Sequence[bytes]) -> int:
         """Reserve room for files in this order, and copy them when there is time.
 
-        Waits for a look at each, several at a time. Returns how many have a place.
+        Waits until each was checked, several at a time. Returns how many have a place.
         """
         with ThreadPoolExecutor(_LOOKS) as pool:
             statuses = list(pool.map(self._status, paths))
@@ -192,7 +192,7 @@ class Placer:
         return placed
 
     def tick(self) -> None:
-        """Do what is due; to be called a few times a second."""
+        """Do what is due; call it a few times per second."""
         now = time.monotonic()
         for folder in self._tiers:
             folder.origins.flush()
@@ -255,7 +255,7 @@ class Placer:
                 self._note(str(error))
 
     def _is_good(self, number: int, status: os.stat_result) -> bool:
-        """Whether an entry describes the source as it is, and its copy, if any, is there."""
+        """Whether an entry describes the current source, and its copy, if any, exists."""
         entry = self._table.entry(number)
         if entry["identity"] != FileIdentity.of(status):
             return False
@@ -316,7 +316,7 @@ class Placer:
         return any(is_copy(t.copy_of(path), identity, t.origins.get(path)) for t in self._tiers)
 
     def _find_copy(self, path: bytes, identity: FileIdentity) -> tuple[int, int] | None:
-        """Return tier and inode of an earlier run's copy; remove it if it is not good any more."""
+        """Return tier and inode of an earlier run's copy; remove it if it is no longer valid."""
         for number, tier in enumerate(self._tiers):
             copy = tier.copy_of(path)
             with contextlib.suppress(OSError):
@@ -406,7 +406,7 @@ class Placer:
                 heapq.heappush(self._later, (time.monotonic() + again, number))
 
     def _drop(self, number: int) -> None:
-        """Let an entry describe nothing any more, and remove its copy."""
+        """Invalidate an entry, and remove its copy."""
         entry = self._table.entry(number)
         with self._mutex:
             state = self._table.state(number)
@@ -429,7 +429,7 @@ class Placer:
                 copy.unlink()
 
     def _give_up(self, tier: int) -> None:
-        """Use a tier no more that has vanished."""
+        """Stop using a tier that has vanished."""
         self.rooms.close(tier)
         self._note(f"{self._tiers[tier].path} has vanished")
         for number in self._table.placed_on(tier):
@@ -441,7 +441,7 @@ class Placer:
 
 
 def _make_folder(folder: Path, root: Path) -> None:
-    """Make a folder below ``root``, which exists or else has vanished and shall not come back."""
+    """Make a folder below ``root``, which must exist: a vanished root is not recreated."""
     try:
         if folder != root and not folder.is_dir():
             _make_folder(folder.parent, root)

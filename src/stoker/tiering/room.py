@@ -59,12 +59,12 @@ class Rooms:
             self._rooms[tier].used -= size
 
     def rests(self, tier: int) -> bool:
-        """Whether a tier is not used now, since it failed."""
+        """Whether a tier is paused after a failure."""
         with self._lock:
             return self._rooms[tier].rests_until > self._clock()
 
     def any_rests(self) -> bool:
-        """Whether a tier rests that will be used again."""
+        """Whether any tier is paused that will be used again."""
         with self._lock:
             now = self._clock()
             return any(now < room.rests_until < math.inf for room in self._rooms)
@@ -80,7 +80,7 @@ class Rooms:
             return self._rooms[tier].rests_until == math.inf
 
     def failed(self, tier: int) -> None:
-        """Let a tier rest after a failure of its own."""
+        """Pause a tier after a failure of its own."""
         with self._lock:
             room = self._rooms[tier]
             if room.rests_until <= self._clock():  # copies that fail together count once
@@ -93,16 +93,16 @@ class Rooms:
             self._rooms[tier].failures = 0
 
     def used(self) -> list[int]:
-        """Return the bytes taken of each tier, reservations included."""
+        """Return the bytes used of each tier, including reservations."""
         with self._lock:
             return [room.used for room in self._rooms]
 
 
 def check_room(tier: TierDir, quota: int) -> None:
-    """Refuse a quota that there is no room for.
+    """Raise for a quota that there is no room for.
 
     Raises :class:`~stoker.errors.CapacityError` if there never can be, and :class:`OSError` if
-    others have taken it just now.
+    other files take the space now.
     """
     found = os.statvfs(tier.path)
     free, where = found.f_bavail * found.f_frsize, "free there"

@@ -1,6 +1,6 @@
 """The table of placed files: written by the daemon alone, read by every program under the shim.
 
-``shim/table.h`` says what lies where and what readers rely on.
+``shim/table.h`` describes the layout and what readers rely on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HEADER_AT = {name: offset_of(HEADER, name) for name in HEADER.names or ()}
 
 @dataclass(frozen=True)
 class Settings:
-    """What programs need to know beside the files."""
+    """Settings that programs need, apart from the files."""
 
     small_bytes: int
     large_bytes: int
