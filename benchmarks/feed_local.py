@@ -218,7 +218,7 @@ def hits_by_plan(
         num_workers=2,
         collate_fn=len,
         cache=f"{share:.0%}",
-        recipe=stoker.recipes.get("belady", request_bytes=request_bytes),
+        recipe=stoker.recipes.belady(request_bytes=request_bytes),
         prefetch_bytes=prefetch,
         persistent_workers=True,
         epochs=5,

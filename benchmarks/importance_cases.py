@@ -38,7 +38,7 @@ class Training:
 
 
 def _of(name: str, **params: object) -> Callable[[float], Recipe]:
-    return lambda cache: recipes.get(name, **params)
+    return lambda cache: getattr(recipes, name)(**params)
 
 
 def _shade_by_code(cache: float) -> Recipe:

@@ -27,7 +27,7 @@ class Timed:
 
 
 def _of(name: str, **params: object) -> Callable[[], Recipe]:
-    return lambda: recipes.get(name, **params)
+    return lambda: getattr(recipes, name)(**params)
 
 
 _ICACHE = {"warm_up": 1}
@@ -36,7 +36,7 @@ _IMPACT = {"warm_up": 1, "max_warm_up": 2}
 TIMED = {
     DEFAULT: Timed(_of("lru")),
     "default, no prefetch": Timed(_of("lru"), prefetch=False),
-    "coordl": Timed(_of("coordl")),
+    "coordl": Timed(_of("minio")),
     "quiver": Timed(_of("quiver")),
     "foresight": Timed(_of("foresight")),
     "foresight, repeat 4": Timed(_of("foresight", repeat=4)),

@@ -61,7 +61,7 @@ def _training(
 ) -> Task:
     def run() -> dict[str, Any]:
         recipe, params = CASES[name]
-        fit = fitted(recipes.get(recipe, **params), int(images.source.sizes.sum()))
+        fit = fitted(getattr(recipes, recipe)(**params), int(images.source.sizes.sum()))
         found, record = train(images, fit, CACHE, seed, flipped, settings)
         is_wrong = images.labels(flipped, seed) != images.targets
         end = settings.epochs - math.ceil(settings.epochs / 8)

@@ -104,7 +104,7 @@ def _between_epochs(args: argparse.Namespace) -> Report:
     report = Report(f"ImPACT's evaluation, {len(images)} images in memory, small CNN", args.smoke)
     for evaluation in ("hybrid", "realtime"):
         options = {"warm_up": WARM_UP, "max_warm_up": WARM_UP, "evaluation": evaluation}
-        recipe = fitted(recipes.get("impact", **options), int(images.source.sizes.sum()))
+        recipe = fitted(recipes.impact(**options), int(images.source.sizes.sum()))
         trainer, epochs = Trainer("small", images.num_classes, seed=0), WARM_UP + 3 * CYCLES
         with stoker.Loader(
             images.dataset(images.targets),

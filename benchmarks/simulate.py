@@ -97,7 +97,7 @@ def _forms(n: int, p: np.ndarray[Any, Any], c: float) -> list[tuple[str, Any, fl
         "repeated",
         "",
         Score(),
-        sampler=recipes.get("shade", repetition=2.0, important=c).sampler,
+        sampler=recipes.shade(repetition=2.0, important=c).sampler,
         scorer=Same(LossHistory()),
     )
     return [
@@ -185,7 +185,7 @@ def loader(args: argparse.Namespace) -> Report:
     sizes = np.array([Path(path).stat().st_size for path in paths])
     losses = np.random.default_rng(1).lognormal(0, 1, len(paths))
     for name, params in LOADED.items():
-        recipe = recipes.get(name, **params)
+        recipe = getattr(recipes, name)(**params)
         with stoker.Loader(
             stoker.SampleDataset(FileSource(paths), decode=len),
             batch_size=64,
@@ -237,7 +237,7 @@ def foresight(args: argparse.Namespace) -> Report:
     report = Report("foresight, c = .2, hit ratio after the first super-epoch", args.smoke)
     n = 2_000 if args.smoke else 50_000
     for repeat, least in ((2, 0.44), (4, 0.50)):
-        found = replay("foresight", n, 3 * repeat, 0.2, repeat=repeat, annealed=0.0)
+        found = replay(recipes.foresight(repeat, annealed=0.0), n, 3 * repeat, 0.2)
         ratio = found.after(repeat).hit_ratio
         q = float(limits.super_epoch_repeats(repeat))
         report.row(case=f"R = {repeat}", hits=ratio, limit=float(limits.super_epochs(0.2, q)))
@@ -248,7 +248,7 @@ def foresight(args: argparse.Namespace) -> Report:
     sizes = image_sizes(n)
     bound = limits.smallest_first(sizes, 0.2 * float(sizes.sum()))
     for name, request in (("free requests", 0.0), ("a request costs 1 MB", 1e6), ("1 GB", 1e9)):
-        found = replay("foresight", n, 4, 0.2, sizes=sizes, request_bytes=request).after(1)
+        found = replay(recipes.foresight(request_bytes=request), n, 4, 0.2, sizes=sizes).after(1)
         report.row(
             case=f"real sizes, R = 1, {name}",
             hits=found.hit_ratio,
@@ -256,7 +256,7 @@ def foresight(args: argparse.Namespace) -> Report:
             limit=bound,
         )
     report.target("real sizes, R = 1, hits in number", found.hit_ratio, 0.2, at_least=True)
-    by_plan = recipes.get("foresight", importance=True, repeat=4, annealed=0.0)
+    by_plan = recipes.foresight(importance=True, repeat=4, annealed=0.0)
     by_scores = Recipe("top-k", "", Score(), sampler=by_plan.sampler)
     known = replay(by_plan, n, 12, 0.2).after(4)
     scored = replay(by_scores, n, 12, 0.2).after(4)
@@ -306,7 +306,7 @@ def _rank(rank: int, repeat: int, samples: int, folder: str, told: Any) -> None:
         stoker.SampleDataset(source, decode=len),
         batch_size=16,
         cache="20%",
-        recipe=recipes.get("foresight", repeat=repeat, annealed=0.0),
+        recipe=recipes.foresight(repeat=repeat, annealed=0.0),
         epochs=3 * repeat,
         prefetch_bytes=0,
     ) as run:

@@ -66,7 +66,7 @@ def trained(
         num_workers=WORKERS,
         persistent_workers=True,
         cache=f"{SHARE:.0%}",
-        recipe=recipes.get(name, **RECIPES.get(name, {})),
+        recipe=getattr(recipes, name)(**RECIPES.get(name, {})),
         epochs=epochs,
         return_meta=True,
     )
@@ -141,7 +141,7 @@ def main() -> None:
         for name in args.recipes.split(","):
             seconds, _, stalls, hits = trained(name, storage, samples, losses, epochs)
             found = replay(
-                recipes.get(name, **RECIPES[name]), count, epochs, SHARE, sizes=sizes,
+                getattr(recipes, name)(**RECIPES[name]), count, epochs, SHARE, sizes=sizes,
                 losses=losses, batch_size=BATCH, conditions=given,
             )  # fmt: skip
             later = found.after(1)

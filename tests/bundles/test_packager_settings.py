@@ -19,5 +19,5 @@ def test_newcomer_3_only_the_usual_size_shrinks() -> None:
 
 @pytest.mark.parametrize("name", ["icache", "impact"])
 def test_newcomer_3_a_size_that_is_given_stays(name: str) -> None:
-    given = recipes.get(name, package_bytes=300).packaging
+    given = getattr(recipes, name)(package_bytes=300).packaging
     assert given == Packaging(300)

@@ -144,7 +144,7 @@ def test_each_job_gets_its_own_epoch_whole() -> None:
 @pytest.mark.parametrize("recipe", ["icache", "shade"])
 def test_score_jobs_share_and_each_serves_each_sample_once(recipe: str) -> None:
     params = {"warm_up": 1, "full_every": 2, "package_bytes": 100} if recipe == "icache" else {}
-    made = recipes.get(recipe, **params)
+    made = getattr(recipes, recipe)(**params)
 
     def losses(number: int, batch: Any) -> Any:
         # Two models that find opposite samples hard.
@@ -281,7 +281,7 @@ def test_s4_the_estimate_counts_what_is_read_ahead_and_stays(compute: float) -> 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("recipe", ["quiver", "icache"])
 def test_s2_samples_read_past_the_cache_are_served_in_the_epoch(recipe: str, workers: int) -> None:
-    made = recipes.get("icache", parts="iis+hc+lc", warm_up=9, package_bytes=100)
+    made = recipes.icache(parts="iis+hc+lc", warm_up=9, package_bytes=100)
     made = made if recipe == "icache" else recipes.get(recipe)
     options: dict[str, Any] = {"sharing": Sharing(probe=4), "cache": "40%", "num_workers": workers}
     with loader(made, **options) as one:
@@ -292,7 +292,7 @@ def test_s2_samples_read_past_the_cache_are_served_in_the_epoch(recipe: str, wor
 
 
 def test_only_the_job_that_came_first_arranges_the_cache() -> None:
-    made = recipes.get("icache", warm_up=1, full_every=2, package_bytes=100)
+    made = recipes.icache(warm_up=1, full_every=2, package_bytes=100)
     with ExitStack() as stack:
         first = stack.enter_context(loader(made, 0, epochs=3, cache="40%"))
         second = stack.enter_context(loader(made, 1, epochs=3, cache="40%"))

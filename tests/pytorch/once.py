@@ -51,13 +51,13 @@ LOW = Recipe(
 RECIPES: dict[str, Recipe] = {
     "minio": recipes.get("minio"),
     "foresight": recipes.get("foresight"),
-    "repeats": recipes.get("foresight", repeat=EPOCHS, annealed=0.0),
-    "importance": recipes.get("foresight", importance=True, repeat=2, annealed=0.0),
+    "repeats": recipes.foresight(repeat=EPOCHS, annealed=0.0),
+    "importance": recipes.foresight(importance=True, repeat=2, annealed=0.0),
     "quiver": recipes.get("quiver"),
     "low": LOW,
-    "icache": recipes.get("icache", warm_up=1, full_every=3, package_bytes=128),
-    "impact": recipes.get("impact", max_warm_up=2, package_bytes=128),
-    "spidercache": recipes.get("spidercache", target_degree=8, start=0.5, end=0.5),
+    "icache": recipes.icache(warm_up=1, full_every=3, package_bytes=128),
+    "impact": recipes.impact(max_warm_up=2, package_bytes=128),
+    "spidercache": recipes.spidercache(target_degree=8, start=0.5, end=0.5),
 }
 ONCE_EACH = ("quiver", "low", "icache", "impact")
 

@@ -30,7 +30,7 @@ NAMES = ["shade", "icache", "impact", "spidercache", "ilfu", "infobatch", "base"
 def recipe_of(name: str, **more: Any) -> Any:
     if name == "spidercache":
         pytest.importorskip("faiss", reason="faiss is not installed")
-    return recipes.get(name, **{**OPTIONS.get(name, {}), **more})
+    return getattr(recipes, name)(**{**OPTIONS.get(name, {}), **more})
 
 
 def with_losses(values: Callable[[torch.Tensor], torch.Tensor]) -> Show:
@@ -184,7 +184,7 @@ def test_a_batch_smaller_than_k_neighbours() -> None:
 def test_fewer_samples_than_one_package(name: str) -> None:
     """All samples have 10 KB and a package 1 MiB: refused where L cannot hold them all."""
     warm_up = {"warm_up": 1} | ({"max_warm_up": 2} if name == "impact" else {})
-    recipe = recipes.get(name, **warm_up, package_bytes=1 << 20)
+    recipe = getattr(recipes, name)(**warm_up, package_bytes=1 << 20)
     # A quarter of ImPACT's cache is for volatile samples: L never has room for all.
     cache = "40%" if name == "icache" else "100%"
     rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
@@ -198,7 +198,7 @@ def test_fewer_samples_than_one_package(name: str) -> None:
 def test_newcomer_3_packages_shrink_with_the_cache(name: str) -> None:
     rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
     warm_up = {"warm_up": 1} | ({"max_warm_up": 2} if name == "impact" else {})
-    loader = loader_of(recipes.get(name, **warm_up), cache="40%", rescore=rescore)
+    loader = loader_of(getattr(recipes, name)(**warm_up), cache="40%", rescore=rescore)
     setup = loader._engine._setup
     assert setup.recipe.packaging is not None
     assert setup.recipe.packaging.min_bytes == setup.capacity // 20

@@ -70,7 +70,7 @@ NAMES += ["foresight"]
 def test_every_recipe_trains(name: str, num_workers: int) -> None:
     if name == "spidercache":
         pytest.importorskip("faiss", reason="faiss is not installed")
-    recipe = recipes.get(name, **SMALL.get(name, {}))
+    recipe = getattr(recipes, name)(**SMALL.get(name, {}))
     rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
     workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     with loader_of(recipe, rescore=rescore, **workers) as loader:
@@ -93,12 +93,12 @@ def test_every_recipe_trains(name: str, num_workers: int) -> None:
 @pytest.mark.parametrize("evaluation", ["hybrid", "realtime"])
 def test_s8_without_rescore_nothing_is_reserved_for_it_and_that_is_said(evaluation: str) -> None:
     options = {"parts": "iis+hc", "warm_up": 1}
-    recipe = recipes.get("impact", evaluation=evaluation, **options)
+    recipe = recipes.impact(evaluation=evaluation, **options)
     with pytest.warns(
         RuntimeWarning, match=r"'impact' scores samples anew .* Give the Loader resc"
     ):
         loader = loader_of(recipe)
-    with loader, loader_of(recipes.get("impact", evaluation="history", **options)) as plain:
+    with loader, loader_of(recipes.impact(evaluation="history", **options)) as plain:
         assert (train(loader, 4) == train(plain, 4)).all()
         assert loader.epoch_stats[-1].hits == plain.epoch_stats[-1].hits
         arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
@@ -114,7 +114,7 @@ def test_s8_a_scorer_of_ones_own_that_scores_anew_asks_for_rescore() -> None:
 
 
 def test_s8_a_run_that_scored_anew_does_not_go_on_without() -> None:
-    recipe = recipes.get("impact", max_warm_up=2, parts="iis+hc")
+    recipe = recipes.impact(max_warm_up=2, parts="iis+hc")
     with loader_of(recipe, rescore=lambda batch: signals(*batch)["losses"]) as loader:
         train(loader, 3)
         state = loader.state_dict()
@@ -129,7 +129,7 @@ def test_low_samples_come_in_packages(tmp_path: Path) -> None:
     for number in range(NUM):
         (tmp_path / f"{number:04}").write_bytes(f"{number:08}".encode().ljust(256, b"."))
     source = FileSource(sorted(tmp_path.iterdir()))
-    recipe = recipes.get("icache", package_bytes=2048, warm_up=1)
+    recipe = recipes.icache(package_bytes=2048, warm_up=1)
     options = {"num_workers": 2, "persistent_workers": True, "epochs": None}
     deadline = time.monotonic() + 120  # a busy machine starts the process late
     with loader_of(recipe, source, cache="50%", **options) as loader:
@@ -147,7 +147,7 @@ def rescored(rank: int) -> Any:
         calls.append(len(batch[0]))
         return signals(*batch)["losses"]  # type: ignore[no-any-return]
 
-    recipe = recipes.get("impact", evaluation="realtime", parts="iis+hc", warm_up=1)
+    recipe = recipes.impact(evaluation="realtime", parts="iis+hc", warm_up=1)
     with loader_of(recipe, rescore=rescore) as loader:
         train(loader, 3)
         loader.set_epoch(3)
@@ -164,7 +164,7 @@ def test_ranks_divide_what_is_scored_anew(tmp_path: Path) -> None:
 
 
 def outcomes_of(rank: int, name: str) -> Any:
-    recipe = recipes.get(name, **SMALL.get(name, {}))
+    recipe = getattr(recipes, name)(**SMALL.get(name, {}))
     served = np.zeros((6, NUM), np.int64)
     substituted = 0
     # torch.distributed has been initialized, so the ranks find each other by themselves.

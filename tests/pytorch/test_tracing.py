@@ -112,7 +112,7 @@ def test_graphs_bring_their_neighbours_and_rescoring_is_aside(tmp_path):
 
 def test_samples_scored_anew_are_aside(tmp_path):
     path = tmp_path / "trace"
-    recipe = recipes.get("impact", max_warm_up=2, package_bytes=100)
+    recipe = recipes.impact(max_warm_up=2, package_bytes=100)
     with make(path, recipe, rescore=lambda batch: torch.full((len(batch),), 9.0)) as loader:
         train(loader, 4)
     with Trace(path) as trace:

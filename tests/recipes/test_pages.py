@@ -88,7 +88,7 @@ def test_infobatch_must_know_its_end():
 @pytest.mark.parametrize("name", ["icache", "impact", "spidercache"])
 def test_unknown_parts_list_the_known_ones(name):
     with pytest.raises(ConfigError, match=r"parts='all' is not known: use one of i"):
-        recipes.get(name, parts="all")
+        getattr(recipes, name)(parts="all")
     if name == "impact":
         with pytest.raises(ConfigError, match="hybrid, history, realtime"):
-            recipes.get(name, evaluation="fresh")
+            getattr(recipes, name)(evaluation="fresh")

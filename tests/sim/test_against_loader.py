@@ -53,7 +53,7 @@ def simulated(recipe) -> SimResult:
     ],
 )
 def test_the_simulator_hits_what_the_loader_does(name, params):
-    recipe = recipes.get(name, **params)
+    recipe = getattr(recipes, name)(**params)
     hits, substituted, accesses = trained(recipe)
     found = simulated(recipe)
     assert sum(epoch.accesses for epoch in found.per_epoch) == accesses

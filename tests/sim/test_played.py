@@ -58,7 +58,7 @@ def test_a_trace_hits_in_the_simulator_what_the_recorded_run_did(tmp_path, name)
     if name == "spidercache":
         pytest.importorskip("faiss")
     params = {"icache": {"warm_up": 1, "package_bytes": 500}, "impact": {"package_bytes": 500}}
-    recipe = recipes.get(name, **params.get(name, {}))
+    recipe = getattr(recipes, name)(**params.get(name, {}))
     hits, substituted = trained(
         recipe, tmp_path / "t", rescore=scored_anew if name == "impact" else None
     )

@@ -102,11 +102,10 @@ def test_another_seed_is_another_replay():
 
 
 @pytest.mark.parametrize(
-    ("name", "params"),
-    [("quiver", {}), ("icache", {"warm_up": 1}), ("impact", {"max_warm_up": 2})],
+    "recipe", ["quiver", recipes.icache(warm_up=1), recipes.impact(max_warm_up=2)]
 )
-def test_substitution_serves_no_sample_twice(name, params):
-    found = replay(name, 1000, 6, 0.3, batch_size=BATCH, **params)
+def test_substitution_serves_no_sample_twice(recipe):
+    found = replay(recipe, 1000, 6, 0.3, batch_size=BATCH)
     assert found.substituted_ratio > 0.05
     for epoch in found.per_epoch:
         # Each sample once at most: as many different ones as accesses.
@@ -114,7 +113,7 @@ def test_substitution_serves_no_sample_twice(name, params):
 
 
 def test_packages_are_read_and_serve():
-    late = replay("icache", 1500, 5, 0.3, warm_up=2).after(3)
+    late = replay("icache:warm_up=2", 1500, 5, 0.3).after(3)
     assert late.packaged_ratio > 0
     assert sum(epoch.package_reads for epoch in late.per_epoch) > 0
     assert all(epoch.package_reads == 0 for epoch in replay("lru", 500, 2, 0.3).per_epoch)
@@ -123,7 +122,7 @@ def test_packages_are_read_and_serve():
 def test_unequal_sizes():
     plain = replay("belady", N, 3, 0.2, sizes=SIZES, batch_size=BATCH).after(1)
     assert plain.byte_hit_ratio == pytest.approx(0.2, abs=0.01)
-    small = replay("belady", N, 3, 0.2, sizes=SIZES, batch_size=BATCH, request_bytes=1e9).after(1)
+    small = replay("belady:request_bytes=1e9", N, 3, 0.2, sizes=SIZES, batch_size=BATCH).after(1)
     best = limits.smallest_first(SIZES, 0.2 * SIZES.sum())
     assert plain.hit_ratio + 0.1 < small.hit_ratio <= best + 0.01
     assert small.byte_hit_ratio <= 0.21
@@ -181,9 +180,8 @@ def test_progress_is_told():
         ({"trace": [[0.5], [1]]}, "trace"),
         ({"recipe": "spidercache"}, "embeddings"),
         ({"recipe": "nothing"}, "nothing"),
-        ({"beta": 2}, "beta"),
-        ({"recipe": recipes.lru(), "beta": 2}, "beta"),
-        ({"recipe": "icache", "package_bytes": 1 << 28}, "package"),
+        ({"recipe": "lru:beta=2"}, "beta"),
+        ({"recipe": recipes.icache(package_bytes=1 << 28)}, "package"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, match):
@@ -194,7 +192,8 @@ def test_what_makes_no_sense_is_refused(changes, match):
 @pytest.mark.parametrize(("repeat", "least"), [(2, 0.44), (4, 0.50)])
 def test_foresight_hits_beyond_the_cache_where_samples_repeat(repeat, least):
     epochs = 3 * repeat
-    found = replay("foresight", N, epochs, 0.2, batch_size=BATCH, repeat=repeat, annealed=0.0)
+    recipe = recipes.foresight(repeat=repeat, annealed=0.0)
+    found = replay(recipe, N, epochs, 0.2, batch_size=BATCH)
     q = float(limits.super_epoch_repeats(repeat))
     assert least < found.after(repeat).hit_ratio <= limits.super_epochs(0.2, q) + 0.01
 

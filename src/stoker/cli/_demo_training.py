@@ -37,7 +37,11 @@ from stoker.importance.base import as_scorer
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 
-_SHORT = {"icache": {"warm_up": 1}, "ilfu": {"warm_up": 1}, "impact": {"max_warm_up": 2}}
+_SHORT = {
+    "icache": recipes.icache(warm_up=1),
+    "ilfu": recipes.ilfu(warm_up=1),
+    "impact": recipes.impact(max_warm_up=2),
+}
 _RATE = 4e-3  # highest learning rate
 _QUICK = 0.05  # of all steps: other work on the machine can only make a step slower
 _REPEATS = 3  # of the measurement of decoding
@@ -177,7 +181,7 @@ def open_loader(
 
 def short(name: str) -> Recipe:
     """Return a recipe for a short training: warm-ups are one or two epochs."""
-    return recipes.get(name, **_SHORT.get(name, {}))
+    return _SHORT.get(name) or recipes.get(name)
 
 
 def predicted_hit_ratio(name: str, settings: Settings, data: DemoData) -> float | None:

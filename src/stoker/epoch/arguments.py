@@ -59,7 +59,7 @@ def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
         f"recipe {recipe.name!r} scores samples anew between epochs, and there is no function to "
         "do it: samples keep the score of their last visit, and the cache has no region for those "
         "to be scored. Give the Loader rescore=, a function from a batch to its losses, or choose "
-        f"that by stoker.recipes.get({recipe.name!r}, evaluation='history')",
+        "that by stoker.recipes.impact(evaluation='history')",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker import recipes
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import Agree, Ranks
@@ -42,16 +41,6 @@ from stoker.types import format_bytes, parse_bytes
 
 Join = Callable[[SharedArena, Merged], Member | None]
 """Makes this job known to others that share its cache."""
-
-
-def as_recipe(recipe: str | Recipe) -> Recipe:
-    """Return the recipe of that name, or the recipe itself; ConfigError for anything else."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, str):
-        return recipes.get(recipe)
-    known = ", ".join(recipes.names())
-    raise ConfigError(f"recipe={recipe!r} is neither a Recipe nor a name: use one of {known}")
 
 
 class CacheSetup:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from stoker.epoch.cached import CachedSamples
-from stoker.epoch.setup import CacheSetup, as_recipe
+from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import BatchDataset, SourceDataset
 from stoker.pytorch.population import DatasetPopulation
 from stoker.pytorch.ranks import current_ranks, from_rank_zero
-from stoker.recipes.base import Recipe
+from stoker.recipes import Recipe, as_recipe
 
 
 class CachedDataset(CachedSamples, BatchDataset):
@@ -42,7 +42,7 @@ def with_cache(
     dataset: SourceDataset,
     cache: int | float | str = "20%",
     *,
-    recipe: str | Recipe = "minio",
+    recipe: str | Recipe | None = None,
     cache_stage: str = "encoded",
     cache_dir: str | os.PathLike[str] | None = None,
     disk_cache: int | float | str | None = None,
@@ -52,10 +52,11 @@ def with_cache(
     """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
 
     For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
-    those of the Loader; the sampling part of ``recipe`` is not used. ``close()`` it when done.
+    those of a Loader with a sampler of one's own, whose order is not known either: the default of
+    ``recipe`` is ``minio``, and its sampling is not used. ``close()`` it when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
-    chosen = as_recipe(recipe)
+    chosen = as_recipe(recipe, is_planned=False)
     if chosen.needs_plan or chosen.policy.follows_scores:
         raise ConfigError(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "

@@ -33,7 +33,7 @@ from stoker.epoch.on_error import OnError, check_on_error
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.records import Records
 from stoker.epoch.settings import EpochSettings
-from stoker.epoch.setup import CacheSetup, as_recipe
+from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
 from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
@@ -48,6 +48,7 @@ from stoker.pytorch.population import DatasetPopulation
 from stoker.pytorch.ranks import current_ranks
 from stoker.pytorch.signals import Shown
 from stoker.pytorch.state import array_of, tensor_of
+from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.baselines import minio
 from stoker.scores import Scores
@@ -161,7 +162,7 @@ class Loader(DataLoader[Any]):
         sharing = sharing or Sharing()
         self._population = DatasetPopulation(dataset)
         own_order = sampler is not None or batch_sampler is not None
-        self._recipe = as_recipe(recipe or ("minio" if own_order else "foresight"))
+        self._recipe = as_recipe(recipe, is_planned=not own_order)
         if own_order:
             check_own_order(self._recipe)
         if shuffle is False and not own_order and not self._recipe.preload:

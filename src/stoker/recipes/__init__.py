@@ -2,9 +2,8 @@
 
 ::
 
-    recipe = stoker.recipes.get("s3fifo", small=0.05)  # the same as recipes.s3fifo(small=0.05)
-    loader = stoker.Loader(dataset, cache="20%", recipe=recipe)
-    loader = stoker.Loader(dataset, cache="20%", recipe="s3fifo:small=0.05")
+    loader = stoker.Loader(dataset, cache="20%", recipe=stoker.recipes.s3fifo(small=0.05))
+    loader = stoker.Loader(dataset, cache="20%", recipe="s3fifo:small=0.05")  # the same, as text
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from stoker.errors import ConfigError
 from stoker.recipes.base import Recipe
 from stoker.recipes.baselines import (
     belady,
-    coordl,
     fifo,
     lfu,
     lru,
@@ -39,7 +37,6 @@ __all__ = [
     "Recipe",
     "base",
     "belady",
-    "coordl",
     "fifo",
     "foresight",
     "get",
@@ -65,7 +62,6 @@ _PAGES: dict[str, Callable[..., Recipe]] = {
     for page in (
         base,
         belady,
-        coordl,
         fifo,
         foresight,
         icache,
@@ -91,27 +87,42 @@ def names() -> list[str]:
     return sorted(_PAGES)
 
 
-def get(name: str, **params: Any) -> Recipe:
-    """Return the recipe of that name, with ``params`` in place of its defaults.
+def get(text: str) -> Recipe:
+    """Return the recipe that ``text`` names, as on a command line.
 
-    Parameters may stand in the name, as on a command line: ``"foresight:repeat=4:importance=true"``
-    is ``get("foresight", repeat=4, importance=True)`` under that longer name.
+    After the name may stand parameters in place of its defaults:
+    ``"foresight:repeat=4:importance=true"`` is ``foresight(repeat=4, importance=True)`` under that
+    longer name.
 
     Raises :class:`~stoker.errors.ConfigError`, which lists what is known, for an unknown name
     or parameter, or one that is no number where it has to be.
     """
-    page_name, *written = name.split(":")
-    page = _PAGES.get(page_name)
+    name, *written = text.split(":")
+    page = _PAGES.get(name)
     if page is None:
-        raise ConfigError(f"recipe {page_name!r} is not known: use one of {', '.join(names())}")
+        raise ConfigError(f"recipe {name!r} is not known: use one of {', '.join(names())}")
     known = inspect.signature(page).parameters
-    given = dict(_parameter(text) for text in written)
-    if unknown := sorted({*given, *params} - set(known)):
+    given = dict(_parameter(part) for part in written)
+    if unknown := sorted(given.keys() - set(known)):
         takes = f"use {', '.join(known)}" if known else "it takes none"
-        raise ConfigError(f"recipe {page_name!r} has no parameter {', '.join(unknown)}: {takes}")
-    values = {key: _value(key, text, known[key].default) for key, text in given.items()}
-    recipe = page(**{**values, **params})
-    return replace(recipe, name=name) if written else recipe
+        raise ConfigError(f"recipe {name!r} has no parameter {', '.join(unknown)}: {takes}")
+    recipe = page(**{key: _value(key, part, known[key].default) for key, part in given.items()})
+    return replace(recipe, name=text) if written else recipe
+
+
+def as_recipe(recipe: str | Recipe | None, *, is_planned: bool = True) -> Recipe:
+    """Return the recipe of that text, or the recipe itself; ConfigError for anything else.
+
+    None is the default: ``foresight``, or ``minio`` where the coming accesses are not planned.
+    """
+    if recipe is None:
+        return foresight() if is_planned else minio()
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str):
+        return get(recipe)
+    known = ", ".join(names())
+    raise ConfigError(f"recipe={recipe!r} is neither a Recipe nor a name: use one of {known}")
 
 
 def _parameter(text: str) -> tuple[str, str]:

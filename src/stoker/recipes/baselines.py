@@ -21,18 +21,6 @@ def belady(request_bytes: float = 0.0) -> Recipe:
     return Recipe("belady", description, NextUse(request_bytes), limit=static_hit_ratio)
 
 
-def coordl() -> Recipe:
-    """Return uniform sampling over CoorDL's cache, which is MinIO.
-
-    The name under which papers compare with it. What CoorDL adds for several ranks and jobs of
-    one node, that each sample is fetched once and kept once, every recipe of Stoker has; its
-    sharing of prepared batches none has. Source:
-    Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 5.
-    """
-    description = "uniform; the first to come stay for good (MinIO)"
-    return Recipe("coordl", description, MinIO(), limit=static_hit_ratio)
-
-
 def fifo() -> Recipe:
     """Return uniform sampling over a first-in, first-out cache.
 
@@ -78,8 +66,10 @@ def minio() -> Recipe:
     """Return uniform sampling over a static cache that is filled once and never replaced.
 
     Every cached byte hits once an epoch, which no policy exceeds when each sample is visited
-    once an epoch. The best plain choice for ordinary training. Source: Mohan et al.,
-    "Analyzing and Mitigating Data Stalls in DNN Training" (CoorDL), VLDB 2021.
+    once an epoch. The best plain choice for ordinary training. It is the cache of CoorDL: what
+    that adds for several ranks and jobs of one node, that each sample is fetched once and kept
+    once, every recipe of Stoker has; its sharing of prepared batches none has. Source: Mohan et
+    al., "Analyzing and Mitigating Data Stalls in DNN Training" (CoorDL), VLDB 2021, section 5.
     """
     return Recipe(
         "minio", "uniform; the first to come stay for good", MinIO(), limit=static_hit_ratio

@@ -15,9 +15,9 @@ from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.recipes import Recipe
+from stoker.recipes import Recipe, as_recipe
 from stoker.sim.losses import Losses
-from stoker.sim.replay import Job, Step, as_losses, as_recipe, as_share, as_sizes, default_batch
+from stoker.sim.replay import Job, Step, as_losses, as_share, as_sizes, default_batch
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.result import EpochResult, SimResult
 from stoker.types import Outcome
@@ -93,7 +93,7 @@ def replay_jobs(
             f"epochs={epochs}, batch_size={batch_size}, flight_seconds={flight_seconds} are "
             "refused: give 1 or more, and 0 seconds or more"
         )
-    chosen = [as_recipe(recipe, {}) for recipe in recipes]
+    chosen = [as_recipe(recipe) for recipe in recipes]
     if any(recipe.packaging is not None for recipe in chosen) and count > 1:
         raise ConfigError("packages of several jobs are not simulated: give recipes without")
     lengths = as_sizes(sizes, num_samples)

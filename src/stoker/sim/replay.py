@@ -6,18 +6,17 @@ import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, as_scorer
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
-from stoker.recipes import Recipe
+from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import as_sampler
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
@@ -49,7 +48,6 @@ def replay(
     batch_size: int | None = None,
     conditions: Conditions | None = None,
     progress: Callable[[], None] | None = None,
-    **params: Any,
 ) -> SimResult:
     """Return what a training of ``epochs`` epochs would hit in a cache.
 
@@ -57,7 +55,7 @@ def replay(
     run over a native arena, as in the Loader with one rank and without prefetch, but for the bytes:
     the arena counts those of samples and stores none. Deterministic.
 
-    ``recipe``: a name with its ``params``, or a Recipe. ``cache``: a share of the data set's bytes
+    ``recipe``: a Recipe or its text. ``cache``: a share of the data set's bytes
     if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
     :data:`IMAGENET_MEAN`. ``losses``: ``f64[N]``, ``f64[epochs, N]`` or a function of (ids, epoch);
     by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
@@ -70,7 +68,7 @@ def replay(
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
     """
-    chosen = as_recipe(recipe, params)
+    chosen = as_recipe(recipe)
     accesses: _Trace | Visits | None = None
     recorded = as_trace(trace, num_samples)
     if recorded is not None:
@@ -354,15 +352,6 @@ class _Mean:
     def accuracy(self) -> float:
         """Mean probability of the right class, e^-loss for cross entropy."""
         return self._right / self.count
-
-
-def as_recipe(recipe: str | Recipe, params: dict[str, Any]) -> Recipe:
-    """Return the recipe, or that of this name with ``params``; ConfigError for both."""
-    if isinstance(recipe, str):
-        return recipes.get(recipe, **params)
-    if params:
-        raise ConfigError(f"{', '.join(params)}: parameters go with a recipe's name, not a Recipe")
-    return recipe
 
 
 def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
