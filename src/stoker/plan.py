@@ -50,7 +50,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("epoch", "start"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is invalid: count from 0")
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range: count from 0")
         self._memory["ids"] = _in_memory(self.ids, np.dtype(np.uint32), "plan.ids")
         if self.weights is not None:
             weights = _in_memory(self.weights, np.dtype(np.float32), "plan.weights")
@@ -106,9 +106,9 @@ class Plan:
     def next_use(self) -> NDArray[np.int64]:
         """i64[A], the position of the next access to the same id.
 
-        Positions continue into the plan that follows. Where none is known it is the one expected,
-        :attr:`horizon` or later. Computed at the first use, in shared memory; ask before starting
-        children so that they share it. Read-only.
+        Positions continue into the plan that follows. Where no next access is known it is the
+        expected one, :attr:`horizon` or later. Computed at the first use, in shared memory; read
+        it before starting children so that they share it. Read-only.
         """
         if "next_use" not in self._memory:
             later = self.ids[:0] if self.following is None else self.following.ids
@@ -159,7 +159,7 @@ class Plan:
         ``equal`` unless every rank gets the same number, without which collectives would hang.
         """
         if world_size < 1:
-            raise ConfigError(f"world_size={world_size} is invalid: give at least 1")
+            raise ConfigError(f"world_size={world_size} is out of range: give at least 1")
         if not 0 <= rank < world_size:
             raise ConfigError(
                 f"rank={rank} is out of range: give a rank from 0 to {world_size - 1}, "
@@ -183,17 +183,19 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
     array = given.array if isinstance(given, SharedArray) else np.asarray(given)
     if array.ndim != 1 or array.size > MAX_LENGTH:
         raise ConfigError(
-            f"{name} of shape {array.shape} is invalid: give one dimension, at most {MAX_LENGTH}"
+            f"{name} has shape {array.shape}: give one dimension, at most {MAX_LENGTH}"
         )
     if isinstance(given, SharedArray) and array.dtype == dtype:
         return given
     kinds = "iu" if dtype.kind == "u" else "iuf"
     if array.size and array.dtype.kind not in kinds:
-        raise ConfigError(f"{name} of {array.dtype} is invalid: give {dtype}")
+        raise ConfigError(f"{name} has dtype {array.dtype}: give {dtype}")
     if array.size and array.dtype.kind == "i" and kinds == "iu":
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > np.iinfo(np.uint32).max:
-            raise ConfigError(f"{name} from {low} to {high} is invalid: ids are 32 bits, from 0")
+            raise ConfigError(
+                f"{name} from {low} to {high} is out of range: ids are 32 bits, from 0"
+            )
     memory = SharedArray.create(array.shape, dtype, name=name)
     memory.array[:] = array
     return memory
@@ -205,7 +207,7 @@ def _check_numbers(given: NDArray[np.float32], name: str) -> None:
     wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
     if wrong.size:
         raise ConfigError(
-            f"{name} {given[wrong[0]]} at position {wrong[0]} is invalid: "
+            f"{name} {given[wrong[0]]} at position {wrong[0]} is out of range: "
             "give finite numbers, not below 0"
         )
 

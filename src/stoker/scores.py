@@ -38,9 +38,9 @@ class Scores:
     def __init__(self, num_samples: int) -> None:
         """Allocate ``num_samples`` rows; ConfigError unless it is a positive integer."""
         if isinstance(num_samples, bool) or not isinstance(num_samples, (int, np.integer)):
-            raise ConfigError(f"num_samples={num_samples!r} is invalid: give an integer")
+            raise ConfigError(f"num_samples={num_samples!r} is not an integer: give one")
         if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples} is invalid: give at least 1 sample")
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
         size = (int(num_samples),)
         self._values = SharedArray.create(size, np.float64, name="scores.values")
         self._last = SharedArray.create(size, np.int64, name="scores.last")
@@ -157,7 +157,7 @@ class Scores:
         """
         self._refuse_frozen("update")
         if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is invalid: epochs count from 0")
+            raise ConfigError(f"epoch={epoch} is out of range: epochs count from 0")
         if epoch >= MAX_EPOCHS:
             raise CapacityError(
                 f"epoch={epoch} is beyond the history of {MAX_EPOCHS} epochs that Scores keep"
@@ -188,9 +188,7 @@ class Scores:
         with np.errstate(over="ignore"):
             given = np.asarray(values).astype(np.float32)
         if given.shape != (len(self),) or not np.isfinite(given).all():
-            raise ConfigError(
-                f"values of shape {given.shape} are invalid: give {len(self)} finite numbers"
-            )
+            raise ConfigError(f"values have shape {given.shape}: give {len(self)} finite numbers")
         self._basis.array[:] = given
         self._basis_epoch.array.fill(epoch)
 
@@ -256,9 +254,7 @@ class Scores:
         rows = [np.asarray(given) for given in (values, last, seen, volatile, basis)]
         for row in rows:
             if row.shape != (len(self),) or not np.isfinite(row).all():
-                raise ConfigError(
-                    f"rows of shape {row.shape} are invalid: give {len(self)} finite numbers"
-                )
+                raise ConfigError(f"rows have shape {row.shape}: give {len(self)} finite numbers")
         unknown = np.full(np.shape(accuracies), np.nan)
         history = [
             np.asarray(unknown if given is None else given, np.float64)
@@ -267,7 +263,7 @@ class Scores:
         lengths = {row.shape for row in history}
         if len(lengths) != 1 or history[0].ndim != 1 or len(history[0]) > MAX_EPOCHS:
             raise ConfigError(
-                f"histories of shapes {sorted(lengths)} are invalid: give one number for each of "
+                f"histories have shape {sorted(lengths)}: give one number for each of "
                 f"at most {MAX_EPOCHS} epochs"
             )
         for name, row in zip(_ROWS, rows, strict=True):
@@ -319,7 +315,7 @@ class Scores:
     def _rows(self, ids: ArrayLike) -> NDArray[np.int64]:
         given = np.asarray(ids)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise ConfigError(f"ids of shape {given.shape}, {given.dtype} are invalid: give u32[n]")
+            raise ConfigError(f"ids have shape {given.shape}, {given.dtype}: give u32[n]")
         if given.size and not 0 <= int(given.min()) <= int(given.max()) < len(self):
             wrong = given[(given < 0) | (given >= len(self))][0]
             raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {len(self) - 1}")

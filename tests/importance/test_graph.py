@@ -146,7 +146,7 @@ def test_another_dimension_is_refused_and_changes_nothing() -> None:
     scores, graph = Scores(10), Graph(10)
     graph.update(scores, shown([1, 2], np.eye(2), [0, 0]))
     before = scores.snapshot()
-    with pytest.raises(ConfigError, match=r"dimension 3 are refused .2 before.*same layer"):
+    with pytest.raises(ConfigError, match=r"dimension 3 .2 before.*same layer"):
         graph.update(scores, shown([1, 3], np.eye(3)[:2], [0, 0], step=1))
     np.testing.assert_array_equal(scores.values, before.values)
     with pytest.raises(ConfigError, match="id 10"):

@@ -24,7 +24,7 @@ def test_rows_are_numbered_as_samples_come() -> None:
 @pytest.mark.parametrize(
     ("ids", "shape", "named"),
     [
-        ([3], (1, 3), "dimension 3 are refused .2 before"),
+        ([3], (1, 3), "dimension 3 .2 before"),
         ([3], (1, 0), "dimension 0"),
         ([10], (1, 2), "id 10 is out of range"),
     ],

@@ -93,5 +93,5 @@ def test_the_volatile_samples_are_static() -> None:
     [(HighLow, {"h_share": 0}), (HighLow, {"start": 1}), (StaticSet, {"share": 1.5})],
 )
 def test_shares_out_of_range_are_refused(kind: Any, wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="is refused"):
+    with pytest.raises(ConfigError, match="is out of range"):
         kind(**wrong)

@@ -44,7 +44,7 @@ def test_unknown_parameters_list_the_known_ones():
 
 def test_parameters_reach_the_policy():
     assert recipes.get("s3fifo:small=0.25").policy.regions()[0].share == 0.25
-    with pytest.raises(ConfigError, match="small=2 is refused"):
+    with pytest.raises(ConfigError, match="small=2 is out of range"):
         recipes.s3fifo(small=2)
 
 
@@ -73,10 +73,10 @@ def test_parameters_may_stand_in_the_name():
     [
         ("lruu:x=1", "'lruu' is not known"),
         ("foresight:repeats=2", "'foresight' has no parameter repeats: use repeat, importance"),
-        ("foresight:repeat", "'repeat' of a recipe is refused: write it as name=value"),
-        ("foresight:repeat=two", "repeat=two is refused: write a number"),
-        ("foresight:repeat=1.5", "repeat=1.5 is refused: write a number"),
-        ("foresight:importance=1", "importance=1 is refused: write true or false"),
+        ("foresight:repeat", "'repeat' of a recipe cannot be read: write it as name=value"),
+        ("foresight:repeat=two", "repeat=two is not a number: write a number"),
+        ("foresight:repeat=1.5", "repeat=1.5 is not a number: write a number"),
+        ("foresight:importance=1", "importance=1 is not a truth value: write true or false"),
     ],
 )
 def test_what_is_wrong_in_a_name_is_said(name, said):

@@ -83,5 +83,5 @@ def test_large_plans():
 
 @pytest.mark.parametrize(("nodes", "batch"), [([], 1), ([0, -1], 1), ([0], 0)])
 def test_refusals(nodes, batch):
-    with pytest.raises(ConfigError, match="are refused"):
+    with pytest.raises(ConfigError, match="are out of range"):
         local_order(np.zeros(4, np.int16), np.array(nodes, np.int64), batch)

@@ -120,5 +120,5 @@ def test_without_shuffling_it_is_the_plain_order() -> None:
     ],
 )
 def test_refuses_what_has_no_meaning(wrong) -> None:
-    with pytest.raises(ConfigError, match="is refused"):
+    with pytest.raises(ConfigError, match="is out of range"):
         SuperEpochSampler(**{"num_samples": 10, **wrong})

@@ -1,4 +1,4 @@
-"""Scoring beside the training: a thread that scores while the backward pass runs."""
+"""Scoring in the background: a thread that scores while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Background(Scorer):
 
     def __init__(self, scorer: Scorer, depth: int = 4) -> None:
         if depth < 1:
-            raise ConfigError(f"depth={depth} is refused: let at least 1 batch wait")
+            raise ConfigError(f"depth={depth} is out of range: let at least 1 batch wait")
         self.scorer = as_scorer(scorer)
         """The other scorer; what it only reads may be asked of it at any time."""
         self._jobs: queue.Queue[_Job | None] = queue.Queue(depth)
@@ -102,7 +102,7 @@ class Background(Scorer):
         return self.scorer.state_dict()
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Drain, then let the other scorer go on from ``state``."""
+        """Drain, then let the other scorer continue from ``state``."""
         self.drain()
         self.scorer.load_state_dict(state)
 

@@ -21,9 +21,11 @@ class SelectiveBackward:
 
     def __init__(self, beta: float = 1.0, history: int = 1024) -> None:
         if not 0 <= beta < np.inf:
-            raise ConfigError(f"beta={beta!r} is refused: give 0 (keep all) or more")
+            raise ConfigError(f"beta={beta!r} is out of range: give 0 (keep all) or more")
         if isinstance(history, bool) or not isinstance(history, int) or history < 1:
-            raise ConfigError(f"history={history!r} is refused: give a number of losses, 1 or more")
+            raise ConfigError(
+                f"history={history!r} is out of range: give a number of losses, 1 or more"
+            )
         self.beta = beta
         self.history = history
         self._losses = np.empty(0)
@@ -36,7 +38,7 @@ class SelectiveBackward:
         """
         given = np.asarray(losses, dtype=np.float64)
         if given.ndim != 1:
-            raise ConfigError(f"losses of shape {given.shape} are refused: give one per sample")
+            raise ConfigError(f"losses have shape {given.shape}: give one per sample")
         finite = np.isfinite(given)
         self._losses = np.concatenate((self._losses, given[finite]))[-self.history :]
         known = np.sort(self._losses)

@@ -39,7 +39,7 @@ class Observation:
     """What one training step showed about the samples of its batch.
 
     Row i of every signal belongs to ``ids[i]``, the sample really served. A frozen value over
-    arrays that nobody writes any more, so it may go to another thread. Raises
+    arrays that no longer change, so it may go to another thread. Raises
     :class:`~stoker.errors.ConfigError` if a signal has not one row for each id.
     """
 
@@ -63,7 +63,7 @@ class Observation:
             dimensions = 2 if name == "embeddings" else 1
             if rows is not None and (rows.ndim != dimensions or len(rows) != len(self.ids)):
                 raise ConfigError(
-                    f"{name} of shape {rows.shape} for {len(self.ids)} ids are refused: give one "
+                    f"{name} have shape {rows.shape} for {len(self.ids)} ids: give one "
                     f"{'vector' if dimensions == 2 else 'number'} for each"
                 )
 

@@ -67,7 +67,7 @@ class InBatchRank(Scorer):
 
     def __post_init__(self) -> None:
         if not 1 <= self.b0 < np.inf:
-            raise ConfigError(f"b0={self.b0!r} is refused: give a finite number from 1 on")
+            raise ConfigError(f"b0={self.b0!r} is out of range: give a finite number from 1 on")
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the log-ranks of the batch; raises ConfigError if there are no losses."""
@@ -95,7 +95,7 @@ class ReducibleLoss(Scorer):
         reference = np.array(self.reference, dtype=np.float64)
         if reference.ndim != 1 or not len(reference) or not np.isfinite(reference).all():
             raise ConfigError(
-                f"reference of shape {reference.shape} is refused: give one finite loss per sample"
+                f"reference has shape {reference.shape}: give one finite loss per sample"
             )
         reference.flags.writeable = False
         object.__setattr__(self, "reference", reference)

@@ -70,16 +70,18 @@ class Graph(Scorer):
         Raises ConfigError for numbers out of range and if the index's library is not installed.
         """
         if neighbor_max < 1:
-            raise ConfigError(f"neighbor_max={neighbor_max} is refused: give at least 1")
+            raise ConfigError(f"neighbor_max={neighbor_max} is out of range: give at least 1")
         if not 0 < target_degree <= neighbor_max:
             raise ConfigError(
-                f"target_degree={target_degree} is refused: give more than 0 and at most "
+                f"target_degree={target_degree} is out of range: give more than 0 and at most "
                 f"neighbor_max={neighbor_max}"
             )
         if not 0 < decay < np.inf:
-            raise ConfigError(f"decay={decay} is refused: give a positive number")
+            raise ConfigError(f"decay={decay} is out of range: give a positive number")
         if threshold is not None and not 0 < threshold < 1:
-            raise ConfigError(f"threshold={threshold} is refused: give 0 < threshold < 1 or None")
+            raise ConfigError(
+                f"threshold={threshold} is out of range: give 0 < threshold < 1 or None"
+            )
         self.recall = 1.0
         """Share of the true neighbours that the index found when it was measured last."""
         self._has_own_index = index is not None
@@ -141,7 +143,7 @@ class Graph(Scorer):
         if self.recall < _LOW_RECALL:
             warnings.warn(
                 f"the index finds {self.recall:.0%} of the true neighbours, so scores from "
-                "neighbours are inaccurate until it has been built anew",
+                "neighbours are inaccurate until it has been rebuilt",
                 RuntimeWarning,
                 stacklevel=2,
             )

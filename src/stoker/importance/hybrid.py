@@ -14,7 +14,7 @@ from stoker.scores import Scores, percentiles
 
 
 class Hybrid(Scorer):
-    """Finds the set S of volatile samples in a warm-up, then has S scored anew in each epoch.
+    """Finds the set S of volatile samples in a warm-up, then has S scored again in each epoch.
 
     ImPACT (IEEE TC 2025), hybrid importance evaluation. After each epoch every seen sample's
     percentile rank goes into its running variance (Welford). S'_t are the |S| samples of largest
@@ -47,13 +47,13 @@ class Hybrid(Scorer):
         variance.
         """
         if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples} is refused: give at least 1 sample")
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
         if not 0 < share <= 1:
-            raise ConfigError(f"share={share} is refused: give 0 < share <= 1 of the cache")
+            raise ConfigError(f"share={share} is out of range: give 0 < share <= 1 of the cache")
         if not 0 <= overlap <= 1:
-            raise ConfigError(f"overlap={overlap} is refused: give a share of S from 0 to 1")
+            raise ConfigError(f"overlap={overlap} is out of range: give a share of S from 0 to 1")
         if max_warm_up < 2:
-            raise ConfigError(f"max_warm_up={max_warm_up} is refused: give 2 epochs or more")
+            raise ConfigError(f"max_warm_up={max_warm_up} is out of range: give 2 epochs or more")
         self._cache_samples = cache_samples
         self._of: Scorer = LossHistory() if of is None else of
         self._share, self._overlap, self._max_warm_up = share, overlap, max_warm_up
@@ -82,7 +82,7 @@ class Hybrid(Scorer):
         return np.where(known, self._squares / np.where(known, self._count - 1, 1), np.nan)
 
     def cache_holds(self, samples: int) -> None:
-        """Tell how many samples the caches hold, unless that was said at construction."""
+        """Note how many samples the caches hold, unless given at construction."""
         if self._cache_samples is None:
             self._cache_samples = samples
 
@@ -167,7 +167,7 @@ class Realtime(Scorer):
 
     What ImPACT (IEEE TC 2025) compares its hybrid evaluation with: the scores are never stale, at
     the price of a forward pass over the whole data set in each epoch. No state beyond the epoch,
-    which the next :meth:`begin_epoch` tells anew.
+    which the next :meth:`begin_epoch` sets again.
     """
 
     needs: ClassVar[frozenset[Signal]] = LossHistory.needs
@@ -175,7 +175,7 @@ class Realtime(Scorer):
     def __init__(self, num_samples: int) -> None:
         """Prepare for ids below ``num_samples``; ConfigError unless it is positive."""
         if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples} is refused: give at least 1 sample")
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
         self._num_samples = num_samples
         self._begun = False
 

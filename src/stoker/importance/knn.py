@@ -22,7 +22,7 @@ class VectorTable:
     def __init__(self, num_samples: int) -> None:
         """Make room for ids below ``num_samples``; ConfigError unless it is positive."""
         if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples} is refused: give at least 1 sample")
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
         self.capacity = num_samples
         """Rows at most."""
         self.count = 0
@@ -55,7 +55,7 @@ class VectorTable:
         if dimension == 0 or (self.count and dimension != self._vectors.shape[1]):
             before = f"{self._vectors.shape[1]} before" if self.count else "none before"
             raise ConfigError(
-                f"embeddings of dimension {dimension} are refused ({before}): give the output of "
+                f"embeddings have dimension {dimension} ({before}): give the output of "
                 "one and the same layer, flattened to [batch, dimension], at every step"
             )
         if not self.count:

@@ -25,10 +25,10 @@ class HnswIndex:
     """A graph (HNSW) over the rows as they were, with distances to the rows as they are.
 
     New rows are added at once, by the one thread that uses the index. A row that changes stays
-    where it was in the graph, since changing a graph in place costs recall, and is measured anew
-    whenever it is found. Once ``rebuild_share`` of the rows have changed, or a measured recall
-    lies below ``min_recall``, a thread of its own builds a new graph, which then takes the place
-    of the old one. usearch releases the GIL while it searches and builds. What is found depends
+    where it was in the graph, since changing a graph in place costs recall, and its distance is
+    measured again whenever it is found. Once ``rebuild_share`` of the rows have changed, or a
+    measured recall is below ``min_recall``, a thread builds a new graph, which then replaces the
+    old one. usearch releases the GIL while it searches and builds. What is found depends
     on when a build ends, so two runs may differ a little.
 
     Raises :class:`~stoker.errors.ConfigError` if usearch or faiss is not installed.
@@ -142,7 +142,7 @@ class HnswIndex:
             self.rebuilds += 1
         else:
             warnings.warn(
-                f"an index of neighbours could not be built anew ({failure!r}): the old one is "
+                f"an index of neighbours could not be rebuilt ({failure!r}): the old one is "
                 "searched, which misses more of them",
                 RuntimeWarning,
                 stacklevel=2,

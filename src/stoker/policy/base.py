@@ -94,7 +94,7 @@ class Region:
                 raise self._refuse(field, getattr(self, field), f"use one of {get_args(allowed)}")
 
     def _refuse(self, field: str, value: object, way_out: str) -> ConfigError:
-        return ConfigError(f"region {self.name!r}: {field}={value!r} is refused: {way_out}")
+        return ConfigError(f"region {self.name!r}: {field}={value!r} is not valid: {way_out}")
 
 
 class Policy(ABC):

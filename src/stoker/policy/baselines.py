@@ -1,4 +1,4 @@
-"""Policies that everybody compares with: a few lines each."""
+"""The usual baselines, a few lines each."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ class S3FIFO(NaturalOrder):
 
     def __post_init__(self) -> None:
         if not 0 < self.small < 1:
-            raise ConfigError(f"small={self.small} is refused: give a share, 0 < small < 1")
+            raise ConfigError(f"small={self.small} is out of range: give a share, 0 < small < 1")
         if not 1 <= self.visits <= 3:
-            raise ConfigError(f"visits={self.visits} is refused: give 1, 2 or 3")
+            raise ConfigError(f"visits={self.visits} is out of range: give 1, 2 or 3")
         self.regions()
 
     def regions(self) -> tuple[Region, ...]:

@@ -21,8 +21,9 @@ class HighLow(Policy):
 
     The H-list of an epoch are the most important of its selected samples. H keeps them by score:
     one enters when there is room, or if its score is above the smallest cached one (Algorithm 1).
-    L keeps what else comes while it has room and evicts nothing by itself: whoever fills it takes
-    out what was served. Raises :class:`~stoker.errors.ConfigError` for shares out of range.
+    L keeps other samples while it has room and evicts nothing by itself: the packager that
+    fills it removes what was served. Raises :class:`~stoker.errors.ConfigError` for shares out of
+    range.
     """
 
     name: ClassVar[str] = "high_low"
@@ -37,9 +38,11 @@ class HighLow(Policy):
 
     def __post_init__(self) -> None:
         if not 0 < self.h_share <= 1:
-            raise ConfigError(f"h_share={self.h_share} is refused: give a share, 0 < h_share <= 1")
+            raise ConfigError(
+                f"h_share={self.h_share} is out of range: give a share, 0 < h_share <= 1"
+            )
         if not 0 < self.start < 1:
-            raise ConfigError(f"start={self.start} is refused: give a share, 0 < start < 1")
+            raise ConfigError(f"start={self.start} is out of range: give a share, 0 < start < 1")
 
     def regions(self) -> tuple[Region, ...]:
         """H, ordered by score, and L, which does not evict."""
@@ -51,15 +54,15 @@ class HighLow(Policy):
     def places(self, scores: Scores, plan: Plan, num_samples: int) -> NDArray[np.uint8]:
         """Return u8[N]: :attr:`HIGH` for the H-list of ``plan``, :attr:`LOW` for the rest.
 
-        Samples never seen are HIGH, as nobody knows yet what they are worth. So are samples that
-        the plan leaves out although they outrank the H-list: they shall not stand in for others.
+        Samples never seen are HIGH, because their worth is not known yet. So are samples that
+        the plan leaves out although they outrank the H-list: they must not stand in for others.
         While the scorer is not ready all are HIGH.
         """
         places = np.full(num_samples, self.HIGH, np.uint8)
         seen = scores.seen[:num_samples] > 0
         if not scores.ready or not seen.any():
             return places
-        # In the order of the plan, which is random, so that ties favour nobody.
+        # In the order of the plan, which is random, so that ties favour no sample.
         selected = plan.ids[np.sort(np.unique(plan.ids, return_index=True)[1])]
         known = selected[seen[selected]]
         unseen = len(selected) - len(known)
@@ -87,7 +90,7 @@ class StaticSet(Policy):
     """The cache of ImPACT: H and L as in iCache, and beside them the set S (TC 2025).
 
     S are the samples whose rank varies most, ``scores.volatile``; they stay cached, because they
-    are scored anew before each epoch. While the scorer warms up (``scores.ready`` is False) the
+    are scored again before each epoch. While the scorer warms up (``scores.ready`` is False) the
     cache is MinIO: what comes first stays. Raises :class:`~stoker.errors.ConfigError` for a share
     out of range.
     """
@@ -99,11 +102,11 @@ class StaticSet(Policy):
     share: float = 0.25
     """Share of the cache that S has, 0 < share < 1; H and L divide the rest."""
     others: HighLow = field(default_factory=HighLow)
-    """What becomes of all other samples."""
+    """The policy for all other samples."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ConfigError(f"share={self.share} is refused: give a share, 0 < share < 1")
+            raise ConfigError(f"share={self.share} is out of range: give a share, 0 < share < 1")
 
     def regions(self) -> tuple[Region, ...]:
         """H and L, and S, which does not evict."""

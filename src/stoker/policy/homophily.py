@@ -20,9 +20,9 @@ class Homophily(Policy):
     """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
 
     A sample enters ``importance`` while there is room, or if its score is above the smallest
-    cached one. What is refused passes through ``transit``, a short queue, since only after the
-    step it is known which sample of the batch has most neighbours: that key sample moves on to
-    ``homophily``, a queue, and serves for its neighbours (:meth:`Store.keep_key_sample`).
+    cached one. Samples that are not admitted pass through ``transit``, a short queue, because only
+    after the step is it known which sample of the batch has most neighbours: that key sample moves
+    on to ``homophily``, a queue, and serves for its neighbours (:meth:`Store.keep_key_sample`).
 
     Raises :class:`~stoker.errors.ConfigError` for shares out of range.
     """
@@ -41,7 +41,7 @@ class Homophily(Policy):
         for name in ("importance", "transit"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)} is refused: give a share, 0 < {name} < 1"
+                    f"{name}={getattr(self, name)} is out of range: give a share, 0 < {name} < 1"
                 )
 
     def regions(self) -> tuple[Region, ...]:

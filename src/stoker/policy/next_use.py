@@ -24,7 +24,7 @@ class NextUse(Policy):
     which more fit, are worth more. A newcomer enters only if it is needed before every victim.
 
     With a cost, times count from the start of the plan, so the keys of what is cached have to be
-    asked anew at each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
+    computed again for each plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
     """
 
     name: ClassVar[str] = "next_use"
@@ -37,7 +37,7 @@ class NextUse(Policy):
 
     def __post_init__(self) -> None:
         if not self.request_bytes >= 0:
-            raise ConfigError(f"request_bytes={self.request_bytes} is refused: give 0 or more")
+            raise ConfigError(f"request_bytes={self.request_bytes} is out of range: give 0 or more")
 
     @property
     def shared_request_bytes(self) -> float:
@@ -104,18 +104,18 @@ _ALONE = 2.0**24  # so that keys from before a job came lose to those of all job
 
 @dataclass(frozen=True)
 class OnceAnEpoch(NextUse):
-    """Next use where each sample comes once an epoch: a fixed set, that with the most requests.
+    """Next use for one visit per sample and epoch: a fixed set, the one that saves most requests.
 
-    Each cached byte then serves one byte an epoch, whichever it is, and to keep what is used
+    Each cached byte then serves one byte an epoch, whichever it is, and keeping what is used
     soonest in the next epoch gains nothing: its hits come in one run as the epoch begins, during
-    which storage idles when the window of prefetch is full. So times count in whole epochs: what
-    this one still needs outranks what it does not, and else the key is -size / cost. The smallest
-    samples stay, the most in number that the cache can hold, and with ``request_bytes=0`` or equal
+    which storage idles when the prefetch window is full. So times count in whole epochs: what this
+    one still needs outranks what it does not, and otherwise the key is -size / cost. The smallest
+    samples stay, as many as the cache can hold, and with ``request_bytes=0`` or equal
     sizes those that came first, as in MinIO (CoorDL, VLDB 2021).
 
-    Where other jobs use the cache too, it is to hold what one of them needs soon, and the keys are
-    those of :class:`NextUse`. To keep small samples does cost bytes then, so that a request counts
-    as a tenth of a sample of mean size at most. Raises :class:`~stoker.errors.ConfigError` for a
+    Where other jobs use the cache too, it should hold what one of them needs soon, so the keys are
+    those of :class:`NextUse`. Keeping small samples then costs bytes, so a request counts as a
+    tenth of a sample of mean size at most. Raises :class:`~stoker.errors.ConfigError` for a
     negative cost.
     """
 

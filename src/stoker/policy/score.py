@@ -35,9 +35,9 @@ class Score(Policy):
     score is no less than the smallest cached one, which leaves. Scores in the logarithm of a
     rank tie all the time, and ties enter. A score that changes moves the key at once.
 
-    Of samples with equal scores, the paper's entries <importance, frequency> have the one leave
-    that was accessed less. Here a fixed order decides that has nothing to do with that of the ids
-    (:func:`~stoker.store.arena.turns_of`), so that no class of a folder is favoured.
+    Among samples with equal scores the paper evicts the one accessed less; its queue entries are
+    <importance, frequency>. Here a fixed order decides that is unrelated to the ids
+    (:func:`~stoker.store.arena.turns_of`), so that no class folder is favoured.
 
     ``ties=False`` is the stricter rule of iCache's H-cache (Chen et al., HPCA 2023, Algorithm 1).
     """

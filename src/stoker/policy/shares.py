@@ -109,11 +109,11 @@ class FrequencySplit(Shares):
         for name in ("start", "static_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)} is refused: give a share, 0 < {name} < 1"
+                    f"{name}={getattr(self, name)} is out of range: give a share, 0 < {name} < 1"
                 )
         if not 0 <= self.floor <= self._divided:
             raise ConfigError(
-                f"floor={self.floor} is refused: give a share from 0 to {self._divided}"
+                f"floor={self.floor} is out of range: give a share from 0 to {self._divided}"
             )
 
     def for_cache(self, capacity: int, least_low: int) -> FrequencySplit:
@@ -148,7 +148,7 @@ class FrequencySplit(Shares):
 
 @dataclass(frozen=True)
 class ElasticSplit(Shares):
-    """Importance shrinks once scores draw together, the later the faster accuracy grows.
+    """The importance region shrinks once scores converge, more slowly while accuracy grows fast.
 
     SpiderCache (ICPP 2025), for epoch t of T: sigma_t is the deviation of the scores (Eq. 4); beta
     is 1 from the first epoch on where sigma falls, 0 before (Eq. 5); Delta is the mean growth over
@@ -177,25 +177,27 @@ class ElasticSplit(Shares):
 
     @property
     def without_epochs(self) -> str:
-        """What becomes of the split where the length of training is not known."""
+        """What happens to the split if the length of training is not known."""
         return f"the split between its regions stays at {self.start}"
 
     @property
     def without_accuracy(self) -> str:
-        """What becomes of it where no accuracy is told."""
+        """What happens to it if no accuracy is reported."""
         return "the split between its regions moves at the same pace however accuracy grows"
 
     def __post_init__(self) -> None:
         if not 0 < self.end <= self.start < 1:
             raise ConfigError(
-                f"start={self.start}, end={self.end} are refused: give 0 < end <= start < 1"
+                f"start={self.start}, end={self.end} are out of range: give 0 < end <= start < 1"
             )
         if self.m < 2 or not self.gamma > 0:
-            raise ConfigError(f"m={self.m}, gamma={self.gamma} are refused: give m >= 2, gamma > 0")
+            raise ConfigError(
+                f"m={self.m}, gamma={self.gamma} are out of range: give m >= 2, gamma > 0"
+            )
         if self.window < 3 or self.window % 2 == 0 or not 0 <= self.order < self.window:
             raise ConfigError(
-                f"window={self.window}, order={self.order} are refused: give an odd window of 3 "
-                "or more and an order below it"
+                f"window={self.window}, order={self.order} are out of range: give an odd "
+                "window of 3 or more and an order below it"
             )
 
     def shares(

@@ -28,9 +28,9 @@ class Substitution:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ConfigError(f"kind={self.kind!r} is refused: use one of {get_args(Kind)}")
+            raise ConfigError(f"kind={self.kind!r} is not known: use one of {get_args(Kind)}")
         if not self.region:
-            raise ConfigError("region='' is refused: name a region of the policy")
+            raise ConfigError("region='' is empty: name a region of the policy")
 
     @property
     def is_once_each(self) -> bool:

@@ -128,7 +128,7 @@ def as_recipe(recipe: str | Recipe | None, *, is_planned: bool = True) -> Recipe
 def _parameter(text: str) -> tuple[str, str]:
     name, is_given, value = text.partition("=")
     if not is_given:
-        raise ConfigError(f"parameter {text!r} of a recipe is refused: write it as name=value")
+        raise ConfigError(f"parameter {text!r} of a recipe cannot be read: write it as name=value")
     return name, value
 
 
@@ -138,7 +138,7 @@ def _value(name: str, text: str, default: Any) -> Any:
         return text
     if isinstance(default, bool):
         if text not in ("true", "false"):
-            raise ConfigError(f"{name}={text} is refused: write true or false")
+            raise ConfigError(f"{name}={text} is not a truth value: write true or false")
         return text == "true"
     if default is None and text == "none":
         return None
@@ -147,4 +147,4 @@ def _value(name: str, text: str, default: Any) -> Any:
     except ValueError:
         if default is None:  # what is not a number there may be a text
             return text
-        raise ConfigError(f"{name}={text} is refused: write a number") from None
+        raise ConfigError(f"{name}={text} is not a number: write a number") from None

@@ -57,8 +57,8 @@ def loss_history(num_samples: int) -> Scorer:
 class Recipe:
     """What a known system is made of, under one name. Immutable; safe to share and to pickle.
 
-    What has a state, like a scorer, is given as a function that makes it, so that two loaders may
-    have the same recipe. Raises :class:`~stoker.errors.ConfigError` for packages without
+    A part with state, like a scorer, is given as a function that makes it, so that two loaders may
+    share a recipe. Raises :class:`~stoker.errors.ConfigError` for packages without
     substitution.
     """
 
@@ -73,19 +73,19 @@ class Recipe:
     scorer: Callable[[int], Scorer] = loss_history
     """Makes, for so many samples, what turns the signals of training into scores."""
     backward: Callable[[], SelectiveBackward] | None = None
-    """Makes what says which samples of a batch are learned from; None: all of them."""
+    """Makes the choice of samples in a batch that are learned from; None: all of them."""
     substitution: Substitution | None = None
     """Which cached samples may be served in place of others; None: every sample is itself."""
     shares: Shares | None = None
-    """Divides the cache between the policy's regions anew in each epoch; None: as they begin."""
+    """Divides the cache again among the policy's regions in each epoch; None: shares stay fixed."""
     packaging: Packaging | None = None
     """The packages that fill the region of the substitution, ``low_by_low``; None: none."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
     unscored: Recipe | None = None
-    """What it is where nobody scores samples anew between epochs; None: no other."""
+    """The recipe to use where samples are not scored again between epochs; None: this one."""
     preload: bool = False
-    """Whether the cache has room for all samples, whatever was asked for, and begins full."""
+    """Whether the cache has room for all samples, whatever size was requested, and begins full."""
 
     def __post_init__(self) -> None:
         # The class is frozen for its users; what they wrote without our base classes is completed.

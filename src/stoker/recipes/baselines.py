@@ -1,4 +1,4 @@
-"""Recipes that everybody compares with: uniform sampling, and a rule for who leaves."""
+"""The usual baselines: uniform sampling, and a rule for what is evicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def belady(request_bytes: float = 0.0) -> Recipe:
 
     The plan reaches one epoch ahead. In bytes no policy hits more than the cache's share when
     each sample is visited once an epoch; ``request_bytes``, the cost of a request beside its
-    bytes (latency x bandwidth), keeps small samples instead and so hits more in number. Source:
+    bytes (latency x bandwidth), keeps small samples instead and so hits more often. Source:
     NoPFS (SC 2021); Belady, IBM Systems Journal 5 (1966).
     """
     description = "uniform; the sample needed latest leaves, by the plan"

@@ -71,7 +71,7 @@ def fit_packages(recipe: Recipe, capacity: int) -> Recipe:
 def fit_shares(
     recipe: Recipe, capacity: int, sizes: NDArray[np.int64]
 ) -> tuple[Shares | None, int]:
-    """Return what divides a cache of ``capacity`` bytes, and the bytes a region of packages needs.
+    """Return the split of a cache of ``capacity`` bytes, and the bytes its packages need.
 
     ``sizes`` (``i64[N]``) are those of the samples; 0 bytes where there are no packages. Raises
     :class:`~stoker.errors.ConfigError` for a cache too small for one.

@@ -1,4 +1,4 @@
-"""Recipes of papers that few ask for, to compare with."""
+"""Recipes of less common papers, for comparison."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def foresight(
 
     By default each sample is visited once an epoch, and nothing about training changes: the cache
     keeps the smallest samples, and what any job needs next where several share it
-    (:class:`~stoker.policy.next_use.OnceAnEpoch`). What follows is to be asked for; the sample
-    needed latest leaves then, and none of it biases the gradient:
+    (:class:`~stoker.policy.next_use.OnceAnEpoch`). The options below
+    make the sample needed latest leave instead, and none of them biases the gradient:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
@@ -41,38 +41,39 @@ def foresight(
     - ``importance``: N visits an epoch in proportion to clipped losses, mixed with the share
       ``uniform_part`` of uniform ones (.2 by default), or more where the effective sample size of
       the weights fell below ``min_ess`` (.7); ``loader.weights`` undo the bias. With ``repeat``
-      the visits of R epochs are drawn at once. Where the next visit is not drawn yet, the one to
-      be expected counts.
+      the visits of R epochs are drawn at once. Where the next visit is not drawn yet, the
+      expected one counts.
     - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
       ``loader.weights`` make up for them (InfoBatch).
     - ``adaptive``: each sample once an epoch while storage keeps up; where it does not, as many
-      repeats, and at last importance, as it takes (:class:`AdaptiveSampler`). What is done, and
+      repeats, and finally importance, as it takes (:class:`AdaptiveSampler`). What is done, and
       why, is logged as each epoch begins.
 
-    The last share ``annealed`` of the training, for which the Loader has to be told ``epochs``,
+    The last share ``annealed`` of the training, for which the Loader needs ``epochs``,
     visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
-    large ones. Where each sample comes once an epoch that costs no bytes, so that it is 10 MB by
-    default, and else 0; while other jobs use the cache, it is a tenth of a mean sample at most
-    there. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` with another.
+    large ones. Where each sample comes once an epoch that costs no bytes, so the default is 10 MB
+    there, and 0 otherwise; while other jobs use the cache, it is limited to a tenth of a mean
+    sample. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` combined with
+    other options.
     Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
     if (prune != 0) + adaptive + (importance or repeat != 1) > 1:
         raise ConfigError(
-            f"repeat={repeat}, importance={importance}, prune={prune}, adaptive={adaptive} are "
-            "refused: prune and adaptive each choose samples in a way of their own, give them alone"
+            f"repeat={repeat}, importance={importance}, prune={prune}, adaptive={adaptive} exclude "
+            "each other: prune and adaptive choose samples in their own way, give each alone"
         )
     if group != 1 and (importance or repeat == 1):
         raise ConfigError(
-            f"group={group} is refused with repeat={repeat}, importance={importance}: it is for "
-            "samples that repeat, and not by importance"
+            f"group={group} has no effect with repeat={repeat}, importance={importance}: give "
+            "repeat=2 or more, and no importance"
         )
     given = {"uniform_part": uniform_part, "min_ess": min_ess}
     bounds = {name: value for name, value in given.items() if value is not None}
     if bounds and not (importance or adaptive):
         told = ", ".join(f"{name}={value}" for name, value in bounds.items())
         raise ConfigError(
-            f"{told} is refused without importance=True: nothing is drawn by importance"
+            f"{told} has no effect without importance=True: nothing is drawn by importance"
         )
     bounds["annealed"] = annealed
     sampler: SamplerFactory = part(SuperEpochSampler, repeat=repeat, group=group, annealed=annealed)

@@ -38,7 +38,7 @@ def impact(
     - ``hybrid``: during a warm-up of full epochs over a MinIO cache, the samples are found whose
       percentile rank varies most, as many as a ``share`` of the cache holds. It ends when more
       than ``overlap`` of them stay the same, at the latest after ``max_warm_up`` epochs. From then
-      on they stay cached and are scored anew before each epoch, by ``Loader(rescore=...)``; all
+      on they stay cached and are scored again before each epoch, by ``Loader(rescore=...)``; all
       others keep the score of their last visit. ``history`` rescores none and ``realtime`` all;
       both begin with ``warm_up`` full epochs. Without ``rescore=`` it is ``history``, with a
       warning.

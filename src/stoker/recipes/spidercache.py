@@ -39,7 +39,7 @@ def spidercache(
     - ``importance+homophily``: the share 1 - ``start`` of the cache is a queue of key samples, each
       batch's with most neighbours, which stand in for their missing neighbours.
     - ``importance+homophily+elastic``: the importance region's share goes from ``start`` to ``end``
-      once the scores draw together; ``m``, ``gamma``, ``window`` and ``order`` as in
+      once the scores converge; ``m``, ``gamma``, ``window`` and ``order`` as in
       :class:`~stoker.policy.shares.ElasticSplit`. It needs the Loader's ``epochs``, and accuracy
       from ``end_epoch``.
 

@@ -66,8 +66,10 @@ class AdaptiveSampler(EpochSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.tolerance <= 1:
-            raise ConfigError(f"tolerance={self.tolerance} is refused: give a share from 0 to 1")
-        for level in LEVELS:  # refuses what they refuse
+            raise ConfigError(
+                f"tolerance={self.tolerance} is out of range: give a share from 0 to 1"
+            )
+        for level in LEVELS:  # raises what they raise
             self._sampler(level)
 
     def level_at(self, scores: Scores | None, epoch: int) -> Level:
@@ -104,7 +106,7 @@ class AdaptiveSampler(EpochSampler):
         return self._sampler(self.level_at(scores, epoch)).plan(scores, epoch)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Keep what the epochs are drawn from that begin now, if that is to be kept."""
+        """Let the sampler of this level keep what its epochs are drawn from."""
         self._sampler(self.level_at(scores, epoch)).begin_epoch(scores, epoch)
 
     def foresees(self, scores: Scores | None, epoch: int) -> bool:

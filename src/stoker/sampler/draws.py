@@ -17,7 +17,7 @@ def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
     :class:`~stoker.errors.ConfigError` for an epoch below 0.
     """
     if not 0 <= epoch < 2**64:
-        raise ConfigError(f"epoch={epoch} is refused: count from 0")
+        raise ConfigError(f"epoch={epoch} is out of range: count from 0")
     key = np.array([seed, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, stream]))
 

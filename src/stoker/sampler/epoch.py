@@ -59,7 +59,7 @@ class EpochSampler(Sampler):
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
-            raise ConfigError(f"epochs={self.epochs} is refused: give at least 1, or None")
+            raise ConfigError(f"epochs={self.epochs} is out of range: give at least 1, or None")
         self._full_pass()
 
     # --- what a subclass says ---

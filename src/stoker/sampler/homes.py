@@ -14,8 +14,8 @@ NOBODY = -1
 """Home of a sample that no node is to keep."""
 
 DURATION = 64
-"""Epochs for which a sample keeps its home. Each epoch some are drawn anew, one in so many, and
-what moves is read from the source once more."""
+"""Epochs for which a sample keeps its home. In each epoch one in so many is
+drawn again, and samples that move are read from the source once more."""
 
 MAX_NODES = 2**15 - 1
 
@@ -24,7 +24,7 @@ MAX_NODES = 2**15 - 1
 class Homes:
     """The home of each sample, drawn at random from a seed: one node, which alone keeps it.
 
-    Homes stay for a super-epoch. At the beginning of the next one a share of them is drawn anew,
+    Homes stay for a super-epoch. At the beginning of the next one a share of them is drawn again,
     spread evenly over :data:`DURATION` epochs, so that no two samples are bound to each other for
     the whole training. Where the number of nodes changes, only those homes move that must
     (rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6, 1998).
@@ -51,13 +51,13 @@ class Homes:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise ConfigError(f"num_samples={self.num_samples} is refused: give at least 1")
+            raise ConfigError(f"num_samples={self.num_samples} is out of range: give at least 1")
         if not 1 <= self.num_nodes <= MAX_NODES:
-            raise ConfigError(f"num_nodes={self.num_nodes} is refused: give 1 to {MAX_NODES}")
+            raise ConfigError(f"num_nodes={self.num_nodes} is out of range: give 1 to {MAX_NODES}")
         if self.capacity is None:
             return
         if self.capacity < 0:
-            raise ConfigError(f"capacity={self.capacity} is refused: give 0 bytes or more")
+            raise ConfigError(f"capacity={self.capacity} is out of range: give 0 bytes or more")
         if self.sizes is None or len(self.sizes) != self.num_samples:
             raise ConfigError(f"capacity needs the sizes of {self.num_samples} samples: give sizes")
 
@@ -117,8 +117,8 @@ def local_order(
     """
     if not len(nodes) or nodes.min() < 0 or batch < 1:
         raise ConfigError(
-            f"nodes={list(nodes)}, batch={batch} are refused: give the node of each rank, from 0, "
-            "and at least 1 sample"
+            f"nodes={list(nodes)}, batch={batch} are out of range: give the node of each rank, "
+            "from 0, and at least 1 sample"
         )
     step = len(nodes) * batch
     full = len(homes) // step * step

@@ -62,15 +62,15 @@ class ImportanceSampler(EpochSampler):
         for name in ("uniform_part", "clip"):
             if not 0 < getattr(self, name) <= 1:
                 value = getattr(self, name)
-                raise ConfigError(f"{name}={value} is refused: give a share above 0, up to 1")
+                raise ConfigError(f"{name}={value} is out of range: give a share above 0, up to 1")
         if self.repeat < 1:
-            raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
+            raise ConfigError(f"repeat={self.repeat} is out of range: give 1 epoch or more")
         if self.warm_up < 0:
-            raise ConfigError(f"warm_up={self.warm_up} is refused: give 0 epochs or more")
+            raise ConfigError(f"warm_up={self.warm_up} is out of range: give 0 epochs or more")
         if not 0 <= self.min_ess < 1:
-            raise ConfigError(f"min_ess={self.min_ess} is refused: give a share, 0 to below 1")
+            raise ConfigError(f"min_ess={self.min_ess} is out of range: give a share, 0 to below 1")
         if not 0 <= self.annealed <= 1:
-            raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
+            raise ConfigError(f"annealed={self.annealed} is out of range: give a share from 0 to 1")
 
     def is_full(self, epoch: int) -> bool:
         """Whether ``epoch`` belongs to the warm-up or to the annealed end."""
@@ -79,7 +79,7 @@ class ImportanceSampler(EpochSampler):
         return self.epochs is not None and epoch >= annealed_from(self.epochs, self.annealed)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Keep what the super-epoch that ``epoch`` belongs to is drawn from, if it is not yet."""
+        """Keep the scores that the super-epoch of ``epoch`` is drawn from, unless kept already."""
         begin, _ = self._super_epoch(epoch)
         if scores.basis_epoch != begin and has_evidence(scores) and not self.is_full(epoch):
             scores.set_basis(scaled(scores_or_median(scores)), begin)

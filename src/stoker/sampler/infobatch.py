@@ -45,15 +45,17 @@ class InfoBatchSampler(EpochSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.prune < 1:
-            raise ConfigError(f"prune={self.prune} is refused: give a share, 0 to below 1")
+            raise ConfigError(f"prune={self.prune} is out of range: give a share, 0 to below 1")
         if not 0 <= self.delta <= 1:
-            raise ConfigError(f"delta={self.delta} is refused: give a share, 0 to 1")
+            raise ConfigError(f"delta={self.delta} is out of range: give a share, 0 to 1")
         if self.easiest is not None and not 0 <= self.easiest <= 1:
-            raise ConfigError(f"easiest={self.easiest} is refused: give a share, 0 to 1, or None")
+            raise ConfigError(
+                f"easiest={self.easiest} is out of range: give a share, 0 to 1, or None"
+            )
         if self.epochs is None and 0 < self.delta < 1:
             raise ConfigError(
                 "InfoBatch ends on full epochs and must know how many there are: give the Loader "
-                "epochs=, or delta=1 to prune for ever"
+                "epochs=, or delta=1 to prune in all epochs"
             )
 
     def is_full(self, epoch: int) -> bool:

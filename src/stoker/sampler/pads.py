@@ -50,31 +50,35 @@ class PadsSampler(EpochSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.important <= 1:
-            raise ConfigError(f"important={self.important} is refused: give a share, above 0 to 1")
+            raise ConfigError(
+                f"important={self.important} is out of range: give a share, above 0 to 1"
+            )
         if self.repetition is not None and not 1 <= self.repetition < np.inf:
-            raise ConfigError(f"repetition={self.repetition} is refused: give at least 1, or None")
+            raise ConfigError(
+                f"repetition={self.repetition} is out of range: give at least 1, or None"
+            )
         moves = ("low", "high", "step", "window", "steep")
         idle = [name for name in moves if getattr(self, name) != getattr(PadsSampler, name)]
         if self.repetition is not None and idle:
             given = ", ".join(f"{name}={getattr(self, name)}" for name in idle)
             raise ConfigError(
-                f"{given} with repetition={self.repetition} is refused: a fixed factor does not "
-                "move, leave out one or the other"
+                f"{given} has no effect with repetition={self.repetition}: a fixed factor does "
+                "not move, leave out one or the other"
             )
         if not 1 <= self.low <= self.high < np.inf or not 0 < self.step < np.inf:
             raise ConfigError(
-                f"low={self.low}, high={self.high}, step={self.step} are refused: "
+                f"low={self.low}, high={self.high}, step={self.step} are out of range: "
                 "give 1 <= low <= high and step > 0"
             )
         if self.window < 1 or not 0 < self.steep <= 1:
             raise ConfigError(
-                f"window={self.window}, steep={self.steep} are refused: "
+                f"window={self.window}, steep={self.steep} are out of range: "
                 "give window >= 1 and 0 < steep <= 1"
             )
 
     @property
     def without_accuracy(self) -> str:
-        """What becomes of the repetition where no accuracy is told; empty if that is no matter."""
+        """What happens to the repetition if no accuracy is reported; empty: nothing."""
         if self.repetition is not None or self.low == self.high:
             return ""
         return f"important samples are repeated by the factor {self.low:g}, and never by more"

@@ -45,10 +45,10 @@ class SelectiveSampler(EpochSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.beta < np.inf:
-            raise ConfigError(f"beta={self.beta} is refused: give 0 or more")
+            raise ConfigError(f"beta={self.beta} is out of range: give 0 or more")
         for name in ("warm_up", "full_every"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is refused: give 0 or more")
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range: give 0 or more")
 
     def is_full(self, epoch: int) -> bool:
         """Whether ``epoch`` belongs to the warm-up or is an n-th one after it."""

@@ -46,11 +46,15 @@ class UniformSampler(Sampler):
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_samples <= MAX_SAMPLES:
-            raise ConfigError(f"num_samples={self.num_samples} is refused: 1 to {MAX_SAMPLES}")
+            raise ConfigError(
+                f"num_samples={self.num_samples} is out of range: give 1 to {MAX_SAMPLES}"
+            )
         if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed={self.seed} is refused: give 0 to 2**64 - 1")
+            raise ConfigError(f"seed={self.seed} is out of range: give 0 to 2**64 - 1")
         if self.pad_to < 1:
-            raise ConfigError(f"pad_to={self.pad_to} is refused: give the number of ranks, from 1")
+            raise ConfigError(
+                f"pad_to={self.pad_to} is out of range: give the number of ranks, from 1"
+            )
         if not self.longest:
             raise ConfigError(
                 f"drop_last leaves none of {self.num_samples} samples to {self.pad_to} ranks: "
@@ -125,15 +129,15 @@ class SuperEpochSampler(UniformSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.repeat < 1:
-            raise ConfigError(f"repeat={self.repeat} is refused: give 1 epoch or more")
+            raise ConfigError(f"repeat={self.repeat} is out of range: give 1 epoch or more")
         if self.epochs is not None and self.epochs < 1:
-            raise ConfigError(f"epochs={self.epochs} is refused: give at least 1, or None")
+            raise ConfigError(f"epochs={self.epochs} is out of range: give at least 1, or None")
         if self.warm_up < 0:
-            raise ConfigError(f"warm_up={self.warm_up} is refused: give 0 epochs or more")
+            raise ConfigError(f"warm_up={self.warm_up} is out of range: give 0 epochs or more")
         if not 0 <= self.annealed <= 1:
-            raise ConfigError(f"annealed={self.annealed} is refused: give a share from 0 to 1")
+            raise ConfigError(f"annealed={self.annealed} is out of range: give a share from 0 to 1")
         if not 0 < self.group <= 1:
-            raise ConfigError(f"group={self.group} is refused: give a share above 0, up to 1")
+            raise ConfigError(f"group={self.group} is out of range: give a share above 0, up to 1")
 
     @property
     def mixed(self) -> int:

@@ -43,11 +43,15 @@ class WeightedSampler(EpochSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.uniform_part <= 1:
-            raise ConfigError(f"uniform_part={self.uniform_part} is refused: give a share, 0 to 1")
+            raise ConfigError(
+                f"uniform_part={self.uniform_part} is out of range: give a share, 0 to 1"
+            )
         if self.reweight and not self.uniform_part:
             raise ConfigError("reweight=True needs a uniform part: give uniform_part=0.2")
         if self.draws is not None and self.draws < 1:
-            raise ConfigError(f"draws={self.draws} is refused: give at least 1, or None for all")
+            raise ConfigError(
+                f"draws={self.draws} is out of range: give at least 1, or None for all"
+            )
         if not self.replacement and self.size(None) >= self.num_samples:
             raise ConfigError(
                 f"draws={self.draws} of {self.num_samples} samples without replacement would be "

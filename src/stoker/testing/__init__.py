@@ -1,4 +1,4 @@
-"""Stand-ins and conformance classes for those who write their own parts of Stoker.
+"""Test sources and conformance classes for authors of sources, policies, samplers and scorers.
 
 Each name is loaded when it is first asked for, so that a stand-in does not need pytest.
 """

@@ -20,7 +20,7 @@ from stoker.store.arena import Arena
 class PolicyConformance:
     """Subclass it as ``class TestMine(PolicyConformance)`` and return yours from ``make_policy``.
 
-    pytest then runs it against an arena, with scores and a plan at hand.
+    pytest then runs it against an arena, with scores and a plan.
     """
 
     num_samples = 200

@@ -92,7 +92,7 @@ class SamplerConformance:
         np.testing.assert_array_equal(np.stack(views, axis=1).ravel(), plan.ids)
 
     def test_another_number_of_ranks_goes_on_in_the_same_plan(self, scores: Scores) -> None:
-        """Made for one rank it is a prefix of that for several, which go on from its start."""
+        """Made for one rank it is a prefix of that for several, which repeat its start."""
         bare, shared = (self._made(n).plan(scores, self.epoch) for n in (1, self.world_size))
         places = np.arange(len(shared)) % len(bare)
         np.testing.assert_array_equal(shared.ids, bare.ids[places])

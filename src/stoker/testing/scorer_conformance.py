@@ -19,7 +19,7 @@ NUM_CLASSES = 4
 class ScorerConformance:
     """Subclass it as ``class TestMine(ScorerConformance)`` and return yours from ``make_scorer``.
 
-    It trains on a make-believe data set of ``num_samples`` ids, whose signals depend on the id
+    It trains on a synthetic data set of ``num_samples`` ids, whose signals depend on the id
     and the epoch alone, as they would with a model that learns.
     """
 
@@ -121,7 +121,7 @@ class ScorerConformance:
             np.testing.assert_array_equal(getattr(shown, name), getattr(kept, name))
 
     def test_a_missing_signal_is_refused(self, scorer: Scorer, scores: Scores) -> None:
-        """With its name, and without a change; the scorer goes on afterwards."""
+        """With its name, and without a change; the scorer still works afterwards."""
         for name in sorted(scorer.needs):
             shown = {
                 signal: getattr(self.observation([1, 2]), signal)
@@ -204,7 +204,7 @@ class ScorerConformance:
         np.testing.assert_array_equal(scorer.volatile, volatile)
 
     def test_state_goes_round(self, scorer: Scorer, scores: Scores) -> None:
-        """A scorer loaded in the middle of an epoch goes on exactly as the other."""
+        """A scorer loaded in the middle of an epoch continues exactly as the other."""
         for epoch in range(2):
             scorer.begin_epoch(scores, epoch)
             self.train(scorer, scores, epoch)
@@ -224,7 +224,7 @@ class ScorerConformance:
         again.close()
 
     def test_ranks_agree(self) -> None:
-        """Ranks that see disjoint halves and exchange their scores go on alike."""
+        """Ranks that see disjoint halves and exchange their scores stay alike."""
         ranks = [(self._made(), Scores(self.num_samples)) for _ in range(2)]
         for epoch in range(4):
             for rank, (scorer, scores) in enumerate(ranks):

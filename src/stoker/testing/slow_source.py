@@ -94,7 +94,7 @@ class SlowSource(BaseSource):
         return self._reads.read_only
 
     def reset_reads(self) -> None:
-        """Begin counting anew, which also repeats the latencies from the first."""
+        """Reset the counts, which also repeats the latencies from the first."""
         self._reads.array[:] = 0
 
     def name(self, sample_id: int) -> str:
@@ -215,7 +215,7 @@ class _Meter:
     def locked(self) -> Iterator[None]:
         """Hold the lock over threads and processes; the system frees that of a killed process."""
         with self._threads:
-            # Opened anew each time: an inherited descriptor would be the parent's lock as well.
+            # Opened again each time: an inherited descriptor would be the parent's lock as well.
             fd = os.open(Path(f"/proc/self/fd/{self._free_at.fileno()}"), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)

@@ -163,7 +163,7 @@ class TierConformance:
         assert tier.get_many(as_ids([6, 5]))[0].data.tobytes() == sample_of(6) + sample_of(5)
 
     def test_one_claimant_each(self, tier: RegionTier) -> None:
-        """Of many threads that claim at once, one gets each id; cached ids nobody gets."""
+        """Of many threads that claim at once, one gets each id; cached ids are granted to none."""
         tier.put_many(as_ids([0]), pack_ids([0]))
         start = threading.Barrier(8)
 
@@ -185,7 +185,7 @@ class TierConformance:
         assert tier.claim(as_ids([1, 2])).all()
 
     def test_waiting_is_bounded(self, tier: RegionTier) -> None:
-        """It ends at the timeout, and at once where nobody is at work."""
+        """It ends at the timeout, and at once where no claimant is at work."""
         begin = time.monotonic()
         assert not tier.wait(as_ids([1]), 30.0).any()
         tier.claim(as_ids([2]))
