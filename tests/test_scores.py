@@ -108,7 +108,7 @@ def test_rows_of_an_earlier_run_are_restored() -> None:
 
 def test_rows_that_do_not_fit_are_refused_and_change_nothing() -> None:
     scores = Scores(2)
-    with pytest.raises(ConfigError, match=r"rows of shape \(3,\).*give 2"):
+    with pytest.raises(ConfigError, match=r"rows have shape \(3,\).*give 2"):
         scores.restore([1.0, 2.0], [0, 0], [1, 1, 1])
     with pytest.raises(ConfigError, match="finite"):
         scores.restore([1.0, float("nan")], [0, 0], [1, 1])

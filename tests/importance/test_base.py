@@ -10,9 +10,9 @@ IDS = np.array([4, 1, 2], np.uint32)
 
 
 def test_a_signal_has_one_row_for_each_id() -> None:
-    with pytest.raises(ConfigError, match=r"losses of shape \(2,\) for 3 ids"):
+    with pytest.raises(ConfigError, match=r"losses have shape \(2,\) for 3 ids"):
         Observation(IDS, 0, 0, losses=np.zeros(2))
-    with pytest.raises(ConfigError, match=r"embeddings of shape \(3,\).*vector"):
+    with pytest.raises(ConfigError, match=r"embeddings have shape \(3,\).*vector"):
         Observation(IDS, 0, 0, embeddings=np.zeros(3, np.float32))
     with pytest.raises(ConfigError, match="labels"):
         Observation(IDS, 0, 0, labels=np.zeros((3, 1), np.int64))

@@ -25,5 +25,5 @@ def test_a_reference_of_another_data_set_is_refused() -> None:
 
 @pytest.mark.parametrize("reference", [[], [1.0, np.nan], [[1.0]], 1.0])
 def test_a_reference_that_is_no_loss_per_sample_is_refused(reference: object) -> None:
-    with pytest.raises(ConfigError, match="reference of shape"):
+    with pytest.raises(ConfigError, match="reference has shape"):
         ReducibleLoss(reference)  # type: ignore[arg-type]
