@@ -5,7 +5,7 @@ An epoch of N samples, each visited once, with a share c of the bytes cached, ta
     T(c) = N max(1 / X_compute,  m / X_storage,  1 / X_decode),    m = 1 - c,
 
 with rates in samples a second. No order and no policy has fewer misses than m = 1 - c when each
-sample is visited once an epoch, and the static cache has no more. Storage does not hold training up
+sample is visited once an epoch, and the static cache has no more. Storage does not slow training
 once m <= m* = X_storage / min(X_compute, X_decode), hence from c* = 1 - m* on.
 """
 
@@ -28,7 +28,7 @@ class Rates:
 
     @property
     def demand(self) -> float | None:
-        """The rate at which samples would be used up if storage were no matter."""
+        """The rate at which samples would be consumed with unlimited storage."""
         known = [rate for rate in (self.compute, self.decode) if rate is not None]
         return min(known, default=None)
 
@@ -70,7 +70,7 @@ def epoch(rates: Rates, num_samples: int, cached: float) -> Epoch:
 
 
 def largest_miss_ratio(rates: Rates) -> float | None:
-    """Return m*, the largest miss ratio at which storage holds nothing up, 1 at most.
+    """Return m*, the largest miss ratio at which storage does not slow training, at most 1.
 
     None where neither the rate of training nor that of decoding is known.
     """
@@ -79,7 +79,7 @@ def largest_miss_ratio(rates: Rates) -> float | None:
 
 
 def smallest_cache(rates: Rates) -> float | None:
-    """Return c* = 1 - m*, the smallest cached share of the bytes at which storage is no matter."""
+    """Return c* = 1 - m*, the smallest cached share of bytes for which storage is fast enough."""
     allowed = largest_miss_ratio(rates)
     return None if allowed is None else 1.0 - allowed
 
@@ -95,7 +95,7 @@ def workers_for(rate: float, decode_seconds: float, cores: int) -> int:
 
 
 def _costs(rates: Rates, cached: float) -> dict[str, float]:
-    """Return the least seconds per sample by what takes them, what cannot be helped first."""
+    """Return the least seconds per sample by what takes them, what cannot be avoided first."""
     known = {"compute": rates.compute, "decode": rates.decode}
     costs = {name: 1 / rate for name, rate in known.items() if rate is not None}
     return costs | {"storage": (1 - min(1.0, cached)) / rates.storage}

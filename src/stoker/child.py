@@ -23,9 +23,9 @@ _STDLIB_ZIP = re.compile(r"python3\d+\.zip")
 def command(module: str, *arguments: object) -> list[str]:
     """Return the command line of a process that calls ``main()`` of ``module``.
 
-    The process finds the standard library first, so that no ``logging.py`` in a folder of data
-    stands in for it; then what this process finds, in the same order: classes of the user's that
-    are unpickled there come from where they came from here. The current folder is in that list
+    The process imports the standard library first, so that no ``logging.py`` in a folder of data
+    replaces it; then from the path of this process, in the same order: the user's classes that are
+    unpickled there come from the same place as here. The current folder is in that list
     only if this process imports from it, and then it is the last entry. ``sys.argv[1:]`` are the
     ``arguments``, as text.
     """
@@ -47,7 +47,7 @@ def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def _path() -> list[str]:
-    """Return what ``sys.path`` of the process is to be."""
+    """Return ``sys.path`` for the process."""
     entries = [os.fspath(entry) for entry in sys.path]
     library = [entry for entry in entries if _is_standard(Path(entry))]
     others = [entry for entry in entries if entry.startswith(os.sep) and entry not in library]

@@ -1,10 +1,10 @@
-"""Which files and folders are this user's own, so that what lies in them may be believed.
+"""Which files and folders are this user's own, so that their content may be trusted.
 
-Caches, copies, locks and sockets lie where other users may have been first: /tmp, /dev/shm, a
-scratch file system. What is adopted belongs to this user, to root or to who is named in
-``STOKER_TRUST``, and no other user may write it. That is asked of the open descriptor, and the
-contents are reached through it, so no other folder can be put in its place after the check. Who
-may write to a folder above can therefore take things away, and no more.
+Caches, copies, locks and sockets are in places that other users may have prepared: /tmp, /dev/shm,
+a scratch file system. What is accepted belongs to this user, to root or to users named in
+``STOKER_TRUST``, and no other user may write it. The check uses the open descriptor, and contents
+are read through it, so no other folder can be put in its place after the check. A user who may
+write to a folder above can therefore remove things, and no more.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Trusted(NamedTuple):
 
 
 def trusts(status: os.stat_result) -> bool:
-    """Whether what has this status belongs to one whom this process trusts.
+    """Whether a file with this status belongs to a trusted user.
 
-    Raises :class:`~stoker.errors.ConfigError` for a ``STOKER_TRUST`` that makes no sense.
+    Raises :class:`~stoker.errors.ConfigError` for an invalid ``STOKER_TRUST``.
     """
     trusted = _trusted()
     return trusted.everybody or status.st_uid in trusted.users
@@ -91,7 +91,7 @@ class Folder:
         return self._fd
 
     def close(self) -> None:
-        """Let go of it; a second call does nothing."""
+        """Close it; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -104,10 +104,10 @@ class Folder:
 
 
 def open_folder(path: Path, *, make: bool = False) -> Folder:
-    """Return the folder at ``path`` if it is our own; with ``make``, made with mode 700 if need be.
+    """Return the folder at ``path`` if it is our own; ``make`` creates it with mode 700.
 
-    Links are followed if they are ours, or of who owns the folder they lie in. An empty folder of
-    ours that its group may write, as a umask of 002 makes them, is withdrawn from the group. Raises
+    Links are followed if they are ours, or belong to the owner of their folder. If a umask of 002
+    made an empty folder of ours writable for its group, that permission is removed. Raises
     :class:`~stoker.errors.UntrustedPlace` for one that others may write to, and :class:`OSError`
     where there is none.
     """
@@ -122,7 +122,7 @@ def open_folder(path: Path, *, make: bool = False) -> Folder:
 
 
 def adopt(path: Path, marker: str, what: str) -> Folder:
-    """Return the folder at ``path``, made if need be and marked by a file ``marker``.
+    """Return the folder at ``path``, made if necessary and marked by a file ``marker``.
 
     Raises as :func:`open_folder` and :func:`check_marked` do.
     """
@@ -155,7 +155,7 @@ def check_marked(folder: Folder, marker: str, what: str) -> None:
 def open_file(path: Path, flags: int, mode: int = 0o600, *, called: Path | None = None) -> int:
     """Return a descriptor of the regular file at ``path`` if it is our own.
 
-    ``flags`` are those of ``os.open``; not O_TRUNC, which would come before the look. ``called``:
+    ``flags`` are those of ``os.open``; not O_TRUNC, which would act before the check. ``called``:
     its name in errors. Raises :class:`~stoker.errors.UntrustedPlace` for a file that others may
     write, a link, and what is no regular file, and :class:`OSError` as opening does.
     """
@@ -225,7 +225,7 @@ def remove_socket(path: Path) -> None:
 
 
 def _reach(path: Path, make: bool) -> int:
-    """Return a descriptor of the folder at ``path``; every link on the way is looked at."""
+    """Return a descriptor of the folder at ``path``; every link on the way is checked."""
     pending = [*reversed((path if path.is_absolute() else Path.cwd() / path).parts[1:])]
     links = 0
     at = os.open("/", _LOOK)
@@ -287,7 +287,7 @@ def _names(folder: Folder) -> set[str]:
 
 
 def _withdraw_from_group(folder: Folder) -> None:
-    """Keep the group from writing to an empty folder of ours that came by that from a umask."""
+    """Keep the group from writing to an empty folder of ours, where a umask allowed it."""
     status = os.fstat(folder.fileno())
     by_umask = status.st_mode & 0o7022 == _GROUP and status.st_gid not in _trusted().groups
     if by_umask and status.st_uid == os.geteuid() and not _names(folder):

@@ -95,7 +95,7 @@ class Plan:
         return self._in_same_memory(start, self.following)
 
     def unweighted(self) -> Plan:
-        """Return this plan without weights and expectations, whose memory it lets go."""
+        """Return this plan without weights and expectations, whose memory it releases."""
         return Plan(self.epoch, self.start, self._memory["ids"], None, self.following)  # type: ignore[arg-type]
 
     def _in_same_memory(self, start: int, following: Plan | None) -> Plan:

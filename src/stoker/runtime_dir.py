@@ -23,8 +23,8 @@ def runtime_dir() -> Path:
     """Return where the directory is, whether or not it exists.
 
     ``$STOKER_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/stoker`` where that is ours, else
-    ``stoker-UID`` in the directory for temporary files (``$TMPDIR`` or ``/tmp``). With a node
-    that was chosen, a directory of its own beside that. Where another user has taken the name in
+    ``stoker-UID`` in the directory for temporary files (``$TMPDIR`` or ``/tmp``). A chosen node
+    has its own directory beside that. Where another user has taken the name in
     the directory for temporary files it is ``stoker-UID+1``, and so on: all processes of a user
     settle on one. Raises what :func:`chosen_node` does.
     """
@@ -49,7 +49,7 @@ def _first_of_ours(path: Path) -> Path:
 
 
 def chosen_node() -> str:
-    """Return ``$STOKER_NODE``, which parts the processes of one machine as nodes are; else "".
+    """Return ``$STOKER_NODE``, which separates processes of one machine like nodes; else "".
 
     Raises :class:`~stoker.errors.ConfigError` for one that cannot be part of a file name.
     """
@@ -73,7 +73,7 @@ def _machines_dir() -> tuple[Path, bool]:
 
 
 def prepare_runtime_dir() -> Path:
-    """Return the directory, made and marked if need be, and safe: ours alone.
+    """Return the directory, made and marked if necessary, and safe: ours alone.
 
     Raises :class:`OSError` if it cannot be made, and :class:`~stoker.errors.UntrustedPlace` if it
     is a symbolic link or not a directory, belongs to someone else, or others may enter it.

@@ -27,7 +27,7 @@ class Scores:
 
     The arrays live in shared memory, so a pickled copy in a spawned worker, or a forked child,
     sees the same rows and costs no memory of its own. Written by one process, through
-    ``importance``; any process may read. A reader that wants values that do not move under it
+    ``importance``; any process may read. A reader that needs values that do not change
     takes a :meth:`snapshot`. Not locked: a row read while it is written may mix two updates.
 
     The history (:attr:`accuracies`, :attr:`losses`, :attr:`deviations`, :attr:`supplies`,
@@ -241,7 +241,7 @@ class Scores:
         basis: ArrayLike | None = None,
         basis_epoch: ArrayLike = -1,
     ) -> None:
-        """Put what :meth:`arrays` of an earlier run returned in the place of everything.
+        """Replace everything with what :meth:`arrays` of an earlier run returned.
 
         Raises ConfigError, and changes nothing, for other lengths, values that are not finite,
         or a snapshot.
@@ -275,7 +275,7 @@ class Scores:
         self._basis_epoch.array.fill(int(np.asarray(basis_epoch)))
 
     def snapshot(self) -> Self:
-        """Return an independent copy that refuses updates; plans are made from one."""
+        """Return an independent read-only copy; plans are made from one."""
         copy = type(self).__new__(type(self))
         for name, shared in vars(self).items():
             if isinstance(shared, SharedArray):

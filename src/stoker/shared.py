@@ -21,15 +21,17 @@ class SharedArray:
     """A NumPy array that forked, spawned and forkserver children see as the same memory.
 
     The memory is an anonymous file (``memfd_create``) that is passed on by descriptor. It has no
-    name, is not limited by the size of ``/dev/shm``, and vanishes with its last holder however
-    that one dies, so nothing can leak. Pages that were never written cost nothing and read as zero.
+    name, is not limited by the size of ``/dev/shm``, and is freed with its last holder, even if
+    that is killed, so nothing can leak. Pages that were never written cost nothing and read as
+    zero.
 
     Passing one to a child by ``multiprocessing`` (an argument of ``Process``, or a data set given
     to a ``DataLoader``) passes the descriptor, not the bytes: the private memory of a worker does
     not grow with the array.
 
-    Threads and processes: reading and writing need no lock and give none; an aligned element of
-    up to 8 bytes is never seen half written on x86-64 and arm64. Anything more is up to the owner.
+    Threads and processes: reading and writing need no lock and give none; an aligned element of up
+    to 8 bytes is never seen half written on x86-64 and arm64. The owner must synchronise anything
+    more.
     """
 
     __slots__ = ("__weakref__", "_array", "_fd", "_name")
@@ -48,7 +50,8 @@ class SharedArray:
         """Return a new array of zeros with this ``shape`` and ``dtype``.
 
         ``name`` only shows up in ``/proc/PID/maps``. Raises :class:`ConfigError` for a negative
-        shape or a dtype that holds Python objects, :class:`CapacityError` when the system refuses.
+        shape or a dtype that holds Python objects, :class:`CapacityError` when the system does not
+        provide it.
         """
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
@@ -102,7 +105,7 @@ class SharedArray:
 
     @property
     def read_only(self) -> npt.NDArray[Any]:
-        """The same memory as a view that refuses writing."""
+        """The same memory as a read-only view."""
         view = self._array.view()
         view.flags.writeable = False
         return view

@@ -58,12 +58,12 @@ class Catalogue:
         return names
 
     def name(self, number: int) -> str | None:
-        """Return the name of a package, None if it is not there any more."""
+        """Return the name of a package, None if it no longer exists."""
         with self._lock:
             return self._packages.get(number, (None,))[0]
 
     def ids(self, number: int) -> Ids:
-        """Return the samples in a package, ``u32[n]``; none if it is not there any more."""
+        """Return the samples in a package, ``u32[n]``; none if it no longer exists."""
         with self._lock:
             found = self._packages.get(number)
             return np.empty(0, np.uint32) if found is None else found[1]
@@ -121,8 +121,8 @@ def pack(
 
     Each package has ``min_bytes`` at least, by ``sizes`` (``i64[N]``), and less than that plus its
     last sample; where all of ``low`` together have less, there is a single one. Together they
-    hold each sample once, but for the last package, which is filled up with random samples of
-    the one before. Pure: the same arguments and state of ``rng`` give the same packages.
+    hold each sample once, except that the last package is padded with random samples of the
+    one before. Pure: the same arguments and state of ``rng`` give the same packages.
     """
     ids = np.flatnonzero(low).astype(np.uint32)
     group = _groups(len(low), existing, mixed_packages(min_bytes), rng)[ids]
@@ -191,7 +191,7 @@ class Builder:
         """Build, store and note a package of ``ids`` (``u32[n]``, distinct).
 
         Returns its number in the catalogue, and the numbers of those it took samples from; None
-        when none of its samples can be had. Raises OSError when the depot fails, and what the
+        when none of its samples is available. Raises OSError when the depot fails, and what the
         source raises; then nothing has changed.
         """
         before = np.unique(self._catalogue.home(ids))
@@ -303,7 +303,7 @@ class Builder:
 def read_package(
     depot: Depot, name: str, ids: Ids, stamp: bytes, num_samples: int
 ) -> Package | None:
-    """Return a package in one read of the depot; None if it is not what was put there."""
+    """Return a package in one read of the depot; None if it is not the one stored there."""
     try:
         package = decode(depot.read(name), stamp, num_samples)
         if not np.array_equal(package.ids, ids):

@@ -53,11 +53,11 @@ class Depot(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove packages; those that are not there are passed over."""
+        """Remove packages; missing ones are skipped."""
         ...
 
     def close(self) -> None:
-        """Let go of the place; a private one is removed with all packages."""
+        """Release the place; a private one is removed with all packages."""
         ...
 
 
@@ -92,8 +92,8 @@ def private_place(key: str) -> Path:
 def open_depot(place: Path | Address, is_private: bool, group: str, holder: str) -> Depot:
     """Open the depot at ``place`` for packages whose names begin with ``group``.
 
-    ``holder`` (hexadecimal digits) is the same for processes that take each other's place. To be
-    called in the packaging process only. Raises :class:`OSError` when the place fails or is
+    ``holder`` (hexadecimal digits) is the same for processes that take each other's place. Call it
+    only in the packaging process. Raises :class:`OSError` when the place fails or is
     in use, :class:`~stoker.errors.ConfigError` when it is not Stoker's.
     """
     if isinstance(place, Path):

@@ -38,11 +38,11 @@ class Flags:
         self._lock = threading.Lock()
 
     def set(self, ids: Ids) -> None:
-        """Say that a package brings these."""
+        """Mark these as brought by a package."""
         self._write(ids, 1)
 
     def clear(self, ids: Ids) -> None:
-        """Say that these lie there no more, or for another reason."""
+        """Unmark these: they have left, or are cached for another reason."""
         self._write(ids, 0)
 
     @property
@@ -51,7 +51,7 @@ class Flags:
         return np.flatnonzero(self._own).astype(np.uint32)
 
     def join(self, outlet: NDArray[np.uint8]) -> None:
-        """Write to ``outlet`` (``u8[N]``) too from now on, and take over what it says."""
+        """Write to ``outlet`` (``u8[N]``) too from now on, and copy its marks."""
         with self._lock:
             # What a predecessor of this process brought is there still.
             np.maximum(self._own, outlet, out=self._own)
@@ -60,7 +60,7 @@ class Flags:
                 other[:] = self._own
 
     def leave(self, outlet: NDArray[np.uint8]) -> None:
-        """Write to it no more."""
+        """Stop writing to it."""
         with self._lock:
             self._outlets = [other for other in self._outlets if other is not outlet]
 
@@ -98,7 +98,7 @@ class Totals:
             self._write()
 
     def leave(self, outlet: NDArray[np.float64]) -> None:
-        """Write to it no more."""
+        """Stop writing to it."""
         with self._lock:
             self._outlets = [other for other in self._outlets if other is not outlet]
 

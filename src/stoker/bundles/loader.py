@@ -1,4 +1,4 @@
-"""Brings packages into the cache, one after the other, in place of what was served."""
+"""Brings packages into the cache, one after the other, in place of samples already served."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Loader:
     def _list(self, entries: int) -> Ids:
         """Return what lies in the region, as it was a moment ago if it has as many ``entries``.
 
-        A look-up passes over all samples there are, and room is asked for many times a second.
+        A lookup scans all samples, and room is requested many times per second.
         """
         now = time.monotonic()
         if len(self._listed) != entries or now >= self._list_until:

@@ -19,7 +19,7 @@ from stoker.source.remote.backend import Fault, ObstorePlace, Why
 from stoker.source.remote.obstore_backend import ObstoreBackend
 
 Version = dict[str, str]
-"""What tells one version of an object from others, as the storage says."""
+"""The version of an object, as the storage states it."""
 
 RENEW = 10.0
 """Seconds between two signs of life."""
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class Objects(Protocol):
-    """Small objects that are replaced only if they are what one thinks; raises OSError."""
+    """Small objects that are replaced only if they are the expected version; raises OSError."""
 
     def look(self, key: str) -> Seen | None:
         """Return an object; None if there is none."""
@@ -61,17 +61,17 @@ class Objects(Protocol):
 
 
 class Lease:
-    """The right to use what goes by ``key``, held by a process as long as it says so.
+    """The right to use ``key``, held by a process as long as it renews it.
 
-    The holder rewrites the object every ``renew`` seconds, each time with other content, and
-    only in place of what it wrote last. Who wants it watches: when the object has not changed for
-    ``expiry`` seconds *of the watcher's own clock*, it replaces exactly that version. The holder
-    counts itself out earlier, from when it *sent* its last sign of life, so that two never hold it
-    at once as long as their clocks run equally fast. A process stopped right after :meth:`check`
-    may still act once: what it does must be harmless then.
+    The holder rewrites the object every ``renew`` seconds, each time with other content, and only
+    in place of what it wrote last. A process that wants it watches: when the object has not changed
+    for ``expiry`` seconds *of the watcher's own clock*, it replaces exactly that version. The
+    holder gives up earlier, from when it *sent* its last sign of life, so that two never hold it at
+    once as long as their clocks run equally fast. A process stopped right after :meth:`check` may
+    still act once: what it does must be harmless then.
 
-    ``holder`` (hexadecimal digits) names who asks, so that a process started again in place of one
-    that died need not wait. One thread calls :meth:`acquire`, any :meth:`check`.
+    ``holder`` (hexadecimal digits) names the process, so that one restarted in place of a dead one
+    need not wait. One thread calls :meth:`acquire`, any :meth:`check`.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class ObjectDepot:
             self._until_had(lambda: self._backend.put(self._prefix + MARKER, b"stoker\n"))
 
     def _until_had(self, request: Callable[[], _T]) -> _T:
-        """Return the answer, asking again as long as it makes sense; raises OSError."""
+        """Return the answer, retrying as long as that is useful; raises OSError."""
         begin = time.monotonic()
         renewed = False
         for failures in count(1):

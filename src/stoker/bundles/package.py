@@ -93,7 +93,7 @@ def decode_ids(head: bytes | memoryview, stamp: bytes, num_samples: int) -> Ids:
 
 
 def decode(data: bytes | memoryview, stamp: bytes, num_samples: int) -> Package:
-    """Return the package that ``data`` is; its samples are a view.
+    """Return the package in ``data``; its samples are a view.
 
     Raises :class:`~stoker.errors.SegmentError` if it is damaged, cut off, or of another data set
     than the one that ``stamp`` and ``num_samples`` stand for.

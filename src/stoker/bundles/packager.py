@@ -1,4 +1,4 @@
-"""Has samples of low importance packed and loaded by a process of its own."""
+"""Packs and loads samples of low importance in a process of its own."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Packaging:
 
 
 class Packager:
-    """Keeps the packaging process of this job and node at work for one rank.
+    """Runs the packaging process of this job and node for one rank.
 
     It builds packages of samples of low importance, stores them where ``settings`` says, and
     brings them into ``region`` of ``arena``, one after the other, as those that lie there are
@@ -143,7 +143,7 @@ class Packager:
         )
 
     def begin_epoch(self, epoch: int, stamp: int, places: SharedArray, missed: Ids) -> None:
-        """Say what is of low importance in ``epoch``, from which on ``stamp`` marks what is served.
+        """Say what is of low importance in ``epoch``, whose served samples ``stamp`` marks.
 
         ``places`` (``u8[N]``) is shared memory, and identical on all ranks; ``missed`` (``u32[m]``)
         are this rank's samples of low importance that were asked for since the last call and not

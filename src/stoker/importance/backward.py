@@ -51,5 +51,5 @@ class SelectiveBackward:
         return {"losses": self._losses.copy()}
 
     def load_state_dict(self, state: dict[str, NDArray[np.float64]]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned."""
         self._losses = np.array(state["losses"], dtype=np.float64)[-self.history :]

@@ -199,7 +199,7 @@ class Graph(Scorer):
         }
 
     def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Go on from what :meth:`state_dict` returned; what was known here is forgotten.
+        """Continue from what :meth:`state_dict` returned; what was known here is forgotten.
 
         Raises ConfigError, and changes nothing, for ids out of range.
         """

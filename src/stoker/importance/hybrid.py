@@ -149,7 +149,7 @@ class Hybrid(Scorer):
         }
 
     def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Go on from what :meth:`state_dict` returned; ConfigError for another data set."""
+        """Continue from what :meth:`state_dict` returned; ConfigError for another data set."""
         if state["count"].shape != self._count.shape:
             raise ConfigError(
                 f"a state of {len(state['count'])} samples for a Hybrid of {len(self._count)}"

@@ -49,7 +49,7 @@ JOB = np.dtype(
 HEAD = np.dtype([("kind", "i8"), ("base", "f8")])
 """Kind of the keys in the cache, and the time that weighted keys count from."""
 PREFIX = "jobs"
-"""How the name begins under which the arrays are shared."""
+"""Prefix of the name under which the arrays are shared."""
 _GLANCE = 0.1  # seconds between two looks who lives
 _DOOR = SLOTS  # the byte that is locked while a slot is taken
 _PATIENCE = 1.0  # seconds for another job that is just coming in

@@ -27,7 +27,7 @@ class Block(NamedTuple):
     worker_seconds: float
     """Spent in the workers' reads, summed over these."""
     ahead_seconds: float
-    """In which the prefetch process was reading, however many reads were under way."""
+    """Seconds in which the prefetch process was reading, with any number of reads in progress."""
 
     @property
     def busy_seconds(self) -> float:

@@ -53,7 +53,7 @@ class Member:
         """Returns :meth:`Store.totals` of the job's; nothing is measured without them."""
         self._passive = PassiveGain()
         self.probe = Probe(sharing.probe)
-        """What measures the gain, where that was asked for."""
+        """Measures the gain, if that was requested."""
         self.was_shared = False
         """Whether other jobs have been there since the epoch began."""
         kind = kind_of(policy.policy) if sharing.merge else Kind.NONE

@@ -45,7 +45,7 @@ class ServiceSettings:
     """Limits and sockets of a service; bad values raise :class:`~stoker.errors.ConfigError`."""
 
     memory: int | None = None
-    """Bytes of memory that all caches of this user may have together; None: no bound."""
+    """Maximum bytes of memory of all caches of this user together; None: no limit."""
     disk: int | None = None
     """Bytes of disk, likewise."""
     keep: float | None = None
@@ -53,9 +53,9 @@ class ServiceSettings:
     socket: Path | None = None
     """Where it listens beside the runtime directory, for members of ``group``."""
     group: str | None = None
-    """Name of the group whose members may look at ``socket``, and do nothing else."""
+    """Name of the group whose members may read at ``socket``, and do nothing else."""
     metrics_port: int | None = None
-    """Port on 127.0.0.1 for Prometheus; 0: any that is free."""
+    """Port on 127.0.0.1 for Prometheus; 0: any free port."""
 
     def __post_init__(self) -> None:
         for name in ("memory", "disk", "keep", "metrics_port"):

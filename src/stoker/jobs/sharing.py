@@ -19,9 +19,9 @@ class Sharing:
     """
 
     name: str = ""
-    """What ``stoker ls`` calls the job; by default its recipe and process."""
+    """The job's name in ``stoker ls``; by default its recipe and process."""
     merge: bool = True
-    """Whether samples are kept for all jobs together; False: each writes the keys of its own."""
+    """Whether samples are kept for all jobs together; False: each job writes its own keys."""
     probe: int = 0
     """Batches without the cache, and as many with it, by which the gain is measured at the start of
     each epoch, fewer where it is short; nothing is read ahead meanwhile. iCache uses 20. 0: it is

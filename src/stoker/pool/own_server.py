@@ -28,7 +28,7 @@ MARKER = ".stoker-pool"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
 
 PROGRAMS = ("valkey-server", "redis-server")
-"""What is looked for on PATH, the first that is there is used."""
+"""Programs looked for on PATH; the first one found is used."""
 
 USER = "stoker"
 """The one user that a server has; all others, the default one too, are off."""

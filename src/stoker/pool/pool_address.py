@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from stoker.errors import ConfigError
 
 PASSWORD_VARIABLE = "STOKER_POOL_PASSWORD"
-"""Where the password is taken from when the address has none."""
+"""Where the password comes from if the address has none."""
 
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
 _FORM = 'give it as "valkey://h1:6379,h2:6379", or "valkeys://..." for TLS'
@@ -40,7 +40,7 @@ class PoolAddress:
     check_hostname: bool = True
     """Whether a certificate must name the server it came from."""
     timeout: float = _TIMEOUT
-    """Seconds that a server may take to begin its answer."""
+    """Seconds that a server may take to start its answer."""
 
     @staticmethod
     def parse(url: str) -> PoolAddress:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.pool.pool_client import PoolClient
 
 POLICY = "volatile-ttl"
-"""The eviction policy under which importance decides who stays."""
+"""The eviction policy under which importance decides what stays."""
 
 _PATIENCE = 3.0  # seconds for all servers together
 
@@ -26,12 +26,12 @@ class ServerState:
     name: str
     """``host:port``."""
     error: str = ""
-    """Why nothing else is known; empty if it is."""
+    """Why the rest is unknown; empty if it is known."""
     version: str = ""
     memory_bytes: int = 0
     """In use, with all overhead."""
     limit_bytes: int = 0
-    """The most it may use, 0 for no limit."""
+    """Maximum bytes it may use, 0 for no limit."""
     policy: str = ""
     """``maxmemory-policy``."""
     keys: int = 0

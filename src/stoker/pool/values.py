@@ -26,7 +26,7 @@ HEAD_BYTES = _HEAD.itemsize
 OWNER_BYTES = 12
 """Bytes of a digest that stands for the data set's content and the cache stage."""
 PREFIX = "stoker:"
-"""All keys begin so, for the rules of an access list."""
+"""Prefix of all keys, for the rules of an access list."""
 SLOTS = 16384
 """Hash slots of a cluster, each of which lies on one server."""
 BUCKETS = 256
@@ -36,7 +36,7 @@ evenly, so few that a batch asks for several of each."""
 _BITS = BUCKETS.bit_length() - 1
 _BUCKET_OF = np.array([int(f"{i:0{_BITS}b}"[::-1], 2) for i in range(BUCKETS)], np.int64)
 LEVELS = 64
-"""Ranks are told apart so finely."""
+"""Resolution of ranks."""
 _LEAST_DAYS, _STEP_DAYS = 1.0, 0.5
 _DAY_MS = 24 * 3600 * 1000
 

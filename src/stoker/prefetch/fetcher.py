@@ -97,7 +97,7 @@ class Consumer(Protocol):
     fresh: NDArray[np.uint8]
     """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
     meter: Meter
-    """What is read for the rank."""
+    """What is being read for the rank."""
     ready: deque[Group]
     """What was handed out and is not all served."""
     spared: deque[Group]

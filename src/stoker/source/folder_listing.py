@@ -21,7 +21,7 @@ from stoker.types import FileIdentity
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"
 )  # fmt: skip
-"""The endings that torchvision's ImageFolder accepts, in any case."""
+"""The extensions that torchvision's ImageFolder accepts, in any case."""
 # Old file systems keep times in steps of up to 2 seconds: a directory that changed so shortly
 # before it was listed may have changed again afterwards, with the same time.
 _SETTLED_NS = 2_000_000_000
@@ -43,7 +43,7 @@ class FolderListing:
     identities: npt.NDArray[np.uint64]
     """The :class:`~stoker.types.FileIdentity` of each directory before it was read, u64[D, 5]."""
     listed_ns: int
-    """When the listing was begun, in nanoseconds since 1970."""
+    """When the listing was started, in nanoseconds since 1970."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ class KeyListing:
             raise ConfigError(f"listing_max_age={max_age} is not possible: give seconds, 0 or more")
         self._client, self._address, self._max_age = client, address, max_age
         self.stored: ListingCache | None = None
-        """Where the latest listing lies, to be discarded if it turns out wrong; None: nowhere."""
+        """Where the latest listing is stored, so that it can be discarded; None: nowhere."""
 
     def below(self, prefix: str, *, by_folder: bool = False) -> Keys:
         """Return the objects whose keys begin with ``prefix``, sorted; names are full keys.

@@ -28,7 +28,7 @@ class Keys:
     sizes: Offsets
     """Bytes of each object, i64[N]."""
     tags: Tags
-    """What tells versions apart, u64[N]; 0 where the storage does not say."""
+    """The version of each object, u64[N]; 0 where the storage does not say."""
 
     def __len__(self) -> int:
         return len(self.sizes)

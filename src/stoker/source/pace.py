@@ -34,15 +34,15 @@ class Retry:
     deadline: float = 120.0
     """Seconds."""
     unanswered: float = 5.0
-    """Seconds to try where nothing has ever answered; no more than ``deadline`` counts."""
+    """Seconds to try where nothing has ever answered; at most ``deadline``."""
     attempts: int | None = None
-    """At most so many requests for one sample; None leaves it to the deadline."""
+    """Maximum number of requests for one sample; None: only the deadline limits it."""
     first: float = 0.1
     """Seconds: the longest first wait."""
     longest: float = 10.0
     """Seconds: the longest of all waits."""
     throttled: float = 4.0
-    """How many times longer to wait when the storage says that it is asked too often."""
+    """How many times longer to wait when the storage throttles."""
 
     def __post_init__(self) -> None:
         for name in ("deadline", "unanswered", "first", "longest", "throttled"):

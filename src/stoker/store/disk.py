@@ -102,7 +102,7 @@ class Wanted:
     data_bytes: int
     """Of all samples that are visited."""
     everything: int
-    """Bytes that surely hold all of them; more where sizes are estimates."""
+    """Bytes that hold all of them with certainty; more where sizes are estimates."""
     largest: int
     mean_size: float
     local_identity: str

@@ -32,13 +32,13 @@ class Filled:
     """What became of the samples to be cached."""
 
     wanted: int = 0
-    """Samples that fit, and so are to be there."""
+    """Samples that fit, and so should be cached."""
     present: int = 0
     """There before."""
     read: int = 0
     """Read from the source and kept."""
     refused: int = 0
-    """Read, and not kept: the arena has no place for them, or its disk failed."""
+    """Read but not kept: the arena has no room for them, or its disk failed."""
     busy: int = 0
     """Left to another process that was reading them."""
     bytes_read: int = 0

@@ -41,7 +41,7 @@ class Announcement:
     token: str
     """Random; tells this arena from earlier and later ones of the same key."""
     description: str
-    """For people: the data set's root, say."""
+    """For display: the data set's root, for example."""
     capacity_bytes: int
     """What its creator asked for."""
     regions: list[dict[str, Any]]
@@ -51,7 +51,7 @@ class Announcement:
     stats: dict[str, Any]
     """The arena's counters at the time of the message."""
     kind: str
-    """What is passed on: an arena, or other memory."""
+    """The kind of memory passed on: an arena, or other memory."""
 
 
 class Peer(NamedTuple):

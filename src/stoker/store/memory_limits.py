@@ -24,9 +24,9 @@ class CgroupLimit:
     version: int
     """1 or 2."""
     limit: int
-    """The most that the group may use, in bytes."""
+    """Maximum bytes that the group may use."""
     used: int
-    """What it uses now, in bytes, less the page cache that the kernel would give up first."""
+    """Bytes that it uses now, without the page cache that the kernel would drop first."""
 
     @property
     def available(self) -> int:
@@ -41,7 +41,7 @@ class Memory:
     total: int
     """Of the machine, in bytes."""
     free: int
-    """What could be used without swapping (MemAvailable), in bytes."""
+    """Bytes that could be used without swapping (MemAvailable)."""
     cgroups: tuple[CgroupLimit, ...]
     """Every limit in force, nearest group first."""
 

@@ -81,10 +81,10 @@ class ArenaInfo:
 
     key: str
     description: str
-    """As its creator described it: the data set's root, say."""
+    """Its creator's description, for example the data set's root."""
     capacity_bytes: int
     stats: dict[str, Any]
-    """The arena's counters, empty if they could not be had."""
+    """The arena's counters, empty if they were unavailable."""
     pid: int
     """The process that answers for it; 0 if that lives in another process namespace."""
 

@@ -107,7 +107,7 @@ class Store:
         self._fresh: SharedArray | None = None
         self._ahead = SharedArray.create(2, np.float64, name="stoker-ahead")
         self.claims = self._own_claims() if claims is None else claims
-        """Who was served in this epoch; None where samples are not claimed."""
+        """Which samples were served in this epoch; None if samples are not claimed."""
         self._check_arrays()
         self._closed = False
         self._guard()

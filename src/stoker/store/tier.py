@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 """One truth value per id, ``bool[n]``."""
 
 NOWHERE = 255
-"""The place of samples that are not to be kept."""
+"""The place of samples that must not be kept."""
 
 Keys = NDArray[np.float64] | None
 """What a policy orders samples by, ``f64[n]``, the smallest leaves first; None: its own order."""

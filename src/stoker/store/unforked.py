@@ -28,7 +28,7 @@ _generation = 0
 
 # Reentrant, so that a signal handler that forks inside the section does not deadlock.
 no_fork = threading.RLock()
-"""Held while a descriptor is opened and kept. Nothing in such a section may wait for long."""
+"""Held while a descriptor is opened and kept. Such a section must not wait for long."""
 
 
 class Descriptor:

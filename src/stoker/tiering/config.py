@@ -27,7 +27,7 @@ MOST_TIERS = 8
 SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO}
 )
-"""Errors that say nothing against a configuration: programs then run without copies."""
+"""Errors that do not mean a bad configuration: programs then run without copies."""
 _MOST_THREADS = 256
 
 
@@ -199,15 +199,15 @@ class Config:
     spelling: Path
     """The source as it was named, absolute: programs may use this path too."""
     threads: int = 6
-    """Small files copied at the same time, and as many large ones beside them."""
+    """Small files copied at the same time, and the same number of large ones."""
     revalidate: float = 60.0
     """Seconds within which a change of a placed file's source is noticed (30,000 files at most)."""
     small: int = 0
-    """Bytes up to which a first open waits for the copy; 0: none does."""
+    """Largest file, in bytes, whose first open waits for the copy; 0: none does."""
     ahead: int = 128 << 20
-    """Bytes beyond what is copied so far for which a read of a larger file waits."""
+    """How far ahead of the copy, in bytes, a read of a larger file may wait."""
     fsync: bool = False
-    """Have each copy on disk before it counts."""
+    """Flush each copy to disk before it is used."""
     checksum: bool = False
     """Store a checksum with each copy, and check it before a later run uses the copy."""
     order: Path | None = None

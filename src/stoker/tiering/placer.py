@@ -66,7 +66,7 @@ class TierCounts:
     files: int = 0
     """Files that are placed there now."""
     reused: int = 0
-    """Copies of an earlier run that were found good."""
+    """Copies of an earlier run that were valid."""
     copied: int = 0
     """Files that were copied there."""
     copied_bytes: int = 0
@@ -86,13 +86,13 @@ class Counts:
     failed: int = 0
     """Copies that failed."""
     dropped: int = 0
-    """Copies given up since their source had changed or they had gone."""
+    """Copies given up because their source had changed or they were missing."""
     checks: int = 0
-    """Looks at sources of placed files."""
+    """Checks of sources of placed files."""
     changes: int = 0
-    """Of them: those that found another file, or none."""
+    """Those of them that found another file, or none."""
     problems: Counter[str] = field(default_factory=Counter)
-    """What went wrong, and how often."""
+    """What failed, and how often."""
 
 
 class Placer:

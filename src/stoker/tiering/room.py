@@ -16,7 +16,7 @@ from stoker.tiering.tier_dir import TierDir
 from stoker.types import format_bytes
 
 FIRST_REST = 5.0
-"""Seconds of a tier's first rest; doubles with each failure in a row."""
+"""Seconds of a tier's first pause; doubles with each failure in a row."""
 _LONGEST_REST = 600.0
 _IN_MEMORY = {"tmpfs", "ramfs"}
 

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     size: int
     """Bytes."""
     tag: int
-    """What tells this version from others, 64 bits; see :func:`tag_of`."""
+    """The version of the object, 64 bits; see :func:`tag_of`."""
 
 
 class Got(NamedTuple):
@@ -43,21 +43,21 @@ class Why(Enum):
     """Why a request failed, as needed to decide what to do next."""
 
     NOT_FOUND = "not found"
-    """There is no such object. Asking again is of no use."""
+    """There is no such object. Retrying is useless."""
     REFUSED = "refused"
-    """The credentials were not accepted: ask for new ones, once."""
+    """The credentials were rejected: ask for new ones, once."""
     NO_CREDENTIALS = "no credentials"
-    """None could be had where they usually come from: hopeless at first, passing later on."""
+    """There are none in the usual places: permanent at the start, temporary later."""
     THROTTLED = "throttled"
-    """Too many requests: ask again, after a longer while."""
+    """Too many requests: retry after a longer wait."""
     CUT = "cut"
-    """The body ended early: ask again."""
+    """The body ended early: retry."""
     UNREACHABLE = "unreachable"
-    """No connection was made (refused, no such host): a wrong address, or an outage. Ask again."""
+    """No connection was made (refused, no such host): a wrong address, or an outage. Retry."""
     TRANSIENT = "transient"
-    """Anything else that may pass: ask again."""
+    """Any other temporary failure: retry."""
     INVALID = "invalid"
-    """The request itself is wrong (a bad option, a bad key). Asking again is of no use."""
+    """The request itself is wrong (a bad option, a bad key). Retrying is useless."""
 
 
 class Fault(Exception):

@@ -27,7 +27,7 @@ _ENOUGH = 64
 _REFRESH = 32
 Page = list[Entry]
 Ask = Callable[[Callable[[], Page | None]], Page | None]
-"""Calls what it is given until that succeeds or is given up."""
+"""Calls a function until it succeeds or is given up."""
 _T = TypeVar("_T")
 _log = logging.getLogger("stoker")
 _NO_USE = (Why.NOT_FOUND, Why.INVALID, Why.REFUSED)

@@ -48,9 +48,9 @@ class Tally:
     requests: int = 0
     """Reads, second and repeated ones included; not listings."""
     failed: int = 0
-    """Requests of any kind that failed, whether or not they were asked again."""
+    """Requests of any kind that failed, whether or not they were retried."""
     throttled: int = 0
-    """Those of them that the storage refused because it is asked too often."""
+    """Those of them that the storage throttled."""
     hedged: int = 0
     """Second requests for reads that were late."""
     received_bytes: int = 0
