@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -18,6 +19,11 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# Tests share the processors with each other: threads that spin while they wait take them away.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+multiprocessing.set_forkserver_preload(["torch"])  # once, not in each child
 
 _places = pytest.StashKey[str]()
 
