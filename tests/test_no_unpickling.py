@@ -14,8 +14,7 @@ SOURCE = Path(stoker.errors.__file__).parent
 
 OWN_PIPE = "an inherited descriptor of the process that started this one"
 ALLOWED = {
-    "prefetch/attend.py": {"pickle.load": OWN_PIPE},
-    "tiering/daemon.py": {"pickle.load": OWN_PIPE},
+    "node/supervised.py": {"pickle.load": OWN_PIPE},
     "source/remote/helper.py": {
         "pickle.loads": "a socketpair of the helper with the process that started it",
         "Connection.recv_bytes": "bytes; what becomes of them is the line above",

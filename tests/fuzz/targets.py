@@ -35,12 +35,13 @@ from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
+from stoker.node import rendezvous
+from stoker.node.messages import Channel
+from stoker.node.supervised import Members
 from stoker.policy.baselines import LRU
 from stoker.pool import values as pool_frame
 from stoker.pool.pool_address import PoolAddress
-from stoker.prefetch.attend import Members
-from stoker.prefetch.channel import Channel
-from stoker.prefetch.job import Job
+from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.process import Rank
 from stoker.pytorch.decode import decode_image
 from stoker.sim.trace import Trace
@@ -52,7 +53,6 @@ from stoker.source.parts import join_parts, split_parts
 from stoker.source.shard_index import ShardIndex, index_of
 from stoker.source.shards import expand
 from stoker.source.tar_members import members
-from stoker.store import handshake
 from stoker.store.arena import Arena
 from stoker.store.cache_dir import MARKER, CacheDir, DiskMeta
 from stoker.store.memory_tier import MemoryTier
@@ -260,12 +260,12 @@ def announcement(folder: Path) -> Target:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            said, _, _ = handshake.inquire(path, timeout=5)
+            said, _, _ = rendezvous.inquire(path, timeout=5)
             json.dumps(vars(said))
         finally:
             thread.join()
 
-    said = handshake.Announcement(
+    said = rendezvous.Announcement(
         "key", "t" * 32, "data", 100, [{"name": "all"}], {"n": 1}, {}, "arena"
     )
     seeds = [json.dumps({"stoker": 2, **vars(said)}).encode() + b"\n"]

@@ -30,10 +30,10 @@ from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_REQUEST, VERSION, Refused, ask, service_path
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.jobs.survey import survey
+from stoker.node import messages
 from stoker.policy.baselines import LRU
 from stoker.policy.next_use import NextUse
 from stoker.pytorch import Loader, SampleDataset
-from stoker.store import handshake
 from stoker.store.registry import open_arena
 
 REGIONS = LRU().regions()
@@ -495,7 +495,7 @@ def test_c7_one_looker_does_not_keep_the_others_from_looking() -> None:
 def test_the_kernel_says_who_asks() -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert handshake.peer(one) == (os.getpid(), os.geteuid(), os.getegid())
+        assert messages.peer(one) == (os.getpid(), os.geteuid(), os.getegid())
         assert struct.calcsize("iII") == 12
 
 

@@ -15,7 +15,7 @@ from companions import await_true, processes_of
 
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
-from stoker.prefetch.job import Job
+from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Progress
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource

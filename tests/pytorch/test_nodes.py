@@ -17,10 +17,10 @@ from pytorch.ranks import run_ranks
 from stoker.epoch.nodes import Nodes, node_name
 from stoker.epoch.ranks import Ranks, is_first_on_node
 from stoker.errors import ConfigError, StateMismatch
+from stoker.node.runtime_dir import runtime_dir
 from stoker.pytorch import Loader
 from stoker.pytorch.ranks import find_nodes
 from stoker.recipes import get
-from stoker.runtime_dir import runtime_dir
 
 
 def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, Any]:

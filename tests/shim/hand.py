@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import stoker._core
-from stoker.store.ofd import unlock
+from stoker.node.locks import unlock
 from stoker.tiering.layout import (
     COUNTERS,
     HEADER,

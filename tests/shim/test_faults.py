@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shim.hand import LIBRARY, HandDaemon
-from stoker.store.ofd import try_lock
+from stoker.node.locks import try_lock
 from stoker.tiering.layout import COUNTERS, HEADER, RING, RING_BYTES, Kind, State, offset_of
 
 SOURCE = b"one of the source\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
-from stoker.prefetch.job import dump
+from stoker.node.child import dump
 from stoker.source import ObjectSource, Pace, Retry
 
 from .bad_server import BadServer

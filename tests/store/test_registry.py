@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CapacityError, ConfigError, UntrustedPlace
+from stoker.node import rendezvous
+from stoker.node.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
 from stoker.policy.baselines import LRU, MinIO
-from stoker.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
-from stoker.store import meeting
 from stoker.store.registry import clean, list_arenas, open_arena
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -324,7 +324,7 @@ def test_garbage_and_silence_at_the_socket_disturb_nobody():
 
 
 def test_a_stopped_server_costs_newcomers_a_bounded_wait(monkeypatch):
-    monkeypatch.setattr(meeting, "_PATIENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.3)
     server = Holder().opened()
     os.kill(server.process.pid, signal.SIGSTOP)
     os.waitpid(server.process.pid, os.WUNTRACED)

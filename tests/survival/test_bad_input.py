@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.node.limits import read_memory
 from stoker.store import arena as arena_module
 from stoker.store.arena import Arena, Handle
-from stoker.store.memory_limits import read_memory
 
 NAN, INF = float("nan"), float("inf")
 _ABI_AT = 8  # bytes into a segment's header, after the magic number

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 from stoker.errors import UntrustedPlace
+from stoker.node import rendezvous
+from stoker.node.runtime_dir import MARKER, runtime_dir
 from stoker.policy import LRU
-from stoker.runtime_dir import MARKER, runtime_dir
-from stoker.store import handshake, meeting
 from stoker.store.registry import clean, list_arenas, open_arena
 from survival.job import play
 from survival.payloads import NUM_IDS, packed, wrong
@@ -169,7 +169,7 @@ def _knock(path: Path) -> str:
         message, fds, _, _ = socket.recv_fds(connection, 100, 4)
     assert (message, fds) == (b"", [])
     try:
-        handshake.inquire(path)
+        rendezvous.inquire(path)
     except PermissionError as error:
         return str(error)
     return "it answered"
@@ -286,7 +286,7 @@ def _cycles_in_threads(threads: int, rounds: int, pipe: Connection) -> None:
 
 
 def test_a_hundred_cycles_at_once_leak_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_PATIENCE", 60.0)  # the machine may be busy
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 60.0)  # the machine may be busy
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(5)]
     children = [

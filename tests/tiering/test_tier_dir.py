@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from stoker.cli.root import root
 from stoker.errors import ConfigError, SegmentError, StateMismatch
-from stoker.prefetch.channel import Channel
+from stoker.node.messages import Channel
 from stoker.tiering import tier_dir
 from stoker.tiering.tier_dir import TierDir
 

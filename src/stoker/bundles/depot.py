@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker import owned
 from stoker.errors import ConfigError, UntrustedPlace
+from stoker.node import descriptors, owned
+from stoker.node.locks import try_lock_file
 from stoker.source.remote.address import Address, address_of
-from stoker.store import unforked
-from stoker.store.ofd import try_lock
 from stoker.types import format_bytes
 
 Pieces = Sequence[bytes | memoryview]
@@ -134,7 +133,7 @@ class DirectoryDepot:
     private ones of dead processes when another is opened.
 
     Raises :class:`BlockingIOError` if another process uses it, still after ``patience`` seconds,
-    and what :func:`stoker.owned.adopt` does.
+    and what :func:`stoker.node.owned.adopt` does.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class DirectoryDepot:
             _remove(self._folder)
         self._folder.close()
         if self._lock is not None:
-            unforked.drop(self._lock)
+            descriptors.drop(self._lock)
 
     @property
     def _lock_path(self) -> Path:
@@ -237,21 +236,11 @@ def _adopt(path: Path) -> owned.Folder:
     return owned.adopt(path, MARKER, _WHAT)
 
 
-def _await_locked(path: Path, patience: float) -> unforked.Descriptor | None:
+def _await_locked(path: Path, patience: float) -> descriptors.Descriptor | None:
     deadline = time.monotonic() + patience
-    while (lock := _locked(path)) is None and time.monotonic() < deadline:
+    while (lock := try_lock_file(path)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return lock
-
-
-def _locked(path: Path) -> unforked.Descriptor | None:
-    """Return the descriptor that holds the lock at ``path``, None if another process does."""
-    with unforked.no_fork:
-        lock = unforked.keep(unforked.Descriptor(owned.open_file(path, os.O_RDWR | os.O_CREAT)))
-    if try_lock(lock.fileno()):
-        return lock
-    unforked.drop(lock)
-    return None
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -264,10 +253,10 @@ def _remove_abandoned(path: Path) -> None:
             with owned.open_folder(other) as folder:
                 if not (folder.inside / MARKER).is_file():
                     continue
-                lock = _locked(folder.inside / MARKER)
+                lock = try_lock_file(folder.inside / MARKER)
                 if lock is not None:
                     _remove(folder)
-                    unforked.drop(lock)
+                    descriptors.drop(lock)
 
 
 def _remove(folder: owned.Folder) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles.package import stamp_of
+from stoker.node.descriptors import Handle
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.source.remote.address import Address
-from stoker.store.arena import Handle
 from stoker.store.tier import Ids
 
 FIELDS = (

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from stoker.bundles.depot import place_of, private_place
 from stoker.bundles.job import FIELDS, Job
 from stoker.errors import ConfigError
-from stoker.prefetch.channel import Channel
-from stoker.prefetch.companion import Companion
+from stoker.node.messages import Channel
+from stoker.node.supervisor import Supervisor
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.store.arena import Arena
@@ -83,7 +83,7 @@ class Packager:
     that keep packages in the same place, ``seed`` draws which samples come together.
 
     What becomes of a process that dies, hangs, or cannot be started says
-    :class:`~stoker.prefetch.companion.Companion`; packages that are lost or damaged are built
+    :class:`~stoker.node.supervisor.Supervisor`; packages that are lost or damaged are built
     again, and while none can be stored the workers read the source, with one warning.
 
     Used by one thread. Raises :class:`~stoker.errors.ConfigError` when ``region`` is too small
@@ -121,7 +121,7 @@ class Packager:
             if settings.url is None
             else place_of(settings.url, settings.storage_options)
         )
-        self._companion = Companion(
+        self._supervisor = Supervisor(
             "packaging",
             "stoker.bundles.packing",
             f"packaging {key}",
@@ -156,9 +156,9 @@ class Packager:
             )
         ids = np.unique(np.asarray(missed, np.uint32))
         message = {"order": "epoch", "epoch": epoch, "stamp": stamp, "missed": len(ids)}
-        with self._companion.mutex:
+        with self._supervisor.mutex:
             self._epoch = message, places, SharedArray.copy_of(ids, "stoker-missed")
-            self._companion.tell(*self._order(self._epoch))
+            self._supervisor.tell(*self._order(self._epoch))
 
     def stats(self) -> dict[str, int]:
         """Return what the process has counted so far, for all ranks of this node.
@@ -171,7 +171,7 @@ class Packager:
 
     def close(self) -> None:
         """Disconnect; the process ends when no rank needs it. May be called again."""
-        self._companion.close()
+        self._supervisor.close()
 
     def _introduce(self, channel: Channel) -> None:
         channel.send({"order": "join"}, [self.packaged.fileno(), self._totals.fileno()])

@@ -1,6 +1,6 @@
 """The packaging process, which is :func:`main`.
 
-Its arguments are those of :func:`stoker.prefetch.attend.run`. One thread packs, one loads, and
+Its arguments are those of :func:`stoker.node.supervised.run`. One thread packs, one loads, and
 one listens to the ranks, so that a storage that hangs does not make the process look dead.
 """
 
@@ -19,8 +19,9 @@ from stoker.bundles.job import Flags, Job, Totals
 from stoker.bundles.loader import Loaded
 from stoker.bundles.workshop import Epoch, Workshop
 from stoker.errors import CapacityError, StokerError
-from stoker.prefetch.attend import Members, mapped, run
-from stoker.prefetch.channel import Channel
+from stoker.node.messages import Channel
+from stoker.node.supervised import Members, mapped, run
+from stoker.source.remote.client import serve_clients_here
 from stoker.store.arena import Arena
 from stoker.store.tier import Mask
 
@@ -213,4 +214,5 @@ def take_missed(ranks: list[Rank]) -> Mask:
 
 def main() -> None:
     """Be the process."""
+    serve_clients_here()
     run(serve)

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from stoker import bounds
 from stoker.errors import SampleCorrupt, StokerError
+from stoker.node.limits import read_memory
 from stoker.source.base import Source
 from stoker.source.folder_listing import IMAGE_EXTENSIONS
-from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)

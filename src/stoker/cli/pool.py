@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from stoker.errors import ConfigError
+from stoker.node.limits import read_memory
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
 from stoker.pool.server_states import ServerState, advise
-from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.runtime_dir import chosen_node
+from stoker.node.runtime_dir import chosen_node
 from stoker.sampler.homes import Homes, local_order
 
 

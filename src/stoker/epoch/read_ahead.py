@@ -15,7 +15,7 @@ from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.fetcher import WINDOW
-from stoker.prefetch.job import Job
+from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Progress
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource

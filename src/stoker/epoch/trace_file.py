@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.owned import open_file
+from stoker.node.owned import open_file
 
 VERSION = 1
 """Of the format."""

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.store import unforked
-from stoker.store.ofd import is_locked, try_lock, unlock
-from stoker.store.registry import Layout, SharedArrays, open_arrays
-from stoker.store.unforked import Descriptor
+from stoker.node import descriptors
+from stoker.node.locks import await_lock, is_locked, try_lock, unlock
+from stoker.store.registry import Layout, open_arrays
 
 SLOTS = 32
 """Processes that share one cache and are known to each other; more of them go without."""
@@ -179,7 +178,7 @@ class JobTable:
     def __init__(self, key: str, num_samples: int) -> None:
         self._arrays = open_arrays(f"{PREFIX} {key}", layout(num_samples))
         try:
-            self._locks = _reopened(self._arrays)
+            self._locks = descriptors.reopen(self._arrays["jobs"].fileno())
         except BaseException:
             self._arrays.close()
             raise
@@ -197,11 +196,8 @@ class JobTable:
 
     def take(self, token: int, kind: Kind, name: str, threshold: float) -> int | None:
         """Take a slot for the job ``token``, and return it; None when all are taken."""
-        deadline = time.monotonic() + _PATIENCE
-        while not try_lock(self._locks.fileno(), start=_DOOR, length=1):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.005)
+        if not await_lock(self._locks.fileno(), _PATIENCE, every=0.005, start=_DOOR, length=1):
+            return None
         try:
             for slot in range(SLOTS):
                 if try_lock(self._locks.fileno(), start=slot, length=1):
@@ -230,7 +226,7 @@ class JobTable:
         if self.slot is not None and self._locks.fileno() >= 0:
             self.board.leave(self.slot)
         self.slot = None
-        unforked.drop(self._locks)
+        descriptors.drop(self._locks)
         self._arrays.close()
 
     def __enter__(self) -> JobTable:
@@ -248,10 +244,3 @@ class JobTable:
         with contextlib.suppress(OSError):
             return is_locked(self._locks.fileno(), start=slot, length=1)
         return False
-
-
-def _reopened(arrays: SharedArrays) -> Descriptor:
-    """Return a description of the memory's own, so that its locks are this process's alone."""
-    path = f"/proc/self/fd/{arrays['jobs'].fileno()}"
-    with unforked.no_fork:
-        return unforked.keep(Descriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC)))

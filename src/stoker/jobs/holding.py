@@ -5,31 +5,37 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import SegmentError, StokerError
-from stoker.owned import read_file, write_file
-from stoker.runtime_dir import prepare_runtime_dir
-from stoker.store.arena import Arena, Handle
+from stoker.node.descriptors import Handle
+from stoker.node.owned import read_file, write_file
+from stoker.node.rendezvous import Joined, join
+from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.runtime_dir import prepare_runtime_dir
+from stoker.store.arena import Arena
 from stoker.store.cache_dir import MARKER
-from stoker.store.meeting import Met, take_part
-from stoker.store.place import Place
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 
 
 @dataclass
 class _Held:
-    met: Met[Arena]
+    joined: Joined[Arena]
     idle_since: float | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no job holds it."""
+        return self.joined.participant.is_alone
 
     @property
     def memory(self) -> int:
         """Bytes of memory."""
-        return self.met.held.overhead_bytes + self.met.held.capacity_bytes
+        return self.joined.held.overhead_bytes + self.joined.held.capacity_bytes
 
 
 class Holding:
@@ -48,7 +54,7 @@ class Holding:
     ) -> None:
         self._memory, self._disk, self._keep = memory, disk, keep
         self._held: dict[str, _Held] = {}
-        self._others: set[str] = set()  # places of what is no cache in memory
+        self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
         self._mutex = threading.Lock()
         self._ledger = prepare_runtime_dir() / "service-disks.json"
@@ -56,14 +62,14 @@ class Holding:
 
     def look(self) -> None:
         """Hold new caches, and release those that have been idle for too long."""
-        places = {place.name: place for place in Place.all(prepare_runtime_dir())}
+        found = {files.name: files for files in RendezvousFiles.all(prepare_runtime_dir())}
         with self._mutex:
-            self._others &= places.keys()
-            for name in places.keys() - self._held.keys() - self._others:
-                self._hold(places[name])
+            self._others &= found.keys()
+            for name in found.keys() - self._held.keys() - self._others:
+                self._hold(found[name])
             now = time.monotonic()
             for name, held in list(self._held.items()):
-                alone = held.met.keeper.is_alone
+                alone = held.is_alone
                 held.idle_since = (held.idle_since or now) if alone else None
                 if self._keep is not None and alone and now - (held.idle_since or now) > self._keep:
                     self._drop(name)
@@ -80,15 +86,15 @@ class Holding:
         with self._mutex:
             held = self._held.get(name)
             if held is not None:
-                said = held.met.said
+                said = held.joined.said
                 if said is None or (said.capacity_bytes, said.regions) == (capacity, regions):
                     return None
-                if not held.met.keeper.is_alone:
+                if not held.is_alone:
                     return None
                 self._drop(name)
             self._coming.pop(name, None)
             while self._memory is not None and self._used() + memory > self._memory:
-                idle = [other for other, each in self._held.items() if each.met.keeper.is_alone]
+                idle = [other for other, each in self._held.items() if each.is_alone]
                 if not idle:
                     return max(0, self._memory - self._used())
                 now = time.monotonic()
@@ -124,13 +130,15 @@ class Holding:
     def keys(self) -> list[str]:
         """Return the keys of all caches that are held."""
         with self._mutex:
-            return sorted(h.met.said.key for h in self._held.values() if h.met.said is not None)
+            return sorted(
+                h.joined.said.key for h in self._held.values() if h.joined.said is not None
+            )
 
     def idle(self) -> list[str]:
         """Return the keys of caches that no job holds."""
         with self._mutex:
             held = [h for h in self._held.values() if h.idle_since is not None]
-        return sorted(h.met.said.key for h in held if h.met.said is not None)
+        return _keys(held)
 
     def close(self) -> None:
         """Release all of them; jobs that use them continue."""
@@ -138,24 +146,28 @@ class Holding:
             for name in list(self._held):
                 self._drop(name)
 
-    def _hold(self, place: Place) -> None:
+    def _hold(self, files: RendezvousFiles) -> None:
         try:
-            self._held[place.name] = _Held(take_part(place, _attach_in_memory))
-            self._coming.pop(place.name, None)
+            self._held[files.name] = _Held(join(files, _attach_in_memory))
+            self._coming.pop(files.name, None)
         except StokerError:
-            self._others.add(place.name)
+            self._others.add(files.name)
         except OSError:
             pass  # it is just going away, or not there yet
 
     def _drop(self, name: str) -> None:
         held = self._held.pop(name)
-        held.met.keeper.close()
-        held.met.held.close()
+        held.joined.participant.close()
+        held.joined.held.close()
 
     def _used(self) -> int:
         now = time.monotonic()
         coming = sum(memory for until, memory in self._coming.values() if until > now)
         return coming + sum(held.memory for held in self._held.values())
+
+
+def _keys(held: Iterable[_Held]) -> list[str]:
+    return sorted(each.joined.said.key for each in held if each.joined.said is not None)
 
 
 def _attach_in_memory(handle: Handle) -> Arena:

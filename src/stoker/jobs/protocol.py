@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,11 +13,12 @@ from typing import Any
 
 from stoker import _core
 from stoker.errors import SegmentError
+from stoker.node import descriptors
+from stoker.node.messages import connect, parse, read_line
+from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.base import Region
-from stoker.runtime_dir import runtime_dir
-from stoker.store.handshake import SocketAddress, check_served_by_us
-from stoker.store.place import Place
-from stoker.store.registry import meeting_key
+from stoker.store.registry import rendezvous_key
 from stoker.types import format_bytes
 
 VERSION = 1
@@ -48,45 +48,15 @@ def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, An
     """
     line = json.dumps({"stoker": VERSION, "ask": question, **values}).encode() + b"\n"
     deadline = time.monotonic() + PATIENCE
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(PATIENCE)
-        with SocketAddress(at or service_path()) as address:
-            connection.connect(address)
-        if at is None:
-            check_served_by_us(connection, service_path())
+    connection = connect(at or service_path(), PATIENCE, to_others=at is not None)
+    try:
         connection.sendall(line)
-        answer = parse(read_line(connection, MAX_ANSWER, deadline))
+        answer = parse(read_line(connection, MAX_ANSWER, deadline), VERSION)
+    finally:
+        descriptors.drop(connection)
     if "refused" in answer:
         raise Refused(str(answer["refused"]))
     return answer
-
-
-def read_line(connection: socket.socket, most: int, deadline: float) -> bytes:
-    """Return a line of at most ``most`` bytes; OSError if it is longer, cut short or late."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the line took too long")
-        connection.settimeout(left)
-        part = connection.recv(min(1 << 16, most + 1 - len(line)))
-        if not part:
-            raise ConnectionError("the line was cut short")
-        line += part
-        if len(line) > most:
-            raise ConnectionError(f"a line of more than {most} bytes")
-    return bytes(line)
-
-
-def parse(line: bytes) -> dict[str, Any]:
-    """Return the message of a line; ConnectionError if it is none, or of another version."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConnectionError(f"that is no JSON: {error}") from error
-    if not isinstance(message, dict) or message.get("stoker") != VERSION:
-        raise ConnectionError(f"that is no message of version {VERSION}")
-    return message
 
 
 def capacity_allowed(
@@ -101,7 +71,7 @@ def capacity_allowed(
     needed = _core.segment_bytes(num_ids, capacity, mean, False)
     room = _ask(
         "admit",
-        name=Place.of(runtime_dir(), meeting_key(key, num_ids)).name,
+        name=RendezvousFiles.of(runtime_dir(), rendezvous_key(key, num_ids)).name,
         memory=needed,
         capacity=capacity,
         regions=[asdict(region) for region in regions],

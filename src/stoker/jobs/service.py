@@ -24,12 +24,11 @@ from stoker.jobs.holding import Holding
 from stoker.jobs.metrics import MetricsServer, exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.survey import survey
-from stoker.owned import open_file
-from stoker.runtime_dir import prepare_runtime_dir
-from stoker.store import unforked
-from stoker.store.handshake import bind, peer
-from stoker.store.ofd import try_lock
-from stoker.store.unforked import Descriptor
+from stoker.node import descriptors
+from stoker.node.descriptors import Descriptor
+from stoker.node.locks import try_lock_file
+from stoker.node.messages import is_ours, listen, parse, peer, read_line
+from stoker.node.runtime_dir import prepare_runtime_dir
 
 log = logging.getLogger("stoker")
 
@@ -196,7 +195,7 @@ class Service:
         for each in self._listeners:
             with contextlib.suppress(OSError):
                 each.listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
-            unforked.drop(each.listener)
+            descriptors.drop(each.listener)
             with contextlib.suppress(OSError):
                 if each.path.lstat().st_ino == each.inode:  # not what has taken its place
                     each.path.unlink()
@@ -207,7 +206,7 @@ class Service:
             thread.join(PATIENCE)
         if hasattr(self, "holding"):
             self.holding.close()
-        unforked.drop(self._lock)
+        descriptors.drop(self._lock)
 
     def __enter__(self) -> Service:
         return self
@@ -217,13 +216,11 @@ class Service:
 
     def _listen(self, path: Path, group: int | None, hear: Callable[[socket.socket], None]) -> None:
         try:
-            with unforked.no_fork:
-                listener = unforked.keep(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener = listen(path)
             try:
-                bind(listener, path)
                 inode = _open_to(path, group)
             except BaseException:
-                unforked.drop(listener)
+                descriptors.drop(listener)
                 raise
             self._listeners.append(_Listener(listener, path, inode, hear))
         except UntrustedPlace:
@@ -250,7 +247,7 @@ class Service:
 
     def _hear_our_own(self, connection: socket.socket) -> None:
         """Hear a job of our user's; when there are many at once, as soon as one has been served."""
-        if peer(connection).user != os.geteuid():
+        if not is_ours(connection):
             connection.close()
             return
         while not self._clients.acquire(timeout=_LOOK):
@@ -317,7 +314,7 @@ class Service:
 
     def _hear(self, connection: socket.socket, deadline: float, is_owner: bool) -> dict[str, Any]:
         try:
-            message = protocol.parse(protocol.read_line(connection, MAX_REQUEST, deadline))
+            message = parse(read_line(connection, MAX_REQUEST, deadline), VERSION)
             return self.answer(message, is_owner=is_owner)
         except TimeoutError:
             raise
@@ -359,9 +356,7 @@ def _open_to(path: Path, group: int | None) -> int:
 
 
 def _lock(path: Path) -> Descriptor:
-    with unforked.no_fork:
-        lock = unforked.keep(Descriptor(open_file(path, os.O_RDWR | os.O_CREAT)))
-    if not try_lock(lock.fileno()):
-        unforked.drop(lock)
+    lock = try_lock_file(path)
+    if lock is None:
         raise ConfigError(f"a service runs already in {path.parent}: stop it first")
     return lock

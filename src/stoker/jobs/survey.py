@@ -13,14 +13,14 @@ import numpy as np
 from stoker.errors import SegmentError
 from stoker.jobs.board import JOB, PREFIX, SLOTS, Kind
 from stoker.jobs.merged import counted, known_rates
-from stoker.runtime_dir import existing_runtime_dir
+from stoker.node import descriptors, rendezvous
+from stoker.node.descriptors import Descriptor
+from stoker.node.locks import is_locked
+from stoker.node.rendezvous import Announcement
+from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
-from stoker.store import handshake, unforked
-from stoker.store.handshake import Announcement
-from stoker.store.ofd import is_locked
-from stoker.store.place import Place
 from stoker.store.registry import ARENA
-from stoker.store.unforked import Descriptor
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def survey() -> list[CacheInfo]:
     folder = existing_runtime_dir()
     caches: list[tuple[int, Announcement, bool, int]] = []
     jobs: dict[str, list[JobInfo]] = {}
-    for place in Place.all(folder) if folder else []:
+    for files in RendezvousFiles.all(folder) if folder else []:
         try:
-            said, fds, pid = handshake.inquire(place.socket)
+            said, fds, pid = rendezvous.inquire(files.socket)
         except OSError:
             continue
         try:
@@ -87,7 +87,7 @@ def survey() -> list[CacheInfo]:
                     jobs[said.key.rsplit(" ", 1)[1]] = _jobs(said, fds)
         finally:
             for fd in fds:
-                unforked.drop(fd)
+                descriptors.drop(fd)
     found = [
         CacheInfo(
             said.key,

@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker import owned
 from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPlace
+from stoker.node import owned
+from stoker.node.limits import read_memory
+from stoker.node.locks import await_lock
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.server_states import POLICY
 from stoker.pool.servers import require_redis
 from stoker.pool.values import PREFIX
-from stoker.store.memory_limits import read_memory
-from stoker.store.ofd import try_lock
 from stoker.types import format_bytes
 
 MARKER = ".stoker-pool"
@@ -156,11 +156,8 @@ class PoolService:
         with _named(self.directory):
             marker = owned.open_file(self.directory / MARKER, os.O_RDWR)
         try:
-            deadline = time.monotonic() + 2 * _PATIENCE
-            while not try_lock(marker):
-                if time.monotonic() > deadline:
-                    raise SegmentError(f"another process is busy with {self.directory}")
-                time.sleep(0.05)
+            if not await_lock(marker, 2 * _PATIENCE):
+                raise SegmentError(f"another process is busy with {self.directory}")
             yield
         finally:
             os.close(marker)

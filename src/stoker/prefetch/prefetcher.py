@@ -1,19 +1,34 @@
-"""The training process's side of prefetch: tells the process what this rank is going to read."""
+"""The handle on the prefetch process in a rank, and what that process is given when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.prefetch.channel import Channel
-from stoker.prefetch.companion import Companion
-from stoker.prefetch.job import Job
+from stoker.node.messages import Channel
+from stoker.node.supervisor import Supervisor
 from stoker.prefetch.progress import Marks
 from stoker.shared import SharedArray
+from stoker.source.base import Source
+from stoker.store.memory_tier import MemoryTier
+from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
+from stoker.store.tier import Pool
+
+
+@dataclass(frozen=True)
+class Job:
+    """The samples to fetch and the cache to fill."""
+
+    source: Source
+    tier: MemoryTier | StackedTier
+    """The cache; the process takes part in its memory, and its disk if there is one."""
+    pool: Pool | None = None
+    """Where samples are looked for before the source."""
 
 
 class _Published(NamedTuple):
@@ -35,7 +50,7 @@ class Prefetcher:
     still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
     as it does. What becomes of a process that dies, hangs, or cannot be started says
-    :class:`~stoker.prefetch.companion.Companion`.
+    :class:`~stoker.node.supervisor.Supervisor`.
 
     Used by one thread; another one, its own, watches. In a forked child it does nothing.
     """
@@ -54,7 +69,7 @@ class Prefetcher:
         self._shared = [fresh, read, *(stand_ins or ())]
         self._region = region
         self._segments: list[_Published] = []
-        self._companion = Companion(
+        self._supervisor = Supervisor(
             "prefetch", "stoker.prefetch.process", key, job, self._introduce, lost=self._lost
         )
 
@@ -73,9 +88,9 @@ class Prefetcher:
             Marks(marks.array).generation,
             None if keys is None else SharedArray.copy_of(np.asarray(keys, np.float64)),
         )
-        with self._companion.mutex:
+        with self._supervisor.mutex:
             self._segments = [*self._segments[-1:], segment]
-            self._companion.tell(*self._order(segment))
+            self._supervisor.tell(*self._order(segment))
 
     def write_keys(self, epoch: int, first: int, keys: NDArray[np.float64]) -> None:
         """Change the keys of accesses from ``first`` on; those read already keep theirs."""
@@ -85,14 +100,14 @@ class Prefetcher:
                 segment.keys.array[first : first + len(keys)] = keys
 
     def reset(self) -> None:
-        """Forget what was published: the rank goes to another position."""
-        with self._companion.mutex:
+        """Forget what was published: the rank goes elsewhere."""
+        with self._supervisor.mutex:
             self._segments = []
-            self._companion.tell({"order": "reset"})
+            self._supervisor.tell({"order": "reset"})
 
     def close(self) -> None:
         """Disconnect; the process ends when no other process needs it. May be called again."""
-        self._companion.close()
+        self._supervisor.close()
 
     def _introduce(self, channel: Channel) -> None:
         order = {"order": "join", "window_bytes": self._window_bytes, "region": self._region}

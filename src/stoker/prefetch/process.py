@@ -1,6 +1,6 @@
 """The prefetch process, which is :func:`main`.
 
-Its arguments are those of :func:`stoker.prefetch.attend.run`.
+Its arguments are those of :func:`stoker.node.supervised.run`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import StokerError
-from stoker.prefetch.attend import Members, mapped, run
-from stoker.prefetch.channel import Channel
+from stoker.node.messages import Channel
+from stoker.node.supervised import Members, mapped, run
 from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import WINDOW, Fetcher
-from stoker.prefetch.job import Job
+from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
+from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
 from stoker.store.substitutes import ByNeighbour, StandIns
 
@@ -119,4 +120,5 @@ def _divide(room: int, ranks: list[Rank]) -> bool:
 
 def main() -> None:
     """Be the process."""
+    serve_clients_here()
     run(serve)

@@ -11,7 +11,7 @@ from torch import distributed
 from stoker.cluster.group import Group, joined
 from stoker.epoch.nodes import Nodes, node_name
 from stoker.epoch.ranks import Ranks, launched_ranks
-from stoker.runtime_dir import chosen_node
+from stoker.node.runtime_dir import chosen_node
 
 
 def current_ranks() -> Ranks:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import UntrustedPlace
-from stoker.owned import open_folder, read_file
+from stoker.node.owned import open_folder, read_file
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"stoker listing 1\n"

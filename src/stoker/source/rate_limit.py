@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import ConfigError, UntrustedPlace
-from stoker.owned import open_file
-from stoker.runtime_dir import prepare_runtime_dir, runtime_dir
+from stoker.node.owned import open_file
+from stoker.node.runtime_dir import prepare_runtime_dir, runtime_dir
 
 _FORM = "=dd"
 _BURST = 0.05  # seconds: what may come at once after a pause

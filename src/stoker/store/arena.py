@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from multiprocessing import context, reduction
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard, get_args
@@ -15,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker import _core
 from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.node.descriptors import Handle
+from stoker.node.limits import read_memory
 from stoker.policy.base import Admission, Order, Pop, Region
-from stoker.store.memory_limits import read_memory
 from stoker.types import format_bytes
 
 Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -25,41 +25,6 @@ Samples = Sequence[Any] | tuple[NDArray[np.uint8], NDArray[np.int64]]
 _MAX_IDS = 2**32 - 2
 _MAX_BYTES = 2**60
 _LONGEST = 1e9  # seconds that fit into the clock's nanoseconds
-
-
-@dataclass(frozen=True)
-class Handle:
-    """What another process needs to join an arena.
-
-    Pickling it while a child process is being spawned passes the descriptors on; at any other time
-    it raises TypeError, since a descriptor's number means nothing in another process.
-    """
-
-    fds: tuple[int, ...]
-    """Descriptor of the memory, then that of the file if the segment is on disk. They belong to
-    the arena the handle came from."""
-    meta: Mapping[str, Any]
-    """JSON-able facts: ``abi``."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if context.get_spawning_popen() is None:
-            raise TypeError(
-                "an arena's handle can be pickled only for a child process that is being spawned: "
-                "pass it as an argument of multiprocessing's Process"
-            )
-        return _received, (tuple(reduction.DupFd(fd) for fd in self.fds), dict(self.meta))
-
-
-class _Received(Handle):
-    """A handle whose descriptors are this process's own copies, closed when it goes."""
-
-    def __del__(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-
-def _received(fds: tuple[Any, ...], meta: dict[str, Any]) -> Handle:
-    return _Received(tuple(fd.detach() for fd in fds), meta)
 
 
 def turns_of(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from stoker import _core, owned
+from stoker import _core
 from stoker.errors import ConfigError, SegmentError, StateMismatch, UntrustedPlace
-from stoker.store.ofd import try_lock
+from stoker.node import owned
+from stoker.node.locks import await_lock, try_lock
 from stoker.types import format_bytes
 
 MARKER = ".stoker-cache"
@@ -208,11 +209,8 @@ class CacheDir:
             yield folder
 
     def _await_lock(self, marker: int) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not try_lock(marker):
-            if time.monotonic() > deadline:
-                raise SegmentError(f"another process is busy with {self.path}: try again later")
-            time.sleep(0.02)
+        if not await_lock(marker, _PATIENCE):
+            raise SegmentError(f"another process is busy with {self.path}: try again later")
 
     def _way_out(self) -> str:
         return f"run `stoker clean --cache-dir {self.path}`, or use another directory"

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.node import descriptors
+from stoker.node.descriptors import Descriptor
+from stoker.node.locks import try_lock
 from stoker.shared import SharedArray
-from stoker.store.ofd import try_lock
 
 _LIVE: weakref.WeakSet[Counters] = weakref.WeakSet()
 
@@ -58,20 +60,20 @@ class Counters:
     def _start(self) -> None:
         self._mutex = threading.Lock()
         self._row: NDArray[np.float64] | None = None
-        self._lock: weakref.finalize[[int], Counters] | None = None
+        self._lock: weakref.finalize[[Descriptor], Counters] | None = None
 
     def _take_row(self) -> NDArray[np.float64]:
         self._row = self._private
         try:
             # Reopened: a duplicate would share its locks with every other process.
-            fd = os.open(f"/proc/self/fd/{self._table.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+            own = descriptors.reopen(self._table.fileno())
         except OSError as error:
             self._warn(str(error))
             return self._row
-        self._lock = weakref.finalize(self, os.close, fd)
+        self._lock = weakref.finalize(self, descriptors.drop, own)
         table: NDArray[np.float64] = self._table.array
         for number in range(len(table)):
-            if try_lock(fd, start=number, length=1):
+            if try_lock(own.fileno(), start=number, length=1):
                 self._row = table[number]
                 return self._row
         self._warn(f"all {len(table)} rows are taken")

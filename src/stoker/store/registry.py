@@ -18,15 +18,14 @@ from numpy.typing import DTypeLike
 
 from stoker import _core
 from stoker.errors import SegmentError, UntrustedPlace
+from stoker.node import descriptors, rendezvous
+from stoker.node.descriptors import Handle
+from stoker.node.rendezvous import Announcement, Participant, join_or_create
+from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.policy.base import Region
-from stoker.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
-from stoker.store import handshake, unforked
-from stoker.store.arena import Arena, Handle
-from stoker.store.handshake import Announcement
-from stoker.store.keeper import Keeper
-from stoker.store.meeting import meet
-from stoker.store.place import Place
+from stoker.store.arena import Arena
 from stoker.types import format_bytes
 
 ARENA = "arena"
@@ -42,14 +41,14 @@ class SharedArena:
     but not findable. Closed at the end of the process at the latest.
     """
 
-    def __init__(self, arena: Arena, *, created: bool, keeper: Keeper | None) -> None:
+    def __init__(self, arena: Arena, *, created: bool, participant: Participant | None) -> None:
         self.arena = arena
         self.created = created
         """True if this call made the arena, False if it was there."""
-        self.shared = keeper is not None
+        self.shared = participant is not None
         """False if other processes cannot find it by its key."""
         # Runs when the object is collected or the interpreter ends, if not before.
-        self._finish = weakref.finalize(self, _finish, arena, keeper)
+        self._finish = weakref.finalize(self, _finish, arena, participant)
 
     def close(self) -> None:
         """Close the arena, and let other processes know; may be called again."""
@@ -67,10 +66,10 @@ class SharedArena:
         self.close()
 
 
-def _finish(arena: Arena, keeper: Keeper | None) -> None:
+def _finish(arena: Arena, participant: Participant | None) -> None:
     try:
-        if keeper is not None:
-            keeper.close()
+        if participant is not None:
+            participant.close()
     finally:
         arena.close()
 
@@ -136,19 +135,23 @@ def open_arena(
     if share and sys.platform == "linux":
         try:
             # Processes that could not use the arena (number of ids, layout) do not find it.
-            met = meet(wanted, meeting_key(key, num_ids), make_configured, Arena.attach)
-            if met.said is not None:
-                _warn_of_differences(met.said, wanted)
-            return SharedArena(met.held, created=met.said is None, keeper=met.keeper)
+            joined = join_or_create(
+                wanted, rendezvous_key(key, num_ids), make_configured, Arena.attach
+            )
+            if joined.said is not None:
+                _warn_of_differences(joined.said, wanted)
+            return SharedArena(
+                joined.held, created=joined.said is None, participant=joined.participant
+            )
         except UntrustedPlace:
             raise  # each rank would reserve a cache of its own
         except OSError as error:
             message = f"other processes cannot share this cache: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return SharedArena(make_configured(), created=True, keeper=None)
+    return SharedArena(make_configured(), created=True, participant=None)
 
 
-def meeting_key(key: str, num_ids: int) -> str:
+def rendezvous_key(key: str, num_ids: int) -> str:
     """Return what processes that share an arena meet by."""
     return f"{key} {num_ids} {_core.ABI}"
 
@@ -157,13 +160,13 @@ def list_arenas() -> list[ArenaInfo]:
     """Return this user's live arenas that answer, sorted by key."""
     folder = existing_runtime_dir()
     found = []
-    for place in Place.all(folder) if folder else []:
+    for files in RendezvousFiles.all(folder) if folder else []:
         try:
-            said, fds, pid = handshake.inquire(place.socket)
+            said, fds, pid = rendezvous.inquire(files.socket)
         except OSError:
             continue
         for fd in fds:
-            unforked.drop(fd)
+            descriptors.drop(fd)
         if said.kind != ARENA:
             continue
         found.append(ArenaInfo(said.key, said.description, said.capacity_bytes, said.stats, pid))
@@ -177,7 +180,7 @@ def clean() -> int:
     Memory needs no cleaning: it was freed with the last process that held it.
     """
     folder = existing_runtime_dir()
-    return sum(place.clean() for place in Place.all(folder)) if folder else 0
+    return sum(files.clean() for files in RendezvousFiles.all(folder)) if folder else 0
 
 
 def _warn_of_differences(said: Announcement, wanted: Announcement) -> None:
@@ -199,11 +202,11 @@ class SharedArrays:
     process. Closed at the end of the process at the latest.
     """
 
-    def __init__(self, arrays: Mapping[str, SharedArray], keeper: Keeper | None) -> None:
+    def __init__(self, arrays: Mapping[str, SharedArray], participant: Participant | None) -> None:
         self.arrays = dict(arrays)
-        self.shared = keeper is not None
+        self.shared = participant is not None
         """False if other processes cannot find them."""
-        self._finish = weakref.finalize(self, _close_keeper, keeper)
+        self._finish = weakref.finalize(self, _close_participant, participant)
 
     def __getitem__(self, name: str) -> SharedArray:
         return self.arrays[name]
@@ -224,9 +227,9 @@ class SharedArrays:
         self.close()
 
 
-def _close_keeper(keeper: Keeper | None) -> None:
-    if keeper is not None:
-        keeper.close()
+def _close_participant(participant: Participant | None) -> None:
+    if participant is not None:
+        participant.close()
 
 
 def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays:
@@ -254,8 +257,10 @@ def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays
     )
     if share and sys.platform == "linux":
         try:
-            met = meet(wanted, f"{key} {sorted(plain.items())}", lambda: _make(plain), _attach)
-            return SharedArrays(met.held.arrays, met.keeper)
+            joined = join_or_create(
+                wanted, f"{key} {sorted(plain.items())}", lambda: _make(plain), _attach
+            )
+            return SharedArrays(joined.held.arrays, joined.participant)
         except UntrustedPlace:
             raise  # processes that each have their own would not know of each other's
         except OSError as error:

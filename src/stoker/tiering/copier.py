@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stoker.owned import trusts
+from stoker.node.owned import trusts
 from stoker.types import FileIdentity
 
 _CHUNK = 1 << 20

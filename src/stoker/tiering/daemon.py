@@ -1,9 +1,8 @@
-"""The placement daemon, which is :func:`main` on the arguments CONFIG FOLDER LISTENER LOCK.
+"""The placement daemon, which is :func:`main`, started by :mod:`stoker.tiering.membership`.
 
-``CONFIG``, ``LISTENER`` and ``LOCK`` are descriptors: of the pickled configuration, of the socket
-where runs become members, and of the lock that says there is a daemon. It ends with its last
-member. Each member is first told where the table is, or why there is none, and gets
-a report on request.
+It is given the configuration, the socket where runs become members, and the lock that says there
+is a daemon, and ends with its last member. Each member is first told where the table is, or why
+there is none, and gets a report on request.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import pickle
 import select
 import signal
 import socket
@@ -25,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.owned import remove_socket
-from stoker.prefetch.channel import Channel
+from stoker.node.messages import Channel
+from stoker.node.owned import remove_socket
+from stoker.node.supervised import go_to_background
 from stoker.tiering.config import Config, read_order
 from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind, Ring, create_counters
 from stoker.tiering.membership import RunFolder
@@ -218,15 +217,11 @@ def _serve(daemon: Daemon, listener: socket.socket, members: dict[int, Channel])
 
 
 def _admit(listener: socket.socket, greeting: dict[str, Any]) -> Channel | None:
-    try:
-        connection, _ = listener.accept()
-        channel = Channel(connection)
-        if channel.user() == os.geteuid():
+    with contextlib.suppress(OSError):
+        channel = Channel.accept(listener)
+        if channel is not None:
             channel.send(greeting)
-            return channel
-        channel.close()
-    except OSError:
-        pass
+        return channel
     return None
 
 
@@ -252,19 +247,12 @@ def _described(config: Config) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the daemon on the arguments."""
-    if os.fork():  # the process that started us need not wait for our end
-        os._exit(0)
-    config_fd, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-    listener_fd, lock_fd = int(sys.argv[3]), int(sys.argv[4])
+    """Run the daemon on what it was started with."""
+    # Those signals are for the command.
+    config, listener, members_path = go_to_background(signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+    folder = RunFolder(members_path.parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):  # those are for the command
-        signal.signal(ignored, signal.SIG_IGN)
-    os.set_inheritable(lock_fd, False)
     sys.setswitchinterval(0.001)
-    with os.fdopen(config_fd, "rb") as file:
-        config: Config = pickle.load(file)
-    listener = socket.socket(fileno=listener_fd)
     listener.setblocking(False)
     try:
         daemon = Daemon(config, folder)

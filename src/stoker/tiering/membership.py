@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import subprocess
 import time
 import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker import child
 from stoker.errors import ConfigError, SegmentError
-from stoker.owned import open_file, remove_socket
-from stoker.prefetch.channel import Channel
-from stoker.runtime_dir import existing_runtime_dir, prepare_runtime_dir
-from stoker.store.ofd import try_lock
+from stoker.node import descriptors
+from stoker.node.locks import try_lock_file
+from stoker.node.messages import Channel
+from stoker.node.owned import remove_socket
+from stoker.node.runtime_dir import existing_runtime_dir, prepare_runtime_dir
+from stoker.node.supervisor import start_unless_alive
 from stoker.tiering.config import SHORTAGES, Config
 from stoker.tiering.layout import read_counters
 
@@ -71,15 +71,15 @@ class RunFolder:
         left = [path for path in (self.table, self.members) if path.exists()]
         if not left or not self.lock.exists():
             return False
-        lock = open_file(self.lock, os.O_RDWR)
+        lock = try_lock_file(self.lock)
+        if lock is None:
+            return False
         try:
-            if not try_lock(lock):
-                return False
             self.clear()
             remove_socket(self.members)
             return True
         finally:
-            os.close(lock)
+            descriptors.drop(lock)
 
 
 def clean() -> int:
@@ -209,36 +209,16 @@ class Membership:
 
     def _start(self) -> None:
         """Start the daemon unless there is one."""
-        lock = open_file(self.folder.lock, os.O_RDWR | os.O_CREAT)
-        try:
-            if try_lock(lock):
-                self._spawn(lock)
-        finally:
-            os.close(lock)
-
-    def _spawn(self, lock: int) -> None:
-        listener = Channel.listen(self.folder.members)
-        config = os.memfd_create("stoker-config", os.MFD_CLOEXEC)
-        try:
-            os.write(config, pickle.dumps(self._config))
-            os.lseek(config, 0, os.SEEK_SET)
-            inherited = [listener.fileno(), lock]
-            with self.folder.log.open("wb") as log:
-                status = subprocess.run(
-                    child.command("stoker.tiering.daemon", config, self.folder.path, *inherited),
-                    pass_fds=[config, *inherited],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=_own_environment(),
-                    start_new_session=True,
-                    check=False,
-                ).returncode
-            if status:
-                raise SegmentError(f"the placement daemon ended at once: see {self.folder.log}")
-        finally:
-            listener.close()
-            os.close(config)
+        process = start_unless_alive(
+            "stoker.tiering.daemon",
+            self.folder.members,
+            self.folder.lock,
+            lambda: (pickle.dumps(self._config), []),
+            base=_own_environment(),
+            log_file=self.folder.log,
+        )
+        if process is not None and process.wait():
+            raise SegmentError(f"the placement daemon ended at once: see {self.folder.log}")
 
 
 def _greeting(channel: Channel) -> dict[str, Any] | None:
@@ -252,8 +232,7 @@ def _greeting(channel: Channel) -> dict[str, Any] | None:
 
 def _own_environment() -> dict[str, str]:
     """Return ours without what would redirect the daemon's own reads of the source."""
-    kept = {name: value for name, value in os.environ.items() if name != "STOKER_TIERING"}
-    return child.environment(kept)
+    return {name: value for name, value in os.environ.items() if name != "STOKER_TIERING"}
 
 
 def _difference(now: Any, begin: Any, name: str = "") -> Any:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stoker._core import release_fence
 from stoker.errors import CapacityError
-from stoker.store.ofd import try_lock
+from stoker.node.locks import try_lock
 from stoker.tiering.layout import (
     BUCKETS,
     COPY_MULTIPLIER,

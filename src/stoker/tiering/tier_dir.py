@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker import owned
 from stoker.errors import ConfigError, SegmentError, StateMismatch, UntrustedPlace
-from stoker.store.ofd import try_lock
+from stoker.node import owned
+from stoker.node.locks import try_lock
 from stoker.tiering.config import SHORTAGES
 from stoker.tiering.copier import Origin
 from stoker.types import FileIdentity

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from stoker.prefetch.job import dump
+from stoker.node.child import dump
 from stoker.source import Retry
 from stoker.source.remote import outage as outage_module
 from stoker.source.remote.outage import Outage

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from companions import await_true
 
-from stoker.prefetch import companion
+from stoker.node import supervisor
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, Source
@@ -106,8 +106,8 @@ def test_one_that_stops_in_a_read_is_replaced(
         heard.append(pid_here(message))
         return heard[-1]
 
-    pid_here = companion._pid_here
-    monkeypatch.setattr(companion, "_pid_here", hear)
+    pid_here = supervisor._pid_here
+    monkeypatch.setattr(supervisor, "_pid_here", hear)
     source = StoppingSource(MemorySource([sample(n) for n in range(NUM)]), latency=0.01)
     dataset = SampleDataset(source, number_of)
     with (

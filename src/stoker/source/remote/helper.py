@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker import child
+from stoker.node import child, descriptors
 from stoker.shared import SharedArray
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
@@ -209,17 +209,15 @@ class Helper:
         Raises what opening it raises, and :class:`HelperDied` when the process does not start.
         """
         self._patience = pace.retry.deadline + _LONGEST_REQUEST
-        with _no_fork:
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with descriptors.no_fork:
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control = descriptors.keep(control)
             with theirs:
-                self._process = subprocess.Popen(
-                    child.command("stoker.source.remote.helper", theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=child.environment(),
-                )
-            self._stop = weakref.finalize(self, _stop, self._control, self._process)
-            _helpers.add(self)
+                number = theirs.fileno()
+                self._process = child.start("stoker.source.remote.helper", number, fds=[number])
+            self._stop = weakref.finalize(
+                self, _stop, control, self._process, descriptors.generation()
+            )
         try:
             self._call("open", (place, pace), outage.shared)
         except BaseException:
@@ -267,29 +265,13 @@ class Helper:
         """End the process; calls under way fail. May be called again."""
         self._stop()
 
-    def leave_behind(self) -> None:
-        """Let go of it in a forked child: it belongs to the parent."""
-        self._stop.detach()
-        self._control.close()
-        # Only the parent can wait for it; without this the object would warn when it goes.
-        self._process.returncode = 0
 
-
-def _in_child() -> None:
-    for helper in list(_helpers):
-        helper.leave_behind()
-    _helpers.clear()
-    _no_fork.release()
-
-
-os.register_at_fork(
-    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child
-)
-
-
-def _stop(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _stop(control: socket.socket, process: subprocess.Popen[bytes], generation: int) -> None:
     """End the process: it goes by itself when its socket closes, or is killed a second later."""
-    control.close()
+    descriptors.drop(control)
+    if generation != descriptors.generation():  # a forked child's copy: only the parent can wait
+        process.returncode = 0  # else the object would warn when it goes
+        return
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:

@@ -1,12 +1,12 @@
 import pytest
 
-from stoker.store import unforked
-from stoker.store.place import Place
+from stoker.node import descriptors
+from stoker.node.rendezvous_files import RendezvousFiles
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place.of(tmp_path, "any key: /with\0all kinds of characters")
+    return RendezvousFiles.of(tmp_path, "any key: /with\0all kinds of characters")
 
 
 def names(tmp_path):
@@ -53,11 +53,11 @@ def test_cleaning_removes_what_nobody_holds(place, tmp_path):
     (tmp_path / "deadbeef.sock").touch()
     serve = place.try_serve()
     holders = place.try_alone("a")
-    assert [other.clean() for other in Place.all(tmp_path)] == [False]
-    unforked.drop(serve)
+    assert [other.clean() for other in RendezvousFiles.all(tmp_path)] == [False]
+    descriptors.drop(serve)
     assert not place.clean(), "a holder is left to take over"
-    unforked.drop(holders)
-    assert [other.clean() for other in Place.all(tmp_path)] == [True]
+    descriptors.drop(holders)
+    assert [other.clean() for other in RendezvousFiles.all(tmp_path)] == [True]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deadbeef.sock", "notes.txt"]
 
 
@@ -68,5 +68,5 @@ def test_links_are_not_followed(place, tmp_path):
     serve = place.try_serve()
     with pytest.raises(OSError, match="is a link or no regular file"):
         place.try_alone("token")
-    unforked.drop(serve)
+    descriptors.drop(serve)
     assert target.read_text() == "data"

@@ -12,7 +12,7 @@ import pytest
 from companions import await_true, processes_of
 
 import stoker.errors
-from stoker.prefetch.companion import Companion
+from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
 from stoker.source.remote.address import address_of
 from stoker.source.remote.helper import Helper
@@ -45,9 +45,9 @@ def test_c4_a_companion_imports_nothing_from_the_current_folder(
     monkeypatch.setenv("STOKER_RUNTIME_DIR", str(planted.parent / "run"))
     monkeypatch.chdir(planted)
     # A job of nothing: the process comes up far enough to miss the attributes of a real one.
-    companion = Companion("help", module, "key", dict, lambda channel: None)
+    supervisor = Supervisor("help", module, "key", dict, lambda channel: None)
     assert await_true(lambda: processes_of(module, planted.parent) or what_ran(planted))
-    companion.close()
+    supervisor.close()
     assert await_true(lambda: not processes_of(module, planted.parent))
     assert what_ran(planted) == []
 
@@ -91,7 +91,7 @@ def test_c4_stoker_run_in_a_folder_of_planted_modules(
 
 STARTER = """
 import subprocess, sys
-from stoker import child
+from stoker.node import child
 found = subprocess.run(child.command("mine", "told"), env=child.environment(), check=True,
                        capture_output=True, text=True)
 print(found.stdout, end="")

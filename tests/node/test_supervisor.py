@@ -1,4 +1,4 @@
-"""A companion that cannot be had costs a warning, and nothing else."""
+"""A supervisor that cannot be had costs a warning, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from companions import await_true, processes_of
 
-from stoker.prefetch.channel import Channel
-from stoker.prefetch.companion import Companion
-from stoker.runtime_dir import prepare_runtime_dir
+from stoker.node.messages import Channel
+from stoker.node.runtime_dir import prepare_runtime_dir
+from stoker.node.supervisor import Supervisor
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -30,10 +30,12 @@ def test_a_runtime_directory_that_cannot_be_used(
     (tmp_path / "run").symlink_to(tmp_path)
     monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
     with caplog.at_level(logging.WARNING, "stoker"):
-        companion = Companion("help", "stoker.prefetch.process", "key", dict, lambda channel: None)
+        supervisor = Supervisor(
+            "help", "stoker.prefetch.process", "key", dict, lambda channel: None
+        )
         assert warned(caplog, "there is no help any more, workers read")
-    companion.tell({"order": "anything"})
-    companion.close()
+    supervisor.tell({"order": "anything"})
+    supervisor.close()
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
@@ -42,10 +44,10 @@ def test_a_process_that_cannot_start(
 ) -> None:
     monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path))
     with caplog.at_level(logging.WARNING, "stoker"):
-        companion = Companion("help", "stoker.no.such.module", "key", dict, lambda channel: None)
+        supervisor = Supervisor("help", "stoker.no.such.module", "key", dict, lambda channel: None)
         assert warned(caplog, "the help process ")  # dies again and again, or does not answer
-    companion.close()
-    companion.close()
+    supervisor.close()
+    supervisor.close()
 
 
 def test_workers_can_be_forked_while_the_process_comes_up(
@@ -58,14 +60,14 @@ def test_workers_can_be_forked_while_the_process_comes_up(
     def coming_up() -> list[int]:
         return processes_of("slow_to_come_up", tmp_path)
 
-    companion = Companion("help", "slow_to_come_up", "key", dict, lambda channel: None)
+    supervisor = Supervisor("help", "slow_to_come_up", "key", dict, lambda channel: None)
     assert await_true(coming_up)
     worker = multiprocessing.get_context("fork").Process(target=int)
     worker.start()
     worker.join()
     (process,) = coming_up()
     os.kill(process, signal.SIGKILL)
-    companion.close()
+    supervisor.close()
 
 
 def test_a_long_path_to_the_runtime_directory(

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from stoker.store import handshake, unforked
-from stoker.store.handshake import Announcement
+from stoker.node import descriptors, messages, rendezvous
+from stoker.node.rendezvous import Announcement
 
 SAID = Announcement("key", "token", "/data", 1000, [{"name": "main"}], {"abi": 1}, {}, "arena")
 
@@ -26,7 +26,7 @@ def served(tmp_path):
     """A path, and a function that makes the next connection there get an answer."""
     path = tmp_path / ("deep" * 30) / "a.sock"  # longer than a socket's address may be
     path.parent.mkdir()
-    listener = handshake.listen(path)
+    listener = messages.listen(path)
 
     def answer(answerer):
         def run():
@@ -43,7 +43,7 @@ def served(tmp_path):
     yield answer
     for thread in threads:
         thread.join()
-    unforked.drop(listener)
+    descriptors.drop(listener)
 
 
 def say(line, fds=()):
@@ -68,15 +68,15 @@ def test_descriptors_and_values_arrive(served, tmp_path):
     (tmp_path / "file").write_text("hello")
     with open(tmp_path / "file") as file:  # noqa: PTH123
         said = dataclasses.replace(SAID, stats={"hits": np.int64(3), "odd": {1}})
-        path = served(lambda listener: handshake.answer(listener, said, [file.fileno()]))
-        got, fds, pid = handshake.inquire(path)
+        path = served(lambda listener: rendezvous.answer(listener, said, [file.fileno()]))
+        got, fds, pid = rendezvous.inquire(path)
     assert dataclasses.replace(got, stats={}) == SAID
     assert got.stats == {"hits": 3, "odd": "{1}"}
     assert pid == os.getpid()
     assert [os.read(fd.fileno(), 9) for fd in fds] == [b"hello"]
     assert not any(os.get_inheritable(fd.fileno()) for fd in fds)
     for fd in fds:
-        unforked.drop(fd)
+        descriptors.drop(fd)
 
 
 def test_an_answer_may_come_in_pieces(served):
@@ -87,7 +87,7 @@ def test_an_answer_may_come_in_pieces(served):
                 connection.sendall(proper()[at : at + 40])
                 time.sleep(0.002)
 
-    assert handshake.inquire(served(answer))[0] == SAID
+    assert rendezvous.inquire(served(answer))[0] == SAID
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_strange_answer_is_an_error_and_leaks_nothing(served, line):
     with open("/dev/null") as file:  # noqa: PTH123
         path = served(say(line, [file.fileno()]))
         with pytest.raises(OSError):
-            handshake.inquire(path)
+            rendezvous.inquire(path)
     # Threads of other tests may still be closing theirs, or have one open for a moment.
     for _ in range(100):
         if len(open_fds()) <= len(before):
@@ -131,29 +131,29 @@ def test_a_silent_server_is_given_up_in_time(served):
 
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        handshake.inquire(served(answer), timeout=0.1)
+        rendezvous.inquire(served(answer), timeout=0.1)
     assert time.monotonic() - begin < 5
     gave_up.set()
 
 
 def test_nobody_there(tmp_path):
     with pytest.raises(FileNotFoundError):
-        handshake.inquire(tmp_path / "a.sock")
-    unforked.drop(handshake.listen(tmp_path / "a.sock"))
+        rendezvous.inquire(tmp_path / "a.sock")
+    descriptors.drop(messages.listen(tmp_path / "a.sock"))
     with pytest.raises(ConnectionRefusedError):
-        handshake.inquire(tmp_path / "a.sock")
+        rendezvous.inquire(tmp_path / "a.sock")
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_strangers_are_turned_away(served, monkeypatch, side):
-    stranger = handshake.Peer(1, os.geteuid() + 1, 0)
-    monkeypatch.setattr(handshake, "peer", lambda connection: stranger)
+    stranger = messages.Peer(1, os.geteuid() + 1, 0)
+    monkeypatch.setattr(messages, "peer", lambda connection: stranger)
     if side == "server":
         with pytest.raises(PermissionError, match="is served by user"):
-            handshake.inquire(served(say(proper())))
+            rendezvous.inquire(served(say(proper())))
     else:
-        path = served(lambda listener: handshake.answer(listener, SAID, []))
-        with socket.socket(socket.AF_UNIX) as client, handshake.SocketAddress(path) as address:
+        path = served(lambda listener: rendezvous.answer(listener, SAID, []))
+        with socket.socket(socket.AF_UNIX) as client, messages.SocketAddress(path) as address:
             client.connect(address)
             assert client.recv(10) == b"", "the answer would hand out the arena"
 
@@ -164,13 +164,13 @@ def test_who_goes_away_at_once_is_no_trouble(served, tmp_path):
     def answer(listener):
         for _ in range(20):
             await_client(listener)
-            handshake.answer(listener, SAID, [])
+            rendezvous.answer(listener, SAID, [])
         done.set()
 
     path = served(answer)
     for _ in range(20):
         client = socket.socket(socket.AF_UNIX)
-        with client, handshake.SocketAddress(path) as address:
+        with client, messages.SocketAddress(path) as address:
             client.connect(address)
             with contextlib.suppress(BrokenPipeError):  # it may have answered and hung up already
                 client.send(os.urandom(100))

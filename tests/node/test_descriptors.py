@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from stoker.store import unforked
-from stoker.store.unforked import Descriptor
+from stoker.node import descriptors
+from stoker.node.descriptors import Descriptor
 
 
 def in_child(check):
@@ -28,22 +28,22 @@ def is_open(fd):
 
 
 def test_kept_descriptors_are_closed_in_children_only():
-    with unforked.no_fork:
-        kept = unforked.keep(Descriptor(os.open("/dev/null", os.O_RDONLY)))
-    number, generation = kept.fileno(), unforked.generation()
+    with descriptors.no_fork:
+        kept = descriptors.keep(Descriptor(os.open("/dev/null", os.O_RDONLY)))
+    number, generation = kept.fileno(), descriptors.generation()
     assert in_child(lambda: kept.fileno() == -1 and not is_open(number))
-    assert in_child(lambda: unforked.generation() == generation + 1)
-    assert unforked.generation() == generation
+    assert in_child(lambda: descriptors.generation() == generation + 1)
+    assert descriptors.generation() == generation
     assert is_open(number)
-    unforked.drop(kept)
-    unforked.drop(kept)
+    descriptors.drop(kept)
+    descriptors.drop(kept)
     assert not is_open(number)
 
 
 def test_a_child_can_keep_descriptors_of_its_own_and_fork_again():
     def check():
-        with unforked.no_fork:
-            kept = unforked.keep(Descriptor(os.open("/dev/null", os.O_RDONLY)))
+        with descriptors.no_fork:
+            kept = descriptors.keep(Descriptor(os.open("/dev/null", os.O_RDONLY)))
         return in_child(lambda: kept.fileno() == -1) and is_open(kept.fileno())
 
     assert in_child(check)
@@ -57,7 +57,7 @@ def test_no_fork_happens_within_the_section():
         in_child(lambda: True)
         forked.set()
 
-    with unforked.no_fork:
+    with descriptors.no_fork:
         thread = threading.Thread(target=fork)
         thread.start()
         assert not forked.wait(0.1)

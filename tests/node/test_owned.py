@@ -18,11 +18,11 @@ from users import OTHER, as_other, needs_two_users
 from stoker.bundles.depot import DirectoryDepot, check_directory
 from stoker.errors import ConfigError
 from stoker.jobs.protocol import ask, service_path
+from stoker.node import messages, rendezvous
+from stoker.node.messages import Channel
 from stoker.policy.baselines import LRU
-from stoker.prefetch.channel import Channel
 from stoker.source.listing_cache import ListingCache
 from stoker.source.rate_limit import RateLimit
-from stoker.store import handshake
 from stoker.store.cache_dir import CacheDir, DiskMeta
 from stoker.store.disk import open_disk
 from stoker.store.registry import open_arena
@@ -349,7 +349,7 @@ def test_c10_a_service_of_another_user_is_not_asked(
 
 
 @needs_two_users
-@pytest.mark.parametrize("connect", [Channel.connect, handshake.inquire])
+@pytest.mark.parametrize("connect", [Channel.connect, rendezvous.inquire])
 def test_memory_and_orders_are_not_taken_from_another_user(
     connect: Callable[[Path], object], shared: Path
 ) -> None:
@@ -372,7 +372,7 @@ def listening_as_other(path: Path, kind: int = socket.SOCK_STREAM) -> Iterator[N
         yield
 
 
-@pytest.mark.parametrize("listen", [handshake.listen, Channel.listen])
+@pytest.mark.parametrize("listen", [messages.listen, Channel.listen])
 def test_c8_nothing_but_a_socket_makes_way_for_one(
     listen: Callable[[Path], socket.socket], tmp_path: Path
 ) -> None:

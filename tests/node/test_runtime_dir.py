@@ -4,7 +4,7 @@ import tempfile
 import pytest
 
 from stoker.errors import UntrustedPlace
-from stoker.runtime_dir import (
+from stoker.node.runtime_dir import (
     MARKER,
     existing_runtime_dir,
     prepare_runtime_dir,

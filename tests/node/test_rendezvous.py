@@ -1,4 +1,4 @@
-"""The keeper's own duties; many processes are in test_registry."""
+"""A participant's own duties; many processes are in test_registry."""
 
 import os
 import threading
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pool.pools import until
 
+from stoker.node import rendezvous
+from stoker.node.locks import try_lock
+from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.baselines import LRU
-from stoker.runtime_dir import runtime_dir
-from stoker.store import handshake, keeper
-from stoker.store.ofd import try_lock
 from stoker.store.registry import open_arena
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -32,12 +32,12 @@ def test_it_announces_the_counters_of_the_moment():
         path = next(runtime_dir().glob("*.sock"))
         for number in range(3):
             assert shared.arena.put(number, b"x")
-            said, fds, _ = handshake.inquire(path)
+            said, fds, _ = rendezvous.inquire(path)
             assert said.stats["entries"] == number + 1
             for fd in fds:
                 fd.close()
         shared.arena.close()
-        said, fds, _ = handshake.inquire(path)
+        said, fds, _ = rendezvous.inquire(path)
         assert said.stats == {}
         for fd in fds:
             fd.close()
@@ -90,13 +90,13 @@ def test_standing_by_costs_next_to_nothing(monkeypatch):
     before = set(threading.enumerate())
     with open_one():
         [answering] = set(threading.enumerate()) - before
-        monkeypatch.setattr(keeper, "try_lock", look)
+        monkeypatch.setattr(rendezvous, "try_lock", look)
         with open_one():
             until(slept)  # as soon as it has answered the other, who joined just now
     who, when = zip(*looks, strict=True)
     assert len(set(who)) == 1 and answering.native_id not in who
     # By the clock of poll, which counts milliseconds.
-    assert np.diff(when).min() > keeper._TAKEOVER - 0.01
+    assert np.diff(when).min() > rendezvous._TAKEOVER - 0.01
 
 
 def switches_of(thread):

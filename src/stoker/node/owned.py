@@ -17,9 +17,10 @@ import os
 import pwd
 import stat
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from stoker.errors import ConfigError, UntrustedPlace
+from stoker.node.descriptors import Descriptor
 
 TRUST = "STOKER_TRUST"
 """Names the variable: users whose files are taken for one's own, and ``@group`` for groups whose
@@ -73,34 +74,15 @@ def check(status: os.stat_result, path: Path) -> None:
         )
 
 
-class Folder:
-    """A folder of our own, held open: :attr:`inside` leads to it whatever its path leads to now.
-
-    Also a context manager. Threads may share it.
-    """
+class Folder(Descriptor):
+    """A folder of our own, held open: :attr:`inside` leads to it whatever its path leads to now."""
 
     def __init__(self, path: Path, fd: int) -> None:
+        super().__init__(fd)
         self.path = path
         """What it is called."""
         self.inside = Path(f"/proc/self/fd/{fd}")
         """By which its contents are reached; of use to this process, until :meth:`close`."""
-        self._fd = fd
-
-    def fileno(self) -> int:
-        """Return the descriptor; -1 when closed."""
-        return self._fd
-
-    def close(self) -> None:
-        """Close it; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_folder(path: Path, *, make: bool = False) -> Folder:

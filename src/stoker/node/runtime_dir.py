@@ -8,8 +8,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from stoker import owned
 from stoker.errors import ConfigError, UntrustedPlace
+from stoker.node import owned
 
 MARKER = ".stoker"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""

@@ -1,4 +1,4 @@
-"""The companion process: the ranks connected to it, and how it starts and ends.
+"""What a supervised process is made of: those who are connected to it, how it starts and ends.
 
 Its arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
 lock that says there is such a process; and the path of that socket. It ends when no rank is
@@ -25,10 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import StokerError
-from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
-from stoker.source.remote.client import serve_clients_here
+from stoker.node.messages import Channel
 
-log = logging.getLogger("stoker.prefetch")
+log = logging.getLogger("stoker.node")
+
+ALIVE_EVERY = 0.5
+"""Seconds between two signs of life of the process to each rank."""
 
 _LINGER = 5.0  # seconds to wait for the first rank
 _AFTERWARDS = 0.5  # and for another one after the last: memory and disk are held meanwhile
@@ -111,13 +113,10 @@ class Members(Generic[M]):
 
     def _admit(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            channel = Channel.accept(self._listener)
         except OSError:
             return
-        connection.setblocking(True)
-        channel = Channel(connection)
-        if channel.user() != os.geteuid():
-            channel.close()
+        if channel is None:
             return
         self._members[channel.fileno()] = self._join(channel)
         self._poll.register(channel.fileno(), select.POLLIN)
@@ -154,22 +153,33 @@ def lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-lock")
 
 
-def run(serve: Callable[[Any, socket.socket], None]) -> None:
-    """Be the process: ``serve(job, listener)`` on the descriptors given as arguments."""
-    if os.fork():  # the process that started us need not wait for our end
+def pid_namespace() -> int:
+    """Return what tells this process's pid namespace from others."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path]:
+    """Return what this process was started with: the job, the socket, and the socket's path.
+
+    From here on the process that started it need not wait for its end, and it ignores the signals
+    ``ignored``. The lock that says there is such a process stays held until it ends.
+    """
+    if os.fork():
         os._exit(0)
     job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
-    path = Path(sys.argv[4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock_fd, False)
-    serve_clients_here()
     with os.fdopen(job_fd, "rb") as file:
         job = pickle.load(file)
-    serve(job, socket.socket(fileno=listener_fd))
-    for file_of_ours in (
-        path,
-        lock_of(path),
-    ):  # in this order: a process that locks again binds again
+    return job, socket.socket(fileno=listener_fd), Path(sys.argv[4])
+
+
+def run(serve: Callable[[Any, socket.socket], None]) -> None:
+    """Be the process: ``serve(job, listener)`` on what it was started with; does not return."""
+    job, listener, path = go_to_background(signal.SIGINT)  # Ctrl-C is for the training loop
+    serve(job, listener)
+    for file_of_ours in (path, lock_of(path)):  # in this order: who locks again binds again
         with contextlib.suppress(OSError):
             file_of_ours.unlink()
     logging.shutdown()

@@ -10,6 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
+from pathlib import Path
+
+from stoker.node import descriptors
+from stoker.node.descriptors import Descriptor
+from stoker.node.owned import open_file
 
 _FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
@@ -24,6 +30,35 @@ def try_lock(fd: int, *, shared: bool = False, start: int = 0, length: int = 0) 
     except (BlockingIOError, PermissionError):  # EAGAIN, EACCES: another process holds it
         return False
     return True
+
+
+def await_lock(
+    fd: int, patience: float, *, every: float = 0.02, start: int = 0, length: int = 0
+) -> bool:
+    """Lock bytes as :func:`try_lock` does, but wait for up to ``patience`` seconds.
+
+    Looks ``every`` so many seconds; what blocks on a lock could not be given up.
+    """
+    deadline = time.monotonic() + patience
+    while not try_lock(fd, start=start, length=length):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def try_lock_file(path: Path) -> Descriptor | None:
+    """Return the descriptor, kept from forks, that holds the lock on the file at ``path``.
+
+    The file is ours, made if need be. None if another process holds the lock. Raises as
+    :func:`~stoker.node.owned.open_file` does.
+    """
+    with descriptors.no_fork:
+        lock = descriptors.keep(Descriptor(open_file(path, os.O_RDWR | os.O_CREAT)))
+    if try_lock(lock.fileno()):
+        return lock
+    descriptors.drop(lock)
+    return None
 
 
 def is_locked(fd: int, *, start: int = 0, length: int = 0) -> bool:

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from stoker.store.ofd import try_lock, unlock
+from stoker.node.locks import try_lock, unlock
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Keeps a process of Stoker's own beside training: starts and restarts it."""
+"""Keeps a process of Stoker's own beside others that share it: starts it, and starts it again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
-from stoker import child
 from stoker.errors import StokerError
-from stoker.owned import open_file
-from stoker.prefetch.attend import lock_of
-from stoker.prefetch.channel import ALIVE_EVERY, Channel, pid_namespace
-from stoker.prefetch.job import dump
-from stoker.runtime_dir import prepare_runtime_dir
-from stoker.store import unforked
-from stoker.store.ofd import try_lock
+from stoker.node import child, descriptors
+from stoker.node.locks import try_lock
+from stoker.node.messages import Channel
+from stoker.node.owned import open_file
+from stoker.node.runtime_dir import prepare_runtime_dir
+from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace
 
 log = logging.getLogger("stoker")
 
@@ -33,15 +32,77 @@ _MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
 
 
-class Companion:
+def start_unless_alive(
+    module: str,
+    path: Path,
+    lock_path: Path,
+    job: Callable[[], tuple[bytes, list[int]]],
+    *,
+    base: Mapping[str, str] = os.environ,
+    log_file: Path | None = None,
+) -> subprocess.Popen[bytes] | None:
+    """Start the process that listens at ``path``; None if one lives, or has just ended.
+
+    It holds the lock on the file at ``lock_path`` as long as it lives, and gets the pickled
+    ``job()`` with the descriptors that belong to it, which are closed here;
+    :func:`~stoker.node.supervised.go_to_background` is its other half. ``base`` is its environment,
+    and what it prints goes to ``log_file`` if given. Raises :class:`OSError`, and what ``job``
+    does.
+    """
+    with descriptors.no_fork:
+        lock = open_file(lock_path, os.O_RDWR | os.O_CREAT)
+        try:
+            if not try_lock(lock) or not os.fstat(lock).st_nlink:
+                return None
+            with _opened(log_file) as output:
+                return _start(module, path, lock, job, base, output)
+        finally:
+            os.close(lock)
+
+
+def _start(
+    module: str,
+    path: Path,
+    lock: int,
+    job: Callable[[], tuple[bytes, list[int]]],
+    base: Mapping[str, str],
+    output: IO[bytes] | None,
+) -> subprocess.Popen[bytes]:
+    pickled, fds = job()
+    try:
+        listener = Channel.listen(path)
+        try:
+            with child.memory_file(pickled) as file:
+                given = [file.fileno(), listener.fileno(), lock]
+                return child.start(
+                    module,
+                    *given,
+                    path,
+                    fds=[*given, *fds],
+                    base=base,
+                    output=output,
+                    detached=True,
+                )
+        finally:
+            descriptors.drop(listener)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _opened(log_file: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    return contextlib.nullcontext() if log_file is None else log_file.open("wb")
+
+
+class Supervisor:
     """A connection to a process that all ranks of a node share, started by the first of them.
 
     ``main()`` of ``module`` is that process, with descriptors of the pickled ``job()``, of the
     socket and of the lock, and with the socket's path as arguments
-    (:func:`~stoker.prefetch.attend.run` takes them). It is shared by all ranks with the same
-    ``key``, and called ``what`` in the log. ``introduce`` tells a new process
-    all about this rank; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
-    what else they say, in a thread of the companion's, and ``lost`` is called there when there is
+    (:func:`~stoker.node.supervised.run` takes them). It is shared by all who give the same
+    ``key``, and called ``what`` in the log. ``introduce`` tells a process that is new to this rank
+    all it must know; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
+    what else they say, in a thread of the supervisor's, and ``lost`` is called there when there is
     no such process any more, with :attr:`mutex` held.
 
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
@@ -69,7 +130,7 @@ class Companion:
         self._channel: Channel | None = None
         self._starts: list[float] = []
         self._warned = False
-        self._generation = unforked.generation()
+        self._generation = descriptors.generation()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name=f"stoker-{what}", daemon=True)
         self._thread.start()
@@ -82,7 +143,7 @@ class Companion:
 
     def close(self) -> None:
         """Disconnect; the process ends when no other process needs it. May be called again."""
-        if self._generation != unforked.generation() or not self._thread.is_alive():
+        if self._generation != descriptors.generation() or not self._thread.is_alive():
             return
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -152,9 +213,11 @@ class Companion:
         while time.monotonic() < deadline:
             if self._stopping(0.0):
                 return False
-            with unforked.no_fork, contextlib.suppress(OSError):
-                channel = unforked.keep(Channel.connect(self._socket))
-                with self.mutex:
+            with contextlib.suppress(OSError):
+                channel = Channel.connect(self._socket)
+                # No fork meanwhile: a child would have the mutex held for good.
+                with descriptors.no_fork, self.mutex:
+                    self._drop()
                     self._channel = channel
                     self._introduce(channel)
                 return True
@@ -180,19 +243,20 @@ class Companion:
 
     def _start(self) -> bool:
         """Start the process unless there is one; False if it cannot be."""
-        with unforked.no_fork:
-            lock = open_file(self._lock, os.O_RDWR | os.O_CREAT)
-            try:
-                if not try_lock(lock) or not os.fstat(lock).st_nlink:
-                    return True  # another rank has started it just now, or the last one has ended
-                self._starts.append(time.monotonic())
-                process = self._spawn(lock)
-            finally:
-                os.close(lock)
+        try:
+            process = start_unless_alive(self._module, self._socket, self._lock, self._job)
+        except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
+            log.info("there is no %s of samples, workers read them: %s", self._what, error)
+            return False
         # Nothing of it is open here any more: workers may be forked while it comes up.
         if process is not None:
             self._await_up(process)
-        return process is not None
+        return True
+
+    def _job(self) -> tuple[bytes, list[int]]:
+        """Return what the process is given; called when there is none, just before the start."""
+        self._starts.append(time.monotonic())
+        return child.dump(self._make_job())
 
     def _await_up(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until the process has put itself into the background; it is tried again if not."""
@@ -209,34 +273,9 @@ class Companion:
         self._starts = [at for at in self._starts if now - at < _SOON]
         return len(self._starts) >= _MOST_STARTS
 
-    def _spawn(self, lock: int) -> subprocess.Popen[bytes] | None:
-        """Start the process with copies of what it needs; None if the job cannot be passed on."""
-        try:
-            pickled, fds = dump(self._make_job())
-        except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
-            log.info("there is no %s of samples, workers read them: %s", self._what, error)
-            return None
-        listener = Channel.listen(self._socket)
-        job_fd = os.memfd_create("stoker-job", os.MFD_CLOEXEC)
-        try:
-            os.write(job_fd, pickled)
-            os.lseek(job_fd, 0, os.SEEK_SET)
-            inherited = [job_fd, listener.fileno(), lock]
-            return subprocess.Popen(
-                child.command(self._module, *inherited, self._socket),
-                pass_fds=[*inherited, *fds],
-                stdin=subprocess.DEVNULL,
-                env=child.environment(),
-                start_new_session=True,
-            )
-        finally:
-            listener.close()
-            for fd in (job_fd, *fds):
-                os.close(fd)
-
     def _drop(self) -> None:
         if self._channel is not None:
-            unforked.drop(self._channel)
+            self._channel.close()
             self._channel = None
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from stoker.prefetch.job import dump
+from stoker.node.child import dump
 from stoker.source import MemorySource
 
 
