@@ -210,8 +210,8 @@ def test_s14_ties_favour_no_class():
     """All losses are the same, and classes of 100 lie one after the other."""
     job = Job(recipes.get("shade"), np.full(1000, 10), 0.5, lambda ids, _: ids * 0.0, 3, 50, 0)
     with job.cache:
-        for epoch in range(3):
-            job.run(epoch, None)
+        for _ in range(3):
+            job.run()
         held = job.cache._arena.list("main")
     assert len(held) == 500
     assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5

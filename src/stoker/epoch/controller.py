@@ -161,7 +161,7 @@ class Controller:
                 opened.member.begin_epoch(None, 0, 2 * self.settings.probe)
             walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
         else:
-            walk, earlier = planner.walk(at), planner.earlier(at)
+            walk, earlier = planner.walk(plan, at), planner.earlier(at)
         if self.records is not None:
             self.records.begin_epoch(at.epoch, earlier, now)
         self.walk = walk

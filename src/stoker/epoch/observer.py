@@ -219,6 +219,19 @@ class Observer:
         self._drain(wait=False)
         self.seconds += time.perf_counter() - began
 
+    def score(self, ids: Ids, epoch: int, signals: Signals) -> None:
+        """Have a step's samples ``u32[n]`` scored, whose signals are known to be finite.
+
+        What :meth:`add` does with them, for those who need nothing told.
+        """
+        self.scorer.update(self._scores, Observation(ids, self.step, epoch, **signals))
+        self.step += 1
+
+    def add_losses(self, losses: NDArray[np.float64]) -> None:
+        """Count finite losses ``f64[n]`` into the mean of the epoch."""
+        self.loss_sum += float(losses.sum())
+        self.loss_count += len(losses)
+
     def rescore(self, ids: Ids, epoch: int, signals: Signals) -> None:
         """Have samples ``u32[n]`` scored by what a batch showed that is none of training's."""
         ids, signals = self._finite(ids, signals)
@@ -283,8 +296,7 @@ class Observer:
         ids, signals = self._finite(batch.ids, signals)
         losses = signals.get("losses")
         if losses is not None:
-            self.loss_sum += float(losses.sum())
-            self.loss_count += len(losses)
+            self.add_losses(losses)
             self._listener.observed(ids, losses, batch.token)
         self._missing = sorted(self.scorer.needs - signals.keys())
         if self._missing or not len(ids):

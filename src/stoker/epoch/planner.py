@@ -295,7 +295,7 @@ class Planner:
     def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
         """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
         plan = self.plan(at)
-        positions = self._own(plan, 0, self._batched(at))
+        positions = self._own(plan, 0, self._batched(plan))
         ids = plan.ids[positions]
         return ids, self._policy.keys(ids, self._scores, plan, positions)
 
@@ -310,6 +310,8 @@ class Planner:
 
     def earlier(self, at: Cursor) -> NDArray[np.uint32]:
         """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
+        if not at.consumed:
+            return np.empty(0, np.uint32)
         plan = Plan(at.epoch, 0, self.served(at))
         return plan.ids[self._own(plan)]
 
@@ -329,11 +331,11 @@ class Planner:
         """Return the epoch with which the super-epoch of ``epoch`` begins."""
         return self._divided().began(epoch)
 
-    def walk(self, at: Cursor) -> Walk:
-        """Return the training loop's way through the plan from ``at`` on."""
+    def walk(self, plan: Plan, at: Cursor) -> Walk:
+        """Return the training loop's way through ``plan``, which begins at ``at``."""
         world_size = self._ranks.now().world_size
         stride = (self._batch_size or 1) * world_size
-        return Walk(at, stride, at.consumed + self._left(at), world_size)
+        return Walk(at, stride, at.consumed + len(plan), world_size)
 
     def indices(self) -> Iterator[int]:
         """Yield this rank's share of the coming iteration, in indices of the population's view."""
@@ -346,7 +348,7 @@ class Planner:
         One by one with ``batch_size=None``.
         """
         plan.rank_view(*self._ranks.now(), equal=self._shuffle)  # refuses unequal parts
-        size, end = self._batch_size or 1, self._batched(at)
+        size, end = self._batch_size or 1, self._batched(plan)
         for begin in range(0, end, size):
             places = self._own(plan, begin, min(begin + size, end))
             wanted = plan.ids[places]
@@ -440,9 +442,10 @@ class Planner:
             self._lengths[key] = sampler.length_at(epoch, self._basis)
         return self._lengths[key]
 
-    def _batched(self, at: Cursor) -> int:
-        """Return this rank's accesses that make it into a batch."""
-        accesses = self.accesses(at)
+    def _batched(self, plan: Plan) -> int:
+        """Return this rank's accesses of ``plan`` that make it into a batch."""
+        rank, world_size = self._ranks.now()
+        accesses = len(range(rank, len(plan), world_size))
         return accesses - (accesses % (self._batch_size or 1) if self._drop_last else 0)
 
     def _with_ids(self, order: Plan, following: Plan | None) -> Plan:

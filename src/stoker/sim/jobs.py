@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.errors import ConfigError
 from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
-from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe, as_recipe
 from stoker.sim.losses import Losses
@@ -107,7 +106,7 @@ def replay_jobs(
             stack.enter_context(mine)
             first = first or mine
             told = as_losses(losses, num_samples, seed)
-            job = Job(recipe, lengths, share, told, epochs, batch_size, seed, mine)
+            job = Job(recipe, lengths, share, told, epochs, batch_size, seed, cache=mine)
             trainings.append(_Training(job, epochs, rate, shared.enter(mine.policy, rate)))
         flights = _Flights(num_samples, epochs, flight_seconds)
         _interleave(trainings, shared, flights, progress or (lambda: None))
@@ -147,24 +146,18 @@ class _Training:
         self.done: list[EpochResult] = []
         self._epochs = epochs
         self._steps: Generator[Step, None, EpochResult] | None = None
-        job.on_plan = self._publish
 
     def step(self) -> Step | None:
         """Serve the next batch; None when all epochs are over."""
         while len(self.done) < self._epochs:
             if self._steps is None:
-                self._steps = self.job.steps(len(self.done))
+                self._steps = self.job.steps()
             try:
                 return next(self._steps)
             except StopIteration as end:
                 self.done.append(end.value)
                 self._steps = None
         return None
-
-    def _publish(self, plan: Plan) -> None:
-        policy = self.job.cache.policy
-        if isinstance(policy, Merged):
-            policy.begin_plan(plan, len(plan))
 
 
 class _Shared:

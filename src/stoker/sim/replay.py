@@ -11,13 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stoker.epoch.batch import ServedBatch
+from stoker.epoch.controller import Controller, Opened
+from stoker.epoch.population import Population
+from stoker.epoch.ranks import LazyRanks, launched_ranks
+from stoker.epoch.settings import EpochSettings
 from stoker.errors import ConfigError
-from stoker.importance.base import Observation, as_scorer
+from stoker.importance.base import as_scorer
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe, as_recipe
-from stoker.sampler.base import as_sampler
+from stoker.sampler.base import Sampler, as_sampler
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
@@ -87,13 +92,13 @@ def replay(
         raise ConfigError(f"epochs={epochs}, batch_size={batch_size} are refused: give 1 or more")
     share = as_share(cache, lengths)
     told = as_losses(losses, num_samples, seed)
-    job = Job(chosen, lengths, share, told, epochs, batch_size, seed)
+    job = Job(chosen, lengths, share, told, epochs, batch_size, seed, accesses)
     if conditions is not None:
         job.keep_time(conditions)
     per_epoch = []
     with job.cache:
-        for epoch in range(epochs):
-            per_epoch.append(job.run(epoch, accesses))
+        for _ in range(epochs):
+            per_epoch.append(job.run())
             if progress is not None:
                 progress()
     return SimResult(chosen.name, num_samples, share, tuple(per_epoch))
@@ -140,10 +145,60 @@ class _Trace:
         return Plan(epoch, self._starts[epoch], ids, None, following)
 
 
+class _ReplayedSampler(Sampler):
+    """A recipe's sampler, or recorded accesses in its place.
+
+    Plans have no weights unless ``policy`` looks ahead: of 100 million samples, these take half a
+    gigabyte, and only expectations are read.
+    """
+
+    def __init__(self, own: Sampler, policy: Policy, accesses: _Trace | Visits | None) -> None:
+        self._own, self._policy, self._accesses = own, policy, accesses
+
+    @property
+    def uses_scores(self) -> bool:
+        """Whether the recipe's does."""
+        return self._own.uses_scores
+
+    @property
+    def longest(self) -> int:
+        """Accesses of the recipe's longest plan."""
+        return self._own.longest
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return the accesses of the recipe's plan, or of the record."""
+        if self._accesses is None:
+            return self._own.length_at(epoch, scores)
+        return len(self.plan(scores, epoch))
+
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Keep in ``scores`` what the recipe's sampler draws from."""
+        self._own.begin_epoch(scores, epoch)
+
+    def foresees(self, scores: Scores | None, epoch: int) -> bool:
+        """Whether the plan of ``epoch`` is known already."""
+        if self._accesses is None:
+            return self._own.foresees(scores, epoch)
+        return epoch < len(self._accesses)
+
+    def describe(self, scores: Scores | None, epoch: int) -> str:
+        """Return what the recipe's does in ``epoch``."""
+        return self._own.describe(scores, epoch)
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the accesses of ``epoch``."""
+        if self._accesses is None:
+            plan = self._own.plan(scores, epoch)
+        else:
+            plan = self._accesses.plan(epoch).followed_by(None)
+        return plan if self._policy.looks_ahead else plan.unweighted()
+
+
 class Job:
     """One training: plans, serves and scores its epochs one after the other.
 
-    ``cache``: that of another job beside it, or None for one of its own.
+    ``accesses``: those of each epoch, in place of the sampler's. ``cache``: that of another job
+    beside it, or None for one of its own.
     """
 
     def __init__(
@@ -155,43 +210,57 @@ class Job:
         epochs: int,
         batch_size: int,
         seed: int,
+        accesses: _Trace | Visits | None = None,
         cache: ReplayedCache | None = None,
     ) -> None:
+        count = len(sizes)
         self._sizes, self._losses = sizes, losses
-        self._epochs, self._batch_size = epochs, batch_size
-        self._scorer = as_scorer(recipe.scorer(len(sizes)))
-        sampler = recipe.sampler(
-            len(sizes), seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
+        self._batch_size, self._seed = batch_size, seed
+        own = recipe.sampler(
+            count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
-        self._sampler = as_sampler(sampler)
+        scorer = as_scorer(recipe.scorer(count))
         self.cache = cache or ReplayedCache(recipe, sizes, share, seed)
-        self._follows = self.cache.policy.follows_scores
-        self._is_scored = self._sampler.uses_scores or _reads_scores(self.cache.policy, recipe)
-        if self._is_scored and (unknown := self._scorer.needs - {"losses"}):
+        policy = self.cache.policy
+        sampler = _ReplayedSampler(as_sampler(own), policy, accesses)
+        self._knows_next = not sampler.uses_scores
+        self._is_scored = sampler.uses_scores or _reads_scores(policy, recipe)
+        if self._is_scored and (unknown := scorer.needs - {"losses"}):
             self.cache.close()
             raise ConfigError(
                 f"recipe {recipe.name!r} cannot be simulated: its scorer needs "
                 f"{', '.join(sorted(unknown))}, and a replay has losses only"
             )
-        self._scorer.cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
-        self._scores = Scores(len(sizes) if self._is_scored else 1)  # else nobody asks for them
-        self._step, self._seed = 0, seed
-        self._foreseen: Plan | None = None
+        scorer.cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
+        self._scores = Scores(count if self._is_scored else 1)  # else nobody asks for them
+        settings = EpochSettings(
+            seed=seed,
+            epochs=epochs,
+            batch_size=batch_size,
+            needs_scores=self._is_scored,
+            is_resumable=False,
+        )
+        self._controller = Controller(
+            settings,
+            Population(count),
+            lambda *_, **__: sampler,
+            policy,
+            self._scores,
+            scorer,
+            ranks=LazyRanks(0, 1, launched_ranks),
+        )
+        self._controller.open(Opened(self.cache))
         self._clock: Clock | None = None
-        self.on_plan: Callable[[Plan], None] = lambda plan: None
-        """Is told each plan before the cache is arranged for it."""
 
     def keep_time(self, conditions: Conditions) -> None:
         """Have the time of each epoch computed."""
-        self._clock = Clock(
-            conditions, self._sizes, knows_next=not self._sampler.uses_scores, seed=self._seed
-        )
+        self._clock = Clock(conditions, self._sizes, knows_next=self._knows_next, seed=self._seed)
 
-    def run(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
-        """Run one epoch; return what was counted."""
+    def run(self) -> EpochResult:
+        """Run the next epoch; return what was counted."""
         if self.cache.serves_runs:
-            return self._run_at_once(epoch, trace)
-        steps = self.steps(epoch, trace)
+            return self._run_at_once()
+        steps = self.steps()
         while True:
             try:
                 next(steps)
@@ -199,34 +268,39 @@ class Job:
                 result: EpochResult = end.value
                 return result
 
-    def steps(
-        self, epoch: int, trace: _Trace | Visits | None = None
-    ) -> Generator[Step, None, EpochResult]:
-        """Run one epoch, and yield each of its batches; return what was counted."""
-        plan, cache = self._begin(epoch, trace), self.cache
-        reads, tally, losses = cache.package_reads, Tally(epoch, self._sizes), _Mean()
-        for start in range(0, len(plan), self._batch_size):
-            places = np.arange(start, min(start + self._batch_size, len(plan)))
-            ids = plan.ids[start : start + self._batch_size]
-            served = cache.serve(ids, cache.policy.keys(ids, self._scores, plan, places))
+    def steps(self) -> Generator[Step, None, EpochResult]:
+        """Run the next epoch, and yield each of its batches; return what was counted."""
+        begun, cache = self._controller.begin({}, self._rescore), self.cache
+        assert begun.plan is not None
+        epoch, reads = begun.plan.epoch, cache.package_reads
+        tally, right = Tally(epoch, self._sizes), _Right()
+        for number, spec in enumerate(self._controller.batch_specs(begun)):
+            served = cache.serve(spec.ids, spec.keys)
             tally.add(served.ids, served.outcomes)
             if self._clock is not None:
                 self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
             if self._is_scored:
-                losses.add(self._observe(served.ids, epoch))
-            yield Step(plan, places, served)
-        return self._end(tally, losses, cache.package_reads - reads)
+                batch = ServedBatch(number, epoch, served.ids, served.outcomes, spec.positions)
+                losses = self._losses(served.ids, epoch)
+                self._controller.receive(batch)
+                self._controller.observe({"losses": losses})
+                right.add(losses)
+            yield Step(begun.plan, spec.positions, served)
+        return self._end(tally, right, cache.package_reads - reads)
 
-    def _run_at_once(self, epoch: int, trace: _Trace | Visits | None) -> EpochResult:
-        """Run one epoch in runs of batches: what :meth:`steps` does, where no sample stands in.
+    def _run_at_once(self) -> EpochResult:
+        """Run the next epoch in runs of batches: what :meth:`steps` does, where none stands in.
 
         What is served is what the plan says, so that scores do not depend on what is cached.
         """
-        tally, losses = Tally(epoch, self._sizes), _Mean()
-        self._serve_plan(self._begin(epoch, trace), tally, losses)
-        return self._end(tally, losses, 0)
+        plan = self._controller.begin({}, self._rescore).plan
+        assert plan is not None
+        tally, right = Tally(plan.epoch, self._sizes), _Right()
+        self._serve_plan(plan, tally, right)
+        del plan  # before the next one is made
+        return self._end(tally, right, 0)
 
-    def _serve_plan(self, plan: Plan, tally: Tally, losses: _Mean) -> None:
+    def _serve_plan(self, plan: Plan, tally: Tally, right: _Right) -> None:
         """Serve a plan, which nobody needs afterwards.
 
         A thread walks the cache through a run while the next one is scored here, and the one before
@@ -239,7 +313,7 @@ class Job:
                 places = np.arange(start, min(start + span, len(plan)))
                 ids = plan.ids[start : start + span]
                 if self._is_scored:
-                    keys, after = self._score_run(ids, plan, places, losses)
+                    keys, after = self._score_run(ids, plan, places, right)
                 else:
                     keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
                 outcomes = thread.submit(self.cache.serve_run, ids, keys, after, self._batch_size)
@@ -255,76 +329,33 @@ class Job:
             self._clock.add_run(ids, outcomes.result(), self._batch_size)
 
     def _score_run(
-        self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], seen: _Mean
+        self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], right: _Right
     ) -> tuple[Keys, Keys]:
         """Score a run of batches; return their keys before, and after if they follow scores."""
-        policy, batch = self.cache.policy, self._batch_size
+        policy, batch, observer = self.cache.policy, self._batch_size, self._controller.observer
         keys = None if policy.natural_keys else np.empty(len(ids))
-        after = np.empty(len(ids)) if self._follows else None
+        after = np.empty(len(ids)) if self.cache.follows_scores else None
         losses = self._losses(ids, plan.epoch)
         for start in range(0, len(ids), batch):
             part = slice(start, start + batch)
             if keys is not None:
                 keys[part] = policy.keys(ids[part], self._scores, plan, places[part])
-            self._score(ids[part], plan.epoch, losses[part])
-            self._step += 1
+            observer.score(ids[part], plan.epoch, {"losses": losses[part]})
             if after is not None:
                 after[part] = policy.keys(ids[part], self._scores, plan, None)
-        seen.add(losses)
+        observer.add_losses(losses)
+        right.add(losses)
         return keys, after
 
-    def _begin(self, epoch: int, trace: _Trace | Visits | None) -> Plan:
-        """Plan an epoch and arrange the cache for it."""
-        scores = self._settle(epoch)
-        plan = self._plan(scores, epoch) if trace is None else trace.plan(epoch)
-        self.on_plan(plan)
-        if not self.cache.policy.looks_ahead:
-            plan = plan.unweighted()  # of 100 million samples, they take half a gigabyte
-        self.cache.begin_epoch(scores, plan, self._epochs)
-        return plan
-
-    def _end(self, tally: Tally, losses: _Mean, package_reads: int) -> EpochResult:
+    def _end(self, tally: Tally, right: _Right, package_reads: int) -> EpochResult:
         """Write down what is known of an epoch; return what was counted."""
-        self.cache.end_epoch()
-        if losses.count:
-            self._scores.record_epoch(tally.epoch, accuracy=losses.accuracy, loss=losses.loss)
+        self._controller.end(right.accuracy)
         time = None if self._clock is None else self._clock.end_epoch()
         return tally.result(package_reads, time)
 
-    def _settle(self, epoch: int) -> Scores:
-        """Return the scores that the epoch is planned by, after what is scored anew.
-
-        No snapshot: nobody scores before the cache is arranged.
-        """
-        if not self._is_scored:
-            return self._scores
-        self._scorer.begin_epoch(self._scores, epoch)
-        if len(volatile := self._scorer.volatile):
-            self._score(volatile, epoch, self._losses(volatile, epoch))
-        self._sampler.begin_epoch(self._scores, epoch)
-        return self._scores
-
-    def _plan(self, scores: Scores, epoch: int) -> Plan:
-        """Return the plan of the epoch, which knows the next one where the policy looks ahead."""
-        plan, self._foreseen = self._foreseen, None
-        if plan is None or plan.epoch != epoch:
-            plan = self._sampler.plan(scores, epoch)
-        if not self.cache.policy.looks_ahead or not self._sampler.foresees(scores, epoch + 1):
-            return plan
-        self._foreseen = self._sampler.plan(scores, epoch + 1)
-        return plan.followed_by(self._foreseen)
-
-    def _observe(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
-        """Score a batch that was served as its step would; return its losses."""
-        losses = self._losses(ids, epoch)
-        self._score(ids, epoch, losses)
-        self._step += 1
-        if self._follows:
-            self.cache.follow(ids, self._scorer.neighbours, self._scores)
-        return losses
-
-    def _score(self, ids: NDArray[np.uint32], epoch: int, losses: NDArray[np.float64]) -> None:
-        self._scorer.update(self._scores, Observation(ids, self._step, epoch, losses=losses))
+    def _rescore(self, ids: NDArray[np.uint32], epoch: int) -> None:
+        """Score samples again by the losses that they have as the epoch begins."""
+        self._controller.observer.rescore(ids, epoch, {"losses": self._losses(ids, epoch)})
 
 
 def _reads_scores(policy: Policy, recipe: Recipe) -> bool:
@@ -333,25 +364,20 @@ def _reads_scores(policy: Policy, recipe: Recipe) -> bool:
     return by_scores or policy.has_places or recipe.shares is not None
 
 
-class _Mean:
-    """Mean loss of an epoch, and the accuracy that goes with it."""
+class _Right:
+    """How often a model with such losses is right, over an epoch."""
 
     def __init__(self) -> None:
-        self.count, self._loss, self._right = 0, 0.0, 0.0
+        self._count, self._right = 0, 0.0
 
     def add(self, losses: NDArray[np.float64]) -> None:
-        self.count += len(losses)
-        self._loss += float(losses.sum())
+        self._count += len(losses)
         self._right += float(np.exp(-losses).sum())
 
     @property
-    def loss(self) -> float:
-        return self._loss / self.count
-
-    @property
     def accuracy(self) -> float:
-        """Mean probability of the right class, e^-loss for cross entropy."""
-        return self._right / self.count
+        """Mean probability of the right class, e^-loss for cross entropy; NaN without losses."""
+        return self._right / self._count if self._count else math.nan
 
 
 def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:

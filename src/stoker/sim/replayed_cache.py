@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packaging
+from stoker.epoch.epoch_cache import EpochCache
 from stoker.importance.base import Neighbours
+from stoker.jobs.merged import Merged
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
@@ -35,7 +37,7 @@ Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
 
 
-class ReplayedCache:
+class ReplayedCache(EpochCache):
     """What the Loader builds around a recipe's policy, in one process and without storage.
 
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
@@ -58,6 +60,7 @@ class ReplayedCache:
     ) -> None:
         self.policy = wrap(recipe.policy.for_sizes(sizes))
         """The policy, told the sizes of the samples if it asks for them."""
+        self._follows = self.policy.follows_scores
         self._arranges = beside is None
         self._regions = self.policy.regions()
         self._names = [region.name for region in self._regions]
@@ -81,8 +84,23 @@ class ReplayedCache:
 
     # --- epochs ---
 
-    def begin_epoch(self, scores: Scores, plan: Plan, epochs: int) -> None:
-        """Arrange the cache for ``plan``, made from ``scores``; there are ``epochs`` in all."""
+    @property
+    def follows_scores(self) -> bool:
+        """Whether the policy's keys changed with scores when this job was alone."""
+        return self._follows
+
+    def begin_epoch(
+        self,
+        scores: Scores,
+        plan: Plan,
+        whole: Plan,
+        epochs: int | None,
+        earlier: NDArray[np.uint32],
+        are_here: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Arrange the cache for a whole epoch of one rank, which is ``plan``."""
+        if isinstance(self.policy, Merged):
+            self.policy.begin_plan(plan, len(plan))
         self._plan = plan
         store = self._store
         wanted = None
