@@ -3,7 +3,7 @@
 Each seed trains the same network from the same start with each sample once an epoch, and with
 ``repeat`` 2 and 4; an ablation leaves out the annealed end. What counts is the difference to the
 uniform training of the same seed, on all images that were not trained on: with 10,000 of them the
-standard error of one difference would be half a point, by chance in the images alone. Goes on where
+standard error of one difference would be half a point, by chance in the images alone. Resumes where
 it was stopped, and may run several times at once, one call a processor. Training is live, through
 the Loader with a cache of 20 %, so the hits are those of the accuracy beside them.
 

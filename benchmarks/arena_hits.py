@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def best_memcpy(figures: dict[str, list[float]]) -> list[float]:
-    """Return, round by round, the faster of the two ways to copy: nobody beats the better one."""
+    """Return, round by round, the faster of the two ways to copy: no cache beats the better one."""
     return [
         min(pair) for pair in zip(figures["memcpy"], figures["memcpy, new memory"], strict=True)
     ]

@@ -27,7 +27,7 @@ class Column(IntEnum):
     WRONG_BYTES = 4
     WRONG_LABELS = 5
     GONE = 6  # set by the campaign when the process has ended
-    LAST_EPOCH = 7  # set by the campaign on row 0: end after this epoch; -1: go on
+    LAST_EPOCH = 7  # set by the campaign on row 0: end after this epoch; -1: continue
     JOINED = 9  # is up: faults before that would test torch, or Python
     SOURCE_FAULTS = 8  # faults that the source injected
 

@@ -202,7 +202,7 @@ class Faults:
         return True
 
     def stop(self, ranks: dict[int, int]) -> bool:
-        """Stop any process, and let it go on later."""
+        """Stop any process, and continue it later."""
         victims = [p for p in processes(ranks) if p.pid not in self.stopped]
         if not victims:
             return False

@@ -251,7 +251,7 @@ class Job:
 
 
 class RankGone(Exception):
-    """Training cannot go on, as another rank has ended."""
+    """Training cannot continue, as another rank has ended."""
 
 
 def checkpoint(root: Path, incarnation: int, rank: int, step: int) -> Path:

@@ -142,7 +142,7 @@ def flight(report: Report, args: argparse.Namespace, folder: Path) -> None:
         rng = np.random.default_rng((jobs, ranks, cache))
         samples = [rng.bytes(2_000) for _ in range(count)]
         source = SlowSource(MemorySource(samples), latency=0.005)
-        # Nobody is to be through before the others have begun.
+        # No process may finish before the others have begun.
         together = multiprocessing.get_context("spawn").Barrier(jobs * ranks, timeout=300)
         running = [
             Running(walk, (source, rank, ranks, job, cache, together))

@@ -72,7 +72,7 @@ def against_torch(report: Report, args: argparse.Namespace, place: Files) -> Non
 
 
 def without_need_to_stall(report: Report, args: argparse.Namespace, root: Path, far: Path) -> None:
-    """Computing slower than the storage can give the misses, nobody need wait.
+    """Computing slower than the storage can give the misses, so nothing need wait.
 
     What torch takes to hand batches over stands beside it: its loader, with all samples in memory.
     """

@@ -2,7 +2,7 @@
 
 The data set has that many samples but no bytes worth speaking of: what is measured is everything
 that grows with the number of ids. A worker's private memory is what belongs to it alone while it
-serves batches. A worker started by spawn loads torch anew, whoever started it, so that its target
+serves batches. A worker started by spawn loads torch again, so its target
 is what comes on top of a plain torch worker over the same number of ids.
 """
 

@@ -4,8 +4,8 @@ Trains every recipe's sampler once a seed through the Loader, writes down what w
 scored, and serves that record through each recipe's cache at eight sizes: the production code, only
 the model is missing. Some points are confirmed by training with that cache. Results lie in
 ``--output``, one JSON file each, and only missing ones are run: stop and start again as you like,
-also several times at once, one call a processor: a result is made by whoever locks it first. Seed
-after seed, so that tables can be printed early (``--report``).
+also several times at once, one call per processor (the first to lock a result makes it). Seed after
+seed, so that tables can be printed early (``--report``).
 
 The default (ResNet-20, 4,000 images, 10 epochs, 3 seeds) takes about two hours of two cores.
 """

@@ -33,7 +33,7 @@ class Update:
 
     epoch: int
     is_aside: bool
-    """Whether the batch was none of training's: scored anew before the epoch."""
+    """Whether the batch was not training's, but rescored before the epoch."""
     ids: Ids
     values: NDArray[np.float64]
     neighbours: Neighbours | None = None
@@ -142,7 +142,7 @@ class Recorder:
     def __init__(self, scorer: Scorer, record: Record) -> None:
         self._scorer, self._record = scorer, record
         self.is_training = False
-        """Whether what is observed comes from training, not from scoring anew."""
+        """Whether what is observed comes from training, not from rescoring."""
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -174,8 +174,8 @@ class Recorder:
 class Player:
     """A scorer that gives out the scores of a record, whatever it is shown.
 
-    Which samples are volatile is found anew from those scores, since how many there are depends on
-    the cache; scored anew, as far as the record has it, are those of the training.
+    Which samples are volatile is determined again from those scores, since their number depends on
+    the cache; rescored, as far as the record has it, are those of the training.
     """
 
     needs: frozenset[Signal] = frozenset({"losses"})
@@ -203,10 +203,10 @@ class Player:
         self.neighbours = update.neighbours
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Say what the recorded scorer said, and ask for what was scored anew then."""
+        """Say what the recorded scorer said, and ask for what was rescored then."""
         if self._hybrid is not None:
             self._hybrid.begin_epoch(scores, epoch)
-        if self._record.ready:  # nothing is said where nobody looks at scores
+        if self._record.ready:  # nothing is said where scores are not used
             scores.ready = self._record.ready[epoch]
         aside = [u.ids for u in self._record.updates if u.epoch == epoch and u.is_aside]
         self.volatile = np.concatenate([self.volatile[:0], *aside])

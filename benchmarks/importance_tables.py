@@ -178,10 +178,10 @@ def _live(trained: list[Found], replayed: list[Found], about: str, smoke: bool) 
                 },
             )
     report.remarks = [
-        "Where samples stand in for others, training goes another way than the record, which was "
-        "made without: scores and visits differ from the replay, not the rules.",
+        "Where samples substitute for others, training diverges from the record, which was made "
+        "without substitution: scores and visits differ from the replay, the rules do not.",
         f"At {LIVE_AT:.0%} the first seed only. ImPACT's record is that of {TRAINED_AT:.0%}: at "
-        "other sizes its volatile samples are found anew, and more of them have no fresh score.",
+        "other sizes its volatile samples are determined again, and more lack a fresh score.",
     ]
     return report
 
@@ -238,8 +238,8 @@ def _precision(trained: list[Found], about: str, smoke: bool) -> Report:
             )
     report.remarks = [
         "Which part of the top by the scores that a plan was made from is the top by the losses "
-        f"of all samples at that moment, in the last {LATE} epochs. Hybrid scores a twentieth of "
-        "the samples anew (a quarter of a cache for a fifth); both train on about as many."
+        f"of all samples at that moment, in the last {LATE} epochs. Hybrid rescores a twentieth "
+        "of the samples (a quarter of a cache for a fifth); both train on about as many."
     ]
     return report
 

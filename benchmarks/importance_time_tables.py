@@ -123,8 +123,8 @@ def _by_epoch(by_name: dict[str, list[Found]], about: str, args: argparse.Namesp
         )
     report.remarks = [
         f"Means over the last {LATE} epochs of each seed. speed: default's time over its own, "
-        "median and range over seeds. visits: accesses to those of a full epoch. reads: of single "
-        "samples from the storage, an epoch, also to build packages and, at most, to score anew. "
+        "median and range over seeds. visits: accesses relative to a full epoch. reads: single "
+        "samples read in an epoch, including those for packages and, at most, for rescoring. "
         "limit_s: reads at the storage's rate, or the oracle's time for as many visits, whichever "
         "is more. scoring, rescoring: share of the time in observe(), and between epochs.",
         "The oracle has everything cached before it begins: its time is that of computing.",
@@ -169,8 +169,8 @@ def _to_accuracy(by_name: dict[str, list[Found]], about: str, args: argparse.Nam
     report.remarks = [
         f"The accuracy that uniform epochs (default) end with, less {args.margin:g} points; "
         f"looked at after each epoch on {args.test_samples} images, which is not timed. "
-        "seconds: of the seeds that reach it. The learning rate falls over all epochs, so that "
-        "nearly all of them are needed by whoever reaches it.",
+        "seconds: of the seeds that reach it. The learning rate falls over all epochs, so a "
+        "recipe that reaches it needs nearly all of them.",
     ]
     if args.foresight:
         best = _judge(report, speeds)

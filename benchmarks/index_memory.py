@@ -1,7 +1,7 @@
 """Memory, recall and time of the neighbour index that graph scores search, at a million vectors.
 
 Vectors come batch by batch, in classes that overlap; then a quarter of them move within their
-classes, which has the graph built anew. Memory is what this process grows by: its private pages
+classes, after which the graph is rebuilt. Memory is what this process grows by: its private pages
 now, and its resident ones at most so far.
 """
 

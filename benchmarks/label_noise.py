@@ -3,7 +3,7 @@
 Each seed trains the same small network from the same start with each recipe, through the Loader
 with a cache of 20 %; the wrong labels are drawn once a seed. Held-out images, which are all that
 were not trained on, keep their true labels. ``wrong`` is how often an epoch visits samples with a
-wrong label, to how often uniform epochs do. Goes on where it was stopped, and may run several times
+wrong label, to how often uniform epochs do. Resumes where it was stopped, and may run several times
 at once, one call a processor.
 
 The default (5,000 images, 12 epochs, 3 seeds) takes half an hour of one processor.

@@ -258,7 +258,7 @@ def free_port() -> int:
 
 
 def wait_for(host: str, port: int) -> None:
-    """Wait until somebody listens."""
+    """Wait until a server listens."""
     for _ in range(400):
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return

@@ -3,7 +3,7 @@
 Options are passed on: ``--smoke`` and ``--json`` to all of them. ``--data DIR`` (a folder of class
 folders, or one with those in train/ and test/; CIFAR-10 for the published numbers) goes to those
 that read images. With ``--output DIR`` each table is written to a file there, plots beside them,
-and what is there already is not done again; so are the trainings that take hours, which go on where
+and existing tables are not made again. So are the trainings that take hours, which resume where
 they were stopped and run only with it, or tiny with ``--smoke``. Ends with status 1 when one of
 them failed; a target that is not met is printed and is no failure.
 """

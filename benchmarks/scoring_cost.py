@@ -7,7 +7,7 @@ data set to search, once in the training thread and once beside the backward pas
 what the step grows by. Images are random: only time is measured.
 
 Then ImPACT trains through the Loader from memory, and its seconds between epochs, in which samples
-are scored anew, are held against those of the whole epochs after its warm-up.
+are rescored, are compared with those of the whole epochs after its warm-up.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ WARM_UP, CYCLES = 2, 2
 
 
 def _between_epochs(args: argparse.Namespace) -> Report:
-    """Return what ImPACT's scoring anew takes of the training."""
+    """Return the share of training time that ImPACT's rescoring takes."""
     samples, batch = (200, 16) if args.smoke else (4_000, args.batch)
     images = load(args.data, samples, 100)
     report = Report(f"ImPACT's evaluation, {len(images)} images in memory, small CNN", args.smoke)
@@ -128,16 +128,16 @@ def _between_epochs(args: argparse.Namespace) -> Report:
             evaluation=evaluation,
             **{
                 "s an epoch": seconds / (3 * CYCLES),
-                "scored anew an epoch": spent.rescored // (3 * CYCLES),
+                "rescored an epoch": spent.rescored // (3 * CYCLES),
                 "s for it": spent.rescoring_seconds / (3 * CYCLES),
                 "% of the time": share,
             },
         )
         if evaluation == "hybrid":
-            report.target("scoring anew, hybrid", share, 6, "% of the time")
+            report.target("rescoring, hybrid", share, 6, "% of the time")
     report.remarks = [
-        "Of a cache of 20 % a quarter is for volatile samples: a twentieth of all is scored anew. "
-        "Samples are read and decoded by the training process, for both."
+        "A quarter of a cache of 20 % is for volatile samples, so a twentieth of all is rescored. "
+        "For both, the training process reads and decodes the samples."
     ]
     return report
 

@@ -62,7 +62,7 @@ def in_turns(place: Files, epochs: int, number: int) -> dict[str, Any]:
     step = _small_cnn()
     reordered = Files(place.paths[::-1])  # or both would be jobs that share one cache
     samples = InMemory(place.open().read(range(len(place.paths))), decode_image)
-    for _ in range(8):  # or whoever begins would pay for it
+    for _ in range(8):  # or the first one would pay for it
         step(images_of([decode_image(Path(path).read_bytes()) for path in place.paths[:128]])[0])
     with contextlib.ExitStack() as stack:
 

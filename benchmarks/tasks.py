@@ -1,4 +1,4 @@
-"""Results made once each: a long benchmark stops and goes on, also several times at once."""
+"""Results made once each: a long benchmark can stop and resume, also several times at once."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def run(command: list[str], counts: Counts) -> Run:
         assert process.stdout
         for line in process.stdout:
             if match := _LINE.match(line):
-                time.sleep(0.2)  # what was read ahead for nobody counts too
+                time.sleep(0.2)  # what was read ahead for no program counts too
                 now = counts.asked()
                 asked.append(now.since(before))
                 before = now

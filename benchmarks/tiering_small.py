@@ -171,7 +171,7 @@ def passes(command: list[str], told: Path | None, count: int, counts: Counts | N
                 time.sleep(0.1)
             settled = settled or time.monotonic() - began
             asked.append(counts.asked().operations if counts else 0)
-            process.stdin.write("go on\n")
+            process.stdin.write("continue\n")
             process.stdin.flush()
     assert process.returncode == 0 and all(len(times) == count for times in took)
     report = json.loads(told.read_text()) if told else {}

@@ -3,7 +3,7 @@
     python examples/ray_train.py /mnt/nfs/train --workers 4 --storage /mnt/nfs/runs
 
 Ray starts one process per worker and joins them by torch.distributed, so the Loader finds ranks
-and nodes by itself. When a worker fails, all are started again, also on other nodes, and go on
+and nodes by itself. When a worker fails, all are restarted, also on other nodes, and resume
 from the latest checkpoint at the exact sample. Needs ``pip install "ray[train]"`` (2.60).
 """
 
@@ -66,7 +66,7 @@ def train(config):
 def report(loss, epoch, network, loader):
     """Tell Ray how it goes, with a checkpoint of rank 0; all ranks call it at the same step.
 
-    ``epoch`` is the one to go on with.
+    ``epoch`` is the one to resume with.
     """
     metrics = {"loss": loss, "epoch": epoch, "hit_ratio": loader.stats.hit_ratio}
     with tempfile.TemporaryDirectory() as folder:

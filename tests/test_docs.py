@@ -95,6 +95,8 @@ def parts() -> dict[str, list[Path]]:
     folders = {path.name: path for path in source.iterdir() if (path / "__init__.py").exists()}
     files = {name: [*path.rglob("*.py")] for name, path in folders.items() if name not in NOT_YET}
     files["stoker"] = [*source.glob("*.py"), *source.glob("*.pyi")]
+    for name in ("benchmarks", "examples"):
+        files[name] = [*(ROOT / name).rglob("*.py")]
     for name in ("bindings", "native", "shim"):
         found = (ROOT / name).rglob("*")
         files[name] = [path for path in found if path.suffix in (".cpp", ".h", ".c", ".md")]
