@@ -48,7 +48,7 @@ def _shade_by_code(cache: float) -> Recipe:
 
 TRAININGS = {
     "uniform": Training(_of("minio")),
-    "base": Training(_of("base"), flipped=False),
+    "base": Training(_of("base_cis"), flipped=False),
     "quiver": Training(_of("quiver"), flipped=False),
     "shade": Training(_of("shade")),
     "shade x3": Training(_shade_by_code),

@@ -43,7 +43,7 @@ TIMED = {
     "foresight, repeat 4, group .25": Timed(_of("foresight", repeat=4, group=0.25)),
     "foresight, repeat 8, group .2": Timed(_of("foresight", repeat=8, group=0.2)),
     "foresight, importance, repeat 4": Timed(_of("foresight", importance=True, repeat=4)),
-    "base": Timed(_of("base")),
+    "base": Timed(_of("base_cis")),
     "ilfu": Timed(_of("ilfu", **_ICACHE)),
     "shade": Timed(_of("shade")),
     "shade x3": Timed(_of("shade", repetition=3, important=CACHE)),

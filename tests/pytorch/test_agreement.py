@@ -53,7 +53,7 @@ def test_s9_shade_without_accuracy_says_once_what_to_call() -> None:
         ("shade", [0.1, 0.2, None, 0.3]),
         (recipes.shade(repetition=3), [None] * 3),
         (recipes.shade(low=2, high=2), [None] * 3),
-        ("base", [None] * 3),
+        ("base_cis", [None] * 3),
     ],
 )
 def test_s9_nothing_is_said_where_nothing_is_missing(recipe: Any, accuracies: list[Any]) -> None:

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ilfu": {"warm_up": 1},
 }
 WITH_REPLACEMENT = {"shade", "spidercache"}
-NAMES = ["shade", "icache", "impact", "spidercache", "ilfu", "infobatch", "base", "quiver"]
+NAMES = ["shade", "icache", "impact", "spidercache", "ilfu", "infobatch", "base_cis", "quiver"]
 
 
 def recipe_of(name: str, **more: Any) -> Any:
@@ -84,7 +84,7 @@ def check_even(name: str, served: np.ndarray[Any, Any]) -> None:
         counts = served[:, first].sum(), served[:, ~first].sum()
         # Of draws with replacement, whose spread is the largest.
         assert abs(counts[0] - counts[1]) < 5 * np.sqrt(served.sum())
-    if name in ("base", "quiver"):
+    if name in ("base_cis", "quiver"):
         assert (served == 1).all()
 
 
@@ -146,7 +146,7 @@ def test_one_class_only(name: str) -> None:
 def test_a_loop_that_never_calls_observe(name: str) -> None:
     served, told, _ = run(name, None)
     assert (served == 1).all(), "uniform epochs"
-    expected = 0 if name in ("base", "quiver") else 1
+    expected = 0 if name in ("base_cis", "quiver") else 1
     assert sum("100 batches came without" in message for message in told) == expected
 
 

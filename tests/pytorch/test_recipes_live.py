@@ -59,7 +59,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "impact": {"package_bytes": 512},
     "foresight": {"importance": True, "repeat": 3},
 }
-NAMES = ["shade", "icache", "impact", "spidercache", "quiver", "base", "ilfu", "infobatch"]
+NAMES = ["shade", "icache", "impact", "spidercache", "quiver", "base_cis", "ilfu", "infobatch"]
 NAMES += ["foresight"]
 
 

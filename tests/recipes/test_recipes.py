@@ -13,7 +13,9 @@ from stoker.recipes import Recipe
 
 
 def test_names_are_sorted_and_complete():
-    known = "base belady fifo foresight icache ilfu impact infobatch lfu lru minio oracle quiver"
+    known = (
+        "base_cis belady fifo foresight icache ilfu impact infobatch lfu lru minio oracle quiver"
+    )
     known += " random s3fifo shade sieve spidercache"
     assert recipes.names() == known.split()
 
@@ -31,7 +33,9 @@ def test_each_recipe_is_a_picklable_value_under_its_own_name(name):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'lruu' is not known: use one of base, belady, fifo"):
+    with pytest.raises(
+        ConfigError, match=r"'lruu' is not known: use one of base_cis, belady, fifo"
+    ):
         recipes.get("lruu")
 
 

@@ -144,7 +144,7 @@ class Scorer(ABC):
         Called before the first epoch.
         """
 
-    # --- beside training ---
+    # --- while training ---
 
     @property
     def neighbours(self) -> Neighbours | None:

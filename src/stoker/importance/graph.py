@@ -107,7 +107,7 @@ class Graph(Scorer):
             self.use_index(index)
 
     def use_index(self, index: MakeIndex) -> None:
-        """Search with another index from now on, say one on an accelerator."""
+        """Search with another index from now on, such as one on an accelerator."""
         self._make_index = index
         self._index.close()
         self._index = index(self._table)
@@ -134,7 +134,7 @@ class Graph(Scorer):
         scores.update(shown, values[back[::-1]], observation.step)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Measure the recall of the index; a low one is warned of (RuntimeWarning)."""
+        """Measure the recall of the index; warns if it is low (RuntimeWarning)."""
         if epoch == self._measured_at:
             return
         self._measured_at = epoch

@@ -91,7 +91,7 @@ class Hybrid(Scorer):
         self._of.update(scores, observation)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
-        """Take the ranks of the epoch that is over into account; see the class.
+        """Take the ranks of the last epoch into account; see the class.
 
         Raises ConfigError for another number of samples, or if ``cache_samples`` is not known.
         """
@@ -117,7 +117,7 @@ class Hybrid(Scorer):
         self._passes += 1
 
     def _holds_still(self) -> bool:
-        """Choose S'_t, and say whether it is S'_{t-1} but for a few."""
+        """Choose S'_t, and return whether nearly all of it is in S'_{t-1}."""
         if self._passes < 2:
             return False
         before, size = self._candidates, self._size()

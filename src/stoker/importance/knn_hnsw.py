@@ -99,7 +99,7 @@ class HnswIndex:
         return share
 
     def wait(self) -> None:
-        """Return when no rebuild is under way; one that was has taken its place."""
+        """Wait until a rebuild under way, if any, has replaced the graph."""
         if self._build is not None:
             self._build.join()
             self._swap(self._build)
@@ -130,7 +130,7 @@ class HnswIndex:
             self._build = _Build(self._empty_graph(), self._table)
 
     def _swap(self, build: _Build) -> None:
-        """Put the new graph in the place of the old one, with what came while it was built.
+        """Replace the old graph by the new one, and add rows that came while it was built.
 
         If it could not be built the old one stays, until as many rows have changed again.
         """

@@ -1,4 +1,4 @@
-"""Cache policies: who stays, as regions with an order, an admission rule and a pop rule."""
+"""Eviction policies: regions with an order, an admission rule and a pop rule."""
 
 from stoker.policy.base import Policy, Region
 from stoker.policy.baselines import FIFO, LFU, LRU, S3FIFO, MinIO, Random, Sieve

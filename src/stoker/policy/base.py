@@ -1,4 +1,4 @@
-"""What a cache policy is: named regions with an order, an admission rule and a pop rule."""
+"""What an eviction policy is: named regions with an order, an admission rule and a pop rule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Region:
     ties: bool = True
     """With ``beats_victims``: a newcomer whose key equals its victim's is admitted."""
     pop: Pop = "evict"
-    """What happens to the smallest key: it leaves (``evict``), a uniformly chosen one leaves
+    """What happens to the smallest key: it is evicted (``evict``), a uniformly chosen one is
     (``random``), visited ones get another round (``sieve``) or go to the back of the queue
     (``second_chance``), or visited ones move to another region (``promote``)."""
     visits: int = 0
@@ -98,7 +98,7 @@ class Region:
 
 
 class Policy(ABC):
-    """Says who stays in the cache; owns no clock, thread, file or socket.
+    """Decides what is evicted from the cache; owns no clock, thread, file or socket.
 
     The same object serves training and the simulator. Implementations keep no mutable state, so
     they may be shared between threads and pickled to other processes. A policy has a ``name``,
@@ -153,7 +153,7 @@ class Policy(ABC):
         plan: Plan | None,
         position: NDArray[np.int64] | None,
     ) -> NDArray[np.float64] | None:
-        """Return f64[n], one key per id of ``ids`` u32[n]; the smallest key leaves first.
+        """Return f64[n], one key per id of ``ids`` u32[n]; the smallest key is evicted first.
 
         ``position`` i64[n]: places in ``plan`` of the accesses after which the keys hold; None:
         they hold from the start of the plan on, before any access. Asked in the training process,

@@ -22,7 +22,7 @@ class FIFO(NaturalOrder):
 
 @dataclass(frozen=True)
 class LFU(NaturalOrder):
-    """Key: the count of accesses while cached; among equals the least recently used leaves.
+    """Key: the count of accesses while cached; ties evict the least recently used.
 
     This is in-cache LFU: an evicted sample that comes back starts at one again.
     """
@@ -47,7 +47,7 @@ class LRU(NaturalOrder):
 
 @dataclass(frozen=True)
 class MinIO(NaturalOrder):
-    """Samples enter while there is room, and none leaves.
+    """Samples enter while there is room, and none is evicted.
 
     Under uniform sampling, each sample once an epoch, its byte hit ratio is the share of the data
     set's bytes that fit, which no policy beats (Mohan et al., "Analyzing and Mitigating Data
@@ -77,7 +77,7 @@ class S3FIFO(NaturalOrder):
     """Newcomers enter a small queue; those hit there, or lately evicted from it, enter main.
 
     Main is a queue in which hit samples go to the back, up to three times. An empty cache fills
-    both queues before anything leaves, as the authors' libcachesim does. From Yang et al.,
+    both queues before anything is evicted, as the authors' libcachesim does. From Yang et al.,
     "FIFO Queues are All You Need for Cache Eviction", SOSP 2023. A sample larger than the small
     queue is not cached. Raises :class:`~stoker.errors.ConfigError` for shares or visits out of
     range.

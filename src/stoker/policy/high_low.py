@@ -87,7 +87,7 @@ class HighLow(Policy):
 
 @dataclass(frozen=True)
 class StaticSet(Policy):
-    """The cache of ImPACT: H and L as in iCache, and beside them the set S (TC 2025).
+    """The cache of ImPACT: H and L as in iCache, and the set S (TC 2025).
 
     S are the samples whose rank varies most, ``scores.volatile``; they stay cached, because they
     are scored again before each epoch. While the scorer warms up (``scores.ready`` is False) the

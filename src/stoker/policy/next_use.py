@@ -1,4 +1,4 @@
-"""Next use: the plan is known, so the sample that is needed latest leaves first."""
+"""Next use: the plan is known, so the sample that is needed latest is evicted first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NextUse(Policy):
     looks_ahead: ClassVar[bool] = True
 
     request_bytes: float = 0.0
-    """Cost of a request beside its bytes, in bytes, 0 or more."""
+    """Cost of a request in addition to its bytes, in bytes, 0 or more."""
     sizes: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     """``i64[N]``, bytes of each sample; needed with ``request_bytes``, given by the loader."""
 

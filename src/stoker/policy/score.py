@@ -1,4 +1,4 @@
-"""Importance: the sample with the lowest score leaves first."""
+"""Importance: the sample with the lowest score is evicted first."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Score(Policy):
 
     While there is room every sample enters. When the cache is full, a sample that was missed
     enters only if it was seen before (the paper's ghost cache; here the table of scores) and its
-    score is no less than the smallest cached one, which leaves. Scores in the logarithm of a
-    rank tie all the time, and ties enter. A score that changes moves the key at once.
+    score is no less than the smallest cached one, which is evicted. Scores in the logarithm of a
+    rank often tie, and ties enter. A score that changes moves the key at once.
 
     Among samples with equal scores the paper evicts the one accessed less; its queue entries are
     <importance, frequency>. Here a fixed order decides that is unrelated to the ids

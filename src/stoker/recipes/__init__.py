@@ -26,7 +26,7 @@ from stoker.recipes.baselines import (
     s3fifo,
     sieve,
 )
-from stoker.recipes.contrib import base, ilfu, infobatch, quiver
+from stoker.recipes.contrib import base_cis, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.impact import impact
@@ -35,7 +35,7 @@ from stoker.recipes.spidercache import spidercache
 
 __all__ = [
     "Recipe",
-    "base",
+    "base_cis",
     "belady",
     "fifo",
     "foresight",
@@ -60,7 +60,7 @@ __all__ = [
 _PAGES: dict[str, Callable[..., Recipe]] = {
     page.__name__: page
     for page in (
-        base,
+        base_cis,
         belady,
         fifo,
         foresight,

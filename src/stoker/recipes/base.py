@@ -67,7 +67,7 @@ class Recipe:
     description: str
     """One line for tables and ``--help``."""
     policy: Policy
-    """Who stays in the cache."""
+    """What is evicted from the cache."""
     sampler: SamplerFactory = uniform
     """Which samples are visited, and in which order."""
     scorer: Callable[[int], Scorer] = loss_history

@@ -13,11 +13,11 @@ def belady(request_bytes: float = 0.0) -> Recipe:
     """Return uniform sampling over a cache that evicts by next use, from the seeded plan.
 
     The plan reaches one epoch ahead. In bytes no policy hits more than the cache's share when
-    each sample is visited once an epoch; ``request_bytes``, the cost of a request beside its
+    each sample is visited once an epoch; ``request_bytes``, the cost of a request on top of its
     bytes (latency x bandwidth), keeps small samples instead and so hits more often. Source:
     NoPFS (SC 2021); Belady, IBM Systems Journal 5 (1966).
     """
-    description = "uniform; the sample needed latest leaves, by the plan"
+    description = "uniform; evicts the sample needed latest, by the plan"
     return Recipe("belady", description, NextUse(request_bytes), limit=static_hit_ratio)
 
 
@@ -31,24 +31,24 @@ def fifo() -> Recipe:
 
 
 def lfu() -> Recipe:
-    """Return uniform sampling over an LFU cache; among equals the least recently used leaves.
+    """Return uniform sampling over an LFU cache; ties evict the least recently used.
 
-    Shuffled epochs give every sample the same count, so it can only tell who has been in the
-    cache for long. Of use when the sampler favours some samples. Source: the textbook policy;
+    Shuffled epochs give every sample the same count, so it only tells which samples have been in
+    the cache for long. Useful when the sampler favours some samples. Source: the textbook policy;
     a baseline in SHADE (FAST 2023) and iCache (HPCA 2023).
     """
-    return Recipe("lfu", "uniform; least often used leaves", LFU())
+    return Recipe("lfu", "uniform; evicts the least often used", LFU())
 
 
 def lru() -> Recipe:
     """Return uniform sampling over an LRU cache, the usual default and the baseline to beat.
 
     With each sample visited once an epoch, the one that was used longest ago is the one due
-    soonest, and LRU throws away just that. Use it to compare with, or where accesses repeat
+    soonest, and LRU evicts exactly that. Use it for comparison, or where accesses repeat
     within a short time. Source: the common default of operating systems and caches; its
     hit ratio under shuffled epochs as in iCache (HPCA 2023), figure 2.
     """
-    return Recipe("lru", "uniform; least recently used leaves", LRU(), limit=lru_hit_ratio)
+    return Recipe("lru", "uniform; evicts the least recently used", LRU(), limit=lru_hit_ratio)
 
 
 def lru_hit_ratio(cache_fraction: float) -> float:
@@ -72,7 +72,10 @@ def minio() -> Recipe:
     al., "Analyzing and Mitigating Data Stalls in DNN Training" (CoorDL), VLDB 2021, section 5.
     """
     return Recipe(
-        "minio", "uniform; the first to come stay for good", MinIO(), limit=static_hit_ratio
+        "minio",
+        "uniform; keeps the first samples that fit, evicts nothing",
+        MinIO(),
+        limit=static_hit_ratio,
     )
 
 
@@ -103,7 +106,7 @@ def random() -> Recipe:
     Keeps no order at all, so it cannot be fooled by one; between LRU and MinIO under shuffled
     epochs. A baseline. Source: the usual null hypothesis of caching studies.
     """
-    return Recipe("random", "uniform; a random one leaves", Random(), limit=random_hit_ratio)
+    return Recipe("random", "uniform; evicts a random one", Random(), limit=random_hit_ratio)
 
 
 def random_hit_ratio(cache_fraction: float) -> float:
@@ -122,7 +125,7 @@ def s3fifo(small: float = 0.1, ghost: float = 0.9, visits: int = 2) -> Recipe:
     """Return uniform sampling over an S3-FIFO cache; parameters as in :class:`S3FIFO`.
 
     Samples visited while on probation, or remembered from a recent eviction, enter the main
-    queue; one-hit wonders leave quickly. Of use when the sampler favours some samples.
+    queue; one-hit wonders are evicted quickly. Useful when the sampler favours some samples.
     Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
     Raises :class:`~stoker.errors.ConfigError` for shares or visits out of range.
     """

@@ -1,4 +1,4 @@
-"""What a cache needs beside a policy: the tables of a recipe, its shares, and keys that follow.
+"""What a cache needs besides a policy: the tables of a recipe, its shares, and keys that follow.
 
 The Loader and the simulator both build their caches by this.
 """
@@ -93,7 +93,7 @@ def follow(
     neighbours: Neighbours | None,
     scores: Scores,
 ) -> None:
-    """Give samples ``ids`` that were scored just now their new keys in ``tier``.
+    """Give samples ``ids`` that have just been scored their new keys in ``tier``.
 
     The one with most neighbours serves for them from now on, where the recipe says so.
     """

@@ -13,8 +13,8 @@ from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.selective import SelectiveSampler
 
 
-def base(beta: float = 0.33, history: int = 1024) -> Recipe:
-    """Return computing-oriented importance sampling (CIS), iCache's baseline "Base".
+def base_cis(beta: float = 0.33, history: int = 1024) -> Recipe:
+    """Return computing-oriented importance sampling (CIS), the baseline "Base" of iCache.
 
     Uniform epochs over an LRU cache; of each batch, only samples kept with probability
     percentile(loss)^``beta`` enter the gradient (``loader.weights`` is 0 for the others), the
@@ -23,8 +23,8 @@ def base(beta: float = 0.33, history: int = 1024) -> Recipe:
     Learning by Focusing on the Biggest Losers", 2019; its name and beta from iCache (HPCA 2023).
     """
     return Recipe(
-        "base",
-        "uniform, learns from hard samples; least recently used leaves",
+        "base_cis",
+        "uniform, learns from hard samples; evicts the least recently used",
         policy=LRU(),
         backward=part(SelectiveBackward, beta=beta, history=history),
         limit=lru_hit_ratio,
@@ -40,7 +40,7 @@ def ilfu(beta: float = 0.33, warm_up: int = 5, full_every: int = 3) -> Recipe:
     """
     return Recipe(
         "ilfu",
-        "easy samples are left out at times; least frequently used leaves",
+        "easy samples are left out at times; evicts the least frequently used",
         policy=LFU(),
         sampler=part(SelectiveSampler, beta=beta, warm_up=warm_up, full_every=full_every),
     )
@@ -66,7 +66,7 @@ def infobatch(prune: float = 0.5, delta: float = 0.875, easiest: float | None = 
 
 
 def quiver() -> Recipe:
-    """Return uniform epochs whose order bends to what is cached.
+    """Return uniform epochs whose order adapts to what is cached.
 
     A sample that is not cached is replaced by one that is and was not served yet in this epoch,
     and gets a turn later, when no such sample is left. So each sample is served once an epoch, as

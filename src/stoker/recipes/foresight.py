@@ -1,4 +1,4 @@
-"""Foresight: the plan is known, and made so that a cache of it hits more."""
+"""Foresight: eviction by a plan that is known, and may be made so that more of it hits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def foresight(
     By default each sample is visited once an epoch, and nothing about training changes: the cache
     keeps the smallest samples, and what any job needs next where several share it
     (:class:`~stoker.policy.next_use.OnceAnEpoch`). The options below
-    make the sample needed latest leave instead, and none of them biases the gradient:
+    evict the sample needed latest instead, and none of them biases the gradient:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
@@ -50,7 +50,7 @@ def foresight(
       why, is logged as each epoch begins.
 
     The last share ``annealed`` of the training, for which the Loader needs ``epochs``,
-    visits each sample once an epoch again. ``request_bytes``, the cost of a request beside its
+    visits each sample once an epoch again. ``request_bytes``, the cost of a request on top of its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
     large ones. Where each sample comes once an epoch that costs no bytes, so the default is 10 MB
     there, and 0 otherwise; while other jobs use the cache, it is limited to a tenth of a mean
@@ -89,7 +89,7 @@ def foresight(
         request_bytes = 1e7 if is_uniform else 0.0
     return Recipe(
         "foresight",
-        "what the plan needs last leaves, or is large; samples may repeat, or be drawn unbiased",
+        "evicts what the plan needs last, or is large; samples may repeat, or be drawn unbiased",
         policy=(OnceAnEpoch if is_uniform else NextUse)(request_bytes),
         sampler=sampler,
         limit=part(hit_ratio, repeat=repeat, group=group) if is_exact else None,
@@ -102,7 +102,7 @@ def hit_ratio(cache_fraction: float, repeat: int = 1, group: float = 1.0) -> flo
     In a stretch of w N accesses within a group, g (1 - (1 - w / (g R))^R) N samples are distinct,
     and of their first accesses only as many hit as the cache held when it began: c N. The bound is
     the least over all w, near c + (1 - 1/R)^R with one group. And a super-epoch needs each sample
-    once, so that 1 - c of R stay to be read.
+    once, so that 1 - c of R must be read.
     """
     if cache_fraction <= 0:
         return 0.0

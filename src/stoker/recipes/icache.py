@@ -28,9 +28,9 @@ def icache(
     """Return iCache, or as much of it as ``parts`` says: ``iis``, ``iis+hc``, ``iis+hc+lc``.
 
     - IIS: after ``warm_up`` full epochs, a sample is kept with probability
-      percentile(loss)^``beta``, but for every ``full_every``-th epoch, which is full. Alone it runs
-      over an LRU cache.
-    - H-cache: the sample with the lowest loss leaves, and only for one with a higher loss.
+      percentile(loss)^``beta``, except in every ``full_every``-th epoch, which is full. Alone it
+      runs over an LRU cache.
+    - H-cache: the sample with the lowest loss is evicted, and only for one with a higher loss.
     - L-cache: the ``h_share`` most important of an epoch's samples are its H-list; the others come
       in packages of ``package_bytes`` or more, each one read, and a missing one of them is
       replaced by one that is there and was not served yet. By default a package has 1 MiB, or a

@@ -36,7 +36,7 @@ def part(maker: Callable[..., Made], **parameters: Any) -> Part[Made]:
 
 @dataclass(frozen=True)
 class Same(Generic[Made]):
-    """Gives one value whatever the job: for parts without state, like ``Same(LossHistory())``."""
+    """Returns one value for every job: for parts without state, like ``Same(LossHistory())``."""
 
     value: Made
 

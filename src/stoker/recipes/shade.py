@@ -38,7 +38,7 @@ def shade(
     """
     return Recipe(
         "shade",
-        "important samples repeat; the least important leaves",
+        "important samples repeat; evicts the least important",
         scorer=Same(InBatchRank(b0)),
         sampler=part(
             PadsSampler,

@@ -35,7 +35,7 @@ def spidercache(
     - ``importance``: a sample scores high among embeddings of other classes or alone, low in the
       midst of its class: of at most ``neighbor_max`` neighbours with a similarity e^(-``decay``
       distance) above ``threshold``. None calibrates that to ``target_degree`` neighbours in the
-      mean. Epochs are drawn with replacement by score; the sample with the lowest score leaves.
+      mean. Epochs are drawn with replacement by score; the sample with the lowest score is evicted.
     - ``importance+homophily``: the share 1 - ``start`` of the cache is a queue of key samples, each
       batch's with most neighbours, which stand in for their missing neighbours.
     - ``importance+homophily+elastic``: the importance region's share goes from ``start`` to ``end``
@@ -44,7 +44,7 @@ def spidercache(
       from ``end_epoch``.
 
     Needs ``observe(losses, embeddings=..., labels=...)`` and the extra ``importance``. Scoring runs
-    beside the backward pass. Not here: the paper's product quantization of the index. Source:
+    during the backward pass. Not here: the paper's product quantization of the index. Source:
     SpiderCache, ICPP 2025.
     """
     importance = Recipe(

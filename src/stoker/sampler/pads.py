@@ -29,7 +29,7 @@ class PadsSampler(EpochSampler):
     batches of 128 the top fifth by log-rank holds .233 of the mass, and 3 x .233 = .70.
 
     Raises :class:`~stoker.errors.ConfigError` as its base does, for factors or shares out of
-    range, and for what moves the factor beside a fixed ``repetition``.
+    range, and for parameters that move the factor with a fixed ``repetition``.
     """
 
     repetition: float | None = None

@@ -1,4 +1,4 @@
-"""A source that fails as storage fails, on purpose and repeatably."""
+"""A source that fails as storage fails, deliberately and reproducibly."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FaultySource(SlowSource):
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each fault was done so far, by all processes."""
+        """How often each fault has occurred so far, by all processes."""
         return dict(zip(FAULTS, self._done.array.tolist(), strict=True))
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
@@ -99,7 +99,7 @@ class FaultySource(SlowSource):
         return samples, errors
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
-        """Return the samples in one array, with what befell them."""
+        """Return the samples in one array, and their errors."""
         wanted = check_ids(ids, len(self))
         with self._as_slow_as(wanted) as earlier:
             lots = self._draw(wanted, earlier)
@@ -121,7 +121,7 @@ class FaultySource(SlowSource):
         return lots
 
     def _errors(self, ids: npt.NDArray[np.uint32], lots: npt.NDArray[np.int64]) -> Errors:
-        """Return the errors that befell the reads, by position."""
+        """Return the errors of the reads, by position."""
         errors: Errors = {}
         for index in np.flatnonzero(lots < len(_ERRORS)).tolist():
             kind, what = _ERRORS[FAULTS[lots[index]]]
