@@ -33,7 +33,7 @@ def test_a_runtime_directory_that_cannot_be_used(
         supervisor = Supervisor(
             "help", "stoker.prefetch.process", "key", dict, lambda channel: None
         )
-        assert warned(caplog, "there is no help any more, workers read")
+        assert warned(caplog, "help is not available, workers read")
     supervisor.tell({"order": "anything"})
     supervisor.close()
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]

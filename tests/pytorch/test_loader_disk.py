@@ -138,7 +138,7 @@ def test_without_a_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"disk_cache": "1GiB", "cache_dir": None}, "needs a place: give cache_dir too"),
+        ({"disk_cache": "1GiB", "cache_dir": None}, "needs a directory: give cache_dir too"),
         ({"disk_cache": 100}, "disk_cache=100 is 100 bytes and the largest sample has 596"),
         ({"disk_cache": "much"}, "disk_cache='much' is not a size"),
         ({"cache_dir": "/etc"}, "not empty and not Stoker's"),

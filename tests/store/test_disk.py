@@ -102,7 +102,7 @@ def test_samples_that_nothing_describes_are_refused(place, content):
     open_it(place).close()
     meta = place.path / "meta.json"
     meta.unlink() if content is None else meta.write_text(content)
-    with pytest.raises(StateMismatch, match="nothing legible"):
+    with pytest.raises(StateMismatch, match="description is unreadable"):
         open_it(place)
     place.clean()
     open_it(place).close()
@@ -120,7 +120,7 @@ def test_a_directory_of_others_is_refused(tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     with pytest.raises(ConfigError, match=r"not empty and not Stoker's \(it holds 'thesis.tex'\)"):
         open_it(CacheDir(tmp_path / "mine"))
-    with pytest.raises(ConfigError, match="no disk cache of Stoker's"):
+    with pytest.raises(ConfigError, match="not a disk cache of Stoker"):
         CacheDir(tmp_path / "mine").clean()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 

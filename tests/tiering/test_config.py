@@ -93,9 +93,9 @@ def test_a_source_that_is_a_link_is_followed(tmp_path: Path, source: Path) -> No
         (("size = 5_000_000", "size = 5\nquota = 5"), "tiers.toml:13: unknown key 'quota'"),
         (('path = "disk"', "path = 7"), "tiers.toml:11: path=7"),
         (('source = "data"', 'source = "nowhere"'), "nowhere' is not a directory"),
-        (('path = "disk"', 'path = "data/cache"'), "lie in each other"),
-        (('path = "disk"', 'path = "memory"'), "lie in each other"),
-        (('path = "disk"', 'path = "."'), "lie in each other"),
+        (('path = "disk"', 'path = "data/cache"'), "contain one another"),
+        (('path = "disk"', 'path = "memory"'), "contain one another"),
+        (('path = "disk"', 'path = "."'), "contain one another"),
     ],
 )
 def test_errors_name_line_and_key(
@@ -133,7 +133,7 @@ def test_yaml_without_its_package_is_named(
         ({"source": "data", "tiers": ("cache:1XB",)}, "--tier cache:1XB: size='1XB'"),
         ({"source": "data", "tiers": ("c:1KB",), "revalidate": -1.0}, "--revalidate: revalidate"),
         ({"source": "data", "tiers": ("c:1KB",), "order": "none"}, "is not a file"),
-        ({"source": "/", "tiers": ("c:1KB",)}, "is everything"),
+        ({"source": "/", "tiers": ("c:1KB",)}, "is the whole file system"),
         ({"source": "data", "tiers": tuple(f"c{i}:1KB" for i in range(9))}, "at most 8"),
     ],
 )

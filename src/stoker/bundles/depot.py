@@ -228,7 +228,7 @@ class DirectoryDepot:
         if floor is None:
             floor = max(_LEAST_FREE, int(total * _LEAST_FREE_SHARE))
         if disk.f_bavail * disk.f_frsize - num_bytes < floor:
-            why = f"less than the {format_bytes(floor)} that are to stay free would be left"
+            why = f"less than the {format_bytes(floor)} that must stay free would be left"
             raise OSError(errno.ENOSPC, why, str(self._path))
 
 

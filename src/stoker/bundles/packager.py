@@ -188,9 +188,7 @@ class Packager:
     def _hear(self, message: dict[str, Any]) -> None:
         if "trouble" in message and not self._has_warned:
             self._has_warned = True
-            log.warning(
-                "samples come without packages for now, workers read them: %s", message["trouble"]
-            )
+            log.warning("no packages for now, workers read their samples: %s", message["trouble"])
 
 
 def _check_region(
@@ -198,7 +196,9 @@ def _check_region(
 ) -> None:
     regions = arena.stats()["regions"]
     if region not in regions:
-        raise ConfigError(f"region={region!r} is none of the cache's: it has {sorted(regions)}")
+        raise ConfigError(
+            f"region={region!r} is not a region of the cache, which has {sorted(regions)}"
+        )
     sizes: NDArray[np.int64] = source.sizes
     has = int(regions[region]["budget"]) if region_bytes is None else region_bytes
     needed = settings.least_region_bytes(sizes)

@@ -59,7 +59,7 @@ class Workshop:
         self._to_load: deque[int] = deque()
 
     def adopt(self) -> None:
-        """Take over the packages that an earlier run left; what is of no use is removed."""
+        """Take over the packages that an earlier run left; useless ones are removed."""
         stamp = stamp_of_files(self._job.source)
         for name in self._depot.names():
             try:

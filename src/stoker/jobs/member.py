@@ -69,9 +69,9 @@ class Member:
         self._since: tuple[float, Mapping[str, Any]] | None = None
         if slot is None:
             warnings.warn(
-                f"{SLOTS} processes share this cache, and no more can know of each other: this one "
-                "keeps samples by keys of its own, and theirs do not heed it. Run fewer at a time, "
-                "or start a job with STOKER_NODE set to a name, which gives it a cache apart",
+                f"{SLOTS} processes share this cache, the most that can cooperate: this one keeps "
+                "samples by its own keys, which the others ignore. Run fewer at a time, or start a "
+                "job with STOKER_NODE set to a name, which gives it a separate cache",
                 RuntimeWarning,
                 stacklevel=6,
             )

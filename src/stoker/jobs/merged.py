@@ -262,7 +262,7 @@ class Merged(Policy):
         slots = np.concatenate([[self._row(board)], others])
         positions = np.concatenate([(plan.start + upcoming)[None], board.positions(others, ids)])
         later: Keys | float = 0.0
-        if position is not None:  # what others do before this access is of no use after it
+        if position is not None:  # what others do before this access is useless after it
             now = int(board.jobs["position"][slots[0]])
             later = (plan.start + position - now) / known_rates(board.rates(slots))[0]
         return self._times(board, ids, slots, positions, later)

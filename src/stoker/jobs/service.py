@@ -143,7 +143,7 @@ class Service:
             try:
                 self.holding.look()
             except (StokerError, OSError) as error:
-                log.warning("caches cannot be looked for: %s", error)
+                log.warning("cannot look for caches: %s", error)
 
     def stop(self) -> None:
         """Make :meth:`run` return soon; safe in a signal handler."""
@@ -240,7 +240,7 @@ class Service:
                 try:
                     at.hear(connection)
                 except (OSError, RuntimeError) as error:  # it has gone; no thread is available
-                    log.info("a client could not be heard: %s", error)
+                    log.info("a client could not be served: %s", error)
                     connection.close()
 
         return accept
@@ -346,7 +346,9 @@ def _open_to(path: Path, group: int | None) -> int:
     try:
         status = os.fstat(fd)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise UntrustedPlace(f"{path} was exchanged: use a directory that is yours alone")
+            raise UntrustedPlace(
+                f"{path} was replaced meanwhile: use a directory that is yours alone"
+            )
         if group is not None:
             os.chown(f"/proc/self/fd/{fd}", -1, group)
             Path(f"/proc/self/fd/{fd}").chmod(0o660)

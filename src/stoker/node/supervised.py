@@ -134,7 +134,7 @@ def _hear(member: Member) -> bool:
     try:
         member.obey(message, fds)
     except (LookupError, ValueError, TypeError, OverflowError, OSError, StokerError):
-        log.info("a rank sent what is no order: %s", message)
+        log.info("a rank sent an invalid message: %s", message)
         return False
     finally:
         for fd in fds:

@@ -160,7 +160,7 @@ class Supervisor:
                 self._complain()
         except Exception as error:
             # Nothing of this may reach the training loop: it reads without us.
-            log.warning("there is no %s any more, workers read: %r", self._what, error)
+            log.warning("%s is not available, workers read: %r", self._what, error)
         finally:
             with self.mutex:
                 self._drop()
@@ -222,7 +222,7 @@ class Supervisor:
                     self._introduce(channel)
                 return True
             if self._dies_often():
-                log.warning("the %s process dies again and again: a pause", self._what)
+                log.warning("the %s process keeps dying: pausing", self._what)
                 if self._stopping(_SOON):
                     return False
                 self._starts = []
@@ -266,7 +266,7 @@ class Supervisor:
             process.kill()
             failed = process.wait()
         if failed:
-            log.info("the %s process did not come up: it ended with %d", self._what, failed)
+            log.info("the %s process did not start: it exited with %d", self._what, failed)
 
     def _dies_often(self) -> bool:
         now = time.monotonic()

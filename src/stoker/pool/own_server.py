@@ -70,7 +70,7 @@ class PoolService:
         the commands of a pool, on keys of a pool.
 
         Raises :class:`~stoker.errors.CapacityError` if that much memory is not available, and
-        :class:`~stoker.errors.SegmentError` if the server does not come up.
+        :class:`~stoker.errors.SegmentError` if the server does not start.
         """
         require_redis()
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
@@ -223,7 +223,7 @@ class PoolService:
         for name in (_PID, _CONFIG):
             (self.directory / name).unlink(missing_ok=True)
         raise SegmentError(
-            f"{Path(program).name} does not come up: {said[-1] if said else 'it does not say why'}"
+            f"{Path(program).name} does not start: {said[-1] if said else 'it does not say why'}"
         )
 
     def _answers(self) -> bool:

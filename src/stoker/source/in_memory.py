@@ -89,5 +89,5 @@ def _checked(data: npt.ArrayLike, offsets: npt.ArrayLike) -> tuple[Bytes, Offset
             f"and has shape {bounds.shape}, first {bounds[:1]}, last {bounds[-1:]}"
         )
     if (np.diff(bounds) < 0).any():
-        raise ConfigError("offsets must never fall: sample i is data[offsets[i]:offsets[i + 1]]")
+        raise ConfigError("offsets must not decrease: sample i is data[offsets[i]:offsets[i + 1]]")
     return flat, bounds

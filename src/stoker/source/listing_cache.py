@@ -76,7 +76,7 @@ class ListingCache:
         except FileNotFoundError:  # nothing was ever stored
             pass
         except OSError as error:
-            _log.warning("cannot forget the listing in %s: %s", self.path, error)
+            _log.warning("cannot discard the listing in %s: %s", self.path, error)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -91,13 +91,13 @@ class CacheDir:
                 value = getattr(found, field.name)
                 is_number = type(value) is int and 0 <= value < 1 << 63
                 if not (is_number if field.type == "int" else type(value) is str):
-                    raise TypeError(f"{field.name} is no value that could be meant")
+                    raise TypeError(f"{field.name} is not valid")
             return found
         except UntrustedPlace:
             raise
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StateMismatch(
-                f"{self.path} holds samples and nothing legible says of which data set ({error}): "
+                f"{self.path} holds samples, but its description is unreadable ({error}): "
                 f"{self._way_out()}"
             ) from error
 
@@ -172,7 +172,7 @@ class CacheDir:
         :class:`~stoker.errors.SegmentError` while a process uses it.
         """
         if not (self.path / MARKER).is_file():
-            raise ConfigError(f"{self.path} has no {MARKER}: it is no disk cache of Stoker's")
+            raise ConfigError(f"{self.path} has no {MARKER}: it is not a disk cache of Stoker")
         with self.locked(), self._open() as folder:
             if not self.await_unused(_LEAVING):
                 raise SegmentError(f"{self.path} is in use: end the jobs that use it first")

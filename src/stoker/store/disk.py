@@ -148,7 +148,7 @@ def plan_disk(
         asked = parse_bytes(disk_cache, of=wanted.data_bytes, name=name)
     if cache_dir is None:
         if disk_cache is not None and asked:
-            raise ConfigError(f"disk_cache={disk_cache!r} needs a place: give cache_dir too")
+            raise ConfigError(f"disk_cache={disk_cache!r} needs a directory: give cache_dir too")
         return None
     if asked == 0:
         return None

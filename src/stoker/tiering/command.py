@@ -78,7 +78,7 @@ def _start(
         # so no thread is left that has not blocked the signals.
         pid = os.fork()
     except OSError as error:
-        raise CapacityError(f"no process can be made for the command: {error}") from error
+        raise CapacityError(f"no process can be started for the command: {error}") from error
     if pid == 0:
         _become(command, environment, mask, tell)
     os.close(tell)

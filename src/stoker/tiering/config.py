@@ -354,7 +354,7 @@ def _check_places(config: Config) -> None:
     if not config.source.is_dir():
         raise ConfigError(f"source={str(config.source)!r} is not a directory: name an existing one")
     if config.source == Path("/"):
-        raise ConfigError("source='/' is everything: name the directory of the data")
+        raise ConfigError("source='/' is the whole file system: name the directory of the data")
     if len(config.tiers) > MOST_TIERS:
         raise ConfigError(f"{len(config.tiers)} tiers are too many: use at most {MOST_TIERS}")
     if config.order is not None and not config.order.is_file():
@@ -364,7 +364,7 @@ def _check_places(config: Config) -> None:
         for other in taken:
             if tier.path.is_relative_to(other) or other.is_relative_to(tier.path):
                 raise ConfigError(
-                    f"tier {str(tier.path)!r} and {str(other)!r} lie in each other: "
+                    f"tier {str(tier.path)!r} and {str(other)!r} contain one another: "
                     "source and tiers need directories apart"
                 )
         taken.append(tier.path)

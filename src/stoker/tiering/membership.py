@@ -190,7 +190,7 @@ class Membership:
                 return self._joined(channel, greeting)
             channel.close()
             time.sleep(0.02)
-        raise SegmentError(f"the placement daemon does not come up: {self.folder.log} may say why")
+        raise SegmentError(f"the placement daemon does not start: {self.folder.log} may say why")
 
     def _joined(self, channel: Channel, greeting: dict[str, Any]) -> Channel:
         if "error" in greeting:

@@ -116,7 +116,7 @@ class TierDir:
         except FileNotFoundError:
             if self.copies.exists():
                 raise StateMismatch(
-                    f"{self.path} holds copies and nothing says of which source: {way_out}"
+                    f"{self.path} holds copies, but nothing says of which source: {way_out}"
                 ) from None
             owned.write_file(meta, json.dumps(wanted, ensure_ascii=True).encode())
             return
@@ -213,7 +213,7 @@ def _logged() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, struct.error) as error:
-        log.warning("what copies were made from cannot be looked up or noted: %s", error)
+        log.warning("cannot read or write the list of copies: %s", error)
 
 
 def is_tier(path: Path) -> bool:
@@ -229,7 +229,7 @@ def clean(path: Path) -> int:
     :class:`~stoker.errors.SegmentError` while a run uses it. Links are not followed, and stay.
     """
     if not is_tier(path):
-        raise ConfigError(f"{path} has no {MARKER}: it is no tier of Stoker's")
+        raise ConfigError(f"{path} has no {MARKER}: it is not a tier of Stoker")
     with _errors_named(path), owned.open_folder(path) as folder:
         inside = folder.inside
         marker = _open_marker(folder)

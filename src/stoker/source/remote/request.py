@@ -96,4 +96,4 @@ def raise_refused(name: str, failure: Failure) -> None:
             "whether the object exists: some storages hide that from those who may not list"
         )
     if failure.why is Why.INVALID:
-        raise ConfigError(f"{name} cannot be asked for like this: {failure.message}")
+        raise ConfigError(f"{name} cannot be requested like this: {failure.message}")
