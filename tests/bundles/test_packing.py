@@ -12,7 +12,7 @@ import pytest
 
 from stoker.bundles import Packaging
 from stoker.bundles.job import FIELDS, Flags, Totals
-from stoker.bundles.loader import Loaded
+from stoker.bundles.package_loader import Loaded
 from stoker.bundles.packing import Hands, Loading, Rank, agreed, take_missed
 from stoker.bundles.workshop import Epoch
 from stoker.errors import CapacityError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, SIZES, Bench, CountingDepot
 
-from stoker.bundles.loader import Loaded
+from stoker.bundles.package_loader import Loaded
 from stoker.bundles.workshop import Epoch
 from stoker.errors import SourceUnavailable
 from stoker.source.in_memory import MemorySource

@@ -14,7 +14,7 @@ from source.s3 import Bucket
 from stoker import ImageFolder, Loader
 from stoker.cli import _storage
 from stoker.cli.root import root
-from stoker.node.limits import Memory
+from stoker.node.memory_limits import Memory
 from stoker.source.image_folder import ImageFolderSource
 from stoker.testing import SlowSource
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from stoker.jobs.board import SLOTS, JobTable, Kind
-from stoker.jobs.member import Member
+from stoker.jobs.member import Member, Sharing
 from stoker.jobs.merged import Merged
-from stoker.jobs.sharing import Sharing
 from stoker.jobs.survey import survey
 from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena

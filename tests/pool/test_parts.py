@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.pool.background import PoolWriter, Threads, Watch
 from stoker.pool.pool_address import PASSWORD_VARIABLE, PoolAddress
 from stoker.pool.servers import Breakers
+from stoker.pool.timed_work import PoolWriter, Threads, Watch
 from stoker.pool.values import (
     BUCKETS,
     HEAD_BYTES,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from stoker.policy.base import Region
-from stoker.prefetch.feed import Feed, Segment
 from stoker.prefetch.fetcher import ConcurrencyLimit, Fetcher
 from stoker.prefetch.progress import SERVED, STARTED, Marks
+from stoker.prefetch.walk import Segment, Walk
 from stoker.source.in_memory import MemorySource
 from stoker.source.packed import Packed, pack
 from stoker.store.arena import Arena
@@ -42,8 +42,8 @@ class Rank:
         self.marks.begin(0.0)
         self.tier = OvertakenTier(arena)
         self.tier.marks = self.marks
-        self.feed = Feed(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
-        self.feed.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
+        self.walk = Walk(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
+        self.walk.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
         self.fresh = np.zeros(NUM, np.uint8)
         self.meter = Meter(np.zeros(2))
         self.ready: deque = deque()
@@ -103,7 +103,7 @@ def test_a_run_of_hits_does_not_fill_the_window(arena: Arena, source: SlowSource
     cached = np.arange(4, dtype=np.uint32)
     assert rank.tier.put_many(cached, Packed(*pack(SAMPLES[:4])), None).all()
     assert run(fetcher, rank) == [0, 1, 2, 3, 4, 5, 6]
-    assert rank.feed.held == 300
+    assert rank.walk.held == 300
     assert source.reads[:4].tolist() == [0] * 4
     fetcher.close()
 
@@ -146,7 +146,7 @@ def test_s7_who_has_a_stand_in_is_read_once_that_has_left(arena: Arena, source: 
     assert rank.stand_ins.keep(key, np.array([3]), np.array([0, 3]), near) == 19
     others = [i for i in range(13) if i not in (2, 3, 7)]
     assert run(fetcher, rank) == [*others, 19], "they take up no room of the window"
-    assert (sum(len(group.ids) for group in rank.spared), rank.feed.held) == (3, 1_000)
+    assert (sum(len(group.ids) for group in rank.spared), rank.walk.held) == (3, 1_000)
     rank.marks.served[:3] = SERVED  # the first of them was served by its stand-in
     arena.discard(key)
     until_read(fetcher, rank, [3, 7])

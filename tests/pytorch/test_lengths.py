@@ -11,8 +11,8 @@ from torch.utils.data import Subset
 
 from pytorch.parts import number_of, numbers
 from stoker.policy.score import Score
-from stoker.prefetch.feed import Feed, Segment
 from stoker.prefetch.progress import Marks, Progress
+from stoker.prefetch.walk import Feed, Segment
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.part import part

@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.bundles.depot import Depot, open_depot
 from stoker.bundles.job import Flags, Job, Totals
-from stoker.bundles.loader import Loaded
+from stoker.bundles.package_loader import Loaded
 from stoker.bundles.workshop import Epoch, Workshop
 from stoker.errors import CapacityError, StokerError
 from stoker.node.messages import Channel

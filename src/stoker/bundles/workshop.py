@@ -12,8 +12,8 @@ import numpy as np
 from stoker.bundles.builder import Builder, Catalogue, pack
 from stoker.bundles.depot import Depot
 from stoker.bundles.job import Flags, Job, Totals
-from stoker.bundles.loader import Loaded, Loader
 from stoker.bundles.package import LEAST_HEAD, decode_ids, head_bytes, stamp_of_files
+from stoker.bundles.package_loader import Loaded, PackageLoader
 from stoker.errors import SegmentError
 from stoker.store.arena import Arena
 from stoker.store.tier import Ids, Mask
@@ -49,7 +49,7 @@ class Workshop:
         self._builder = Builder(
             job.source, arena, depot, catalogue, totals, job.group, job.min_bytes
         )
-        self._loader = Loader(
+        self._loader = PackageLoader(
             job.source, arena, job.region, job.served, depot, catalogue, flags, totals
         )
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
-from stoker.node.limits import Memory, read_memory
+from stoker.node.memory_limits import Memory, read_memory
 from stoker.node.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes
 

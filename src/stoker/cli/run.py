@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker.errors import ConfigError
-from stoker.tiering.command import NotStarted
 from stoker.tiering.config import read_config
+from stoker.tiering.launcher import NotStarted
 from stoker.tiering.launcher import explain as explanation
 from stoker.tiering.launcher import run as run_on_tiers
 from stoker.types import format_bytes

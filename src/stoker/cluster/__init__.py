@@ -3,7 +3,6 @@
 Only :mod:`stoker.cluster.group`, which is not imported here, needs torch.
 """
 
-from stoker.cluster.collective import Alone, Collective
-from stoker.cluster.exchange import exchange
+from stoker.cluster.collective import Alone, Collective, exchange
 
 __all__ = ["Alone", "Collective", "exchange"]

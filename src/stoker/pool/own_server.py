@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPlace
 from stoker.node import owned
-from stoker.node.limits import read_memory
 from stoker.node.locks import await_lock
+from stoker.node.memory_limits import read_memory
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.server_states import POLICY
 from stoker.pool.servers import require_redis

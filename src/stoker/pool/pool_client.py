@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.pool.background import Call, PoolWriter, Threads, Watch
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.servers import (
     Breakers,
@@ -27,6 +26,7 @@ from stoker.pool.servers import (
     is_elsewhere,
 )
 from stoker.pool.servers import answers as read_answers
+from stoker.pool.timed_work import Call, PoolWriter, Threads, Watch
 from stoker.pool.values import HEAD_BYTES, PoolKeys, PoolOrder, seal, unseal
 from stoker.source.packed import Packed
 from stoker.store.counters import Counters

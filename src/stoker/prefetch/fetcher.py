@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import SourceUnavailable, StokerError
-from stoker.prefetch.feed import Feed, Group
+from stoker.prefetch.walk import Group, Walk
 from stoker.source.base import Source
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
@@ -91,7 +91,7 @@ class ConcurrencyLimit:
 class Consumer(Protocol):
     """One rank's share of the prefetch process."""
 
-    feed: Feed
+    walk: Walk
     tier: MemoryTier | StackedTier
     """A membership of its own, so that its leases end with it."""
     fresh: NDArray[np.uint8]
@@ -107,7 +107,7 @@ class Consumer(Protocol):
 
 
 class Fetcher:
-    """Walks feeds, and claims, reads and publishes what the cache lacks.
+    """Follows walks, and claims, reads and publishes what the cache lacks.
 
     What is on disk comes up from there, and what is in ``pool`` is not read. What memory would
     not keep waits in its region :data:`WINDOW`. A sample that cannot be read is left to the worker
@@ -137,8 +137,8 @@ class Fetcher:
             os.eventfd_read(self._ended)
         self._is_held_back = False
         for consumer in consumers:
-            self._let_go(consumer, consumer.feed.advance())
-            consumer.feed.confirm()
+            self._let_go(consumer, consumer.walk.advance())
+            consumer.walk.confirm()
         now = time.monotonic()
         started, progress = False, now >= self._pause_until
         if progress and now >= self._look_again_at:
@@ -174,7 +174,7 @@ class Fetcher:
             consumer.spared.popleft()
 
     def _start(self, consumer: Consumer) -> bool:
-        group = consumer.feed.take(self._most)
+        group = consumer.walk.take(self._most)
         if group is None:
             return False
         if group.ids.size:
@@ -191,9 +191,9 @@ class Fetcher:
                     if spared.any():
                         consumer.spared.append(missing.part(spared))
                         missing = missing.part(~spared)
-                consumer.feed.keep_room_for(missing.ids)
+                consumer.walk.keep_room_for(missing.ids)
                 self._start_reading(consumer, missing)
-        consumer.feed.confirm()
+        consumer.walk.confirm()
         return True
 
     def _look_again(self, consumer: Consumer) -> None:
@@ -213,7 +213,7 @@ class Fetcher:
             if not still.all():
                 groups[number] = group.part(still)
                 left = group.part(~still & ~consumer.tier.arena.contains(group.ids))
-                consumer.feed.make_room_for(left.ids, left.position)
+                consumer.walk.make_room_for(left.ids, left.position)
                 self._start_reading(consumer, left)
 
     def _start_reading(self, consumer: Consumer, group: Group) -> None:

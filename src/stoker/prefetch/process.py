@@ -16,10 +16,10 @@ import numpy as np
 from stoker.errors import StokerError
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
-from stoker.prefetch.feed import Feed, Group, Segment
 from stoker.prefetch.fetcher import WINDOW, Fetcher
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
+from stoker.prefetch.walk import Group, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
 from stoker.store.substitutes import ByNeighbour, StandIns
@@ -30,14 +30,14 @@ _BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
 
 
 class Rank:
-    """One connected rank: its channel, its membership of the arena, its feed."""
+    """One connected rank: its channel, its membership of the arena, its walk."""
 
     def __init__(self, channel: Channel, job: Job) -> None:
         self.channel = channel
         self.tier = job.tier.attached()
         for arena in self.tier.arenas:
             arena.reclaim()  # what a dead predecessor held would be in our way
-        self.feed = Feed(job.source.sizes, 0)
+        self.walk = Walk(job.source.sizes, 0)
         self.fresh = np.zeros(len(job.source), np.uint8)
         self.meter = Meter(np.zeros(2))
         self.ready: deque[Group] = deque()
@@ -51,7 +51,7 @@ class Rank:
         order = message["order"]
         if order == "join":
             self._asked = int(message["window_bytes"])
-            self.feed = Feed(self._sizes, self._asked, self.tier.arena.capacity_bytes)
+            self.walk = Walk(self._sizes, self._asked, self.tier.arena.capacity_bytes)
             self.fresh = mapped(fds[0], np.uint8)
             self.meter = Meter(mapped(fds[1], np.float64))
             if len(fds) > 2:
@@ -64,16 +64,16 @@ class Rank:
             if ids.size and int(ids.max()) >= len(self._sizes):
                 raise ValueError("ids are out of range")
             generation = int(message["generation"])
-            self.feed.add(Segment(int(message["epoch"]), ids, keys, marks, generation))
+            self.walk.add(Segment(int(message["epoch"]), ids, keys, marks, generation))
         elif order == "reset":
-            self.feed.reset()
+            self.walk.reset()
             self.spared.clear()
         else:
             raise ValueError("unknown order")
 
     def limit(self, window_bytes: int) -> None:
         """Limit what is read ahead to this, and to what was asked for."""
-        self.feed.resize(min(window_bytes, self._asked))
+        self.walk.resize(min(window_bytes, self._asked))
 
     def close(self) -> None:
         """Release the rank; its leases end."""
@@ -112,7 +112,7 @@ def _divide(room: int, ranks: list[Rank]) -> bool:
     The region was made for the ranks of one job, and what does not fit would be read for nothing.
     """
     share = room // len(ranks)
-    over = sum(max(0, rank.feed.held - share) for rank in ranks)
+    over = sum(max(0, rank.walk.held - share) for rank in ranks)
     for rank in ranks:
         rank.limit(max(0, share - over))
     return over == 0

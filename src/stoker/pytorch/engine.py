@@ -30,9 +30,8 @@ from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path
 from stoker.errors import ConfigError, StokerError
 from stoker.jobs.board import JobTable
-from stoker.jobs.member import Member, token_of
+from stoker.jobs.member import Member, Sharing, token_of
 from stoker.jobs.merged import Merged
-from stoker.jobs.sharing import Sharing
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.inner import InnerLoader

@@ -39,7 +39,7 @@ from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.importance.base import as_scorer
-from stoker.jobs.sharing import Sharing
+from stoker.jobs.member import Sharing
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Meta, attach

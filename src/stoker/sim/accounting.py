@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker import _core
 from stoker.errors import CapacityError, ConfigError
-from stoker.node.limits import read_memory
+from stoker.node.memory_limits import read_memory
 from stoker.store.arena import Arena, Samples
 from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import format_bytes

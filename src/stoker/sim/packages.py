@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
-from stoker.bundles.loader import Loaded
+from stoker.bundles.package_loader import Loaded
 from stoker.bundles.workshop import Epoch, Workshop
 from stoker.shared import SharedArray
 from stoker.source.base import Source

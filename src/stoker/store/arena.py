@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker import _core
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.descriptors import Handle
-from stoker.node.limits import read_memory
+from stoker.node.memory_limits import read_memory
 from stoker.policy.base import Admission, Order, Pop, Region
 from stoker.types import format_bytes
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.errors import CapacityError
-from stoker.node.limits import read_memory
+from stoker.node.memory_limits import read_memory
 from stoker.tiering.tier_dir import TierDir
 from stoker.types import format_bytes
 

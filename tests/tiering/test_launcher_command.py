@@ -13,7 +13,7 @@ import pytest
 
 RUNNER = """
 import os, sys
-from stoker.tiering.command import NotStarted, run_command
+from stoker.tiering.launcher import NotStarted, run_command
 try:
     sys.exit(run_command(sys.argv[1:], os.environ, lambda: open("tick", "w").close(), 0.05))
 except NotStarted as error:

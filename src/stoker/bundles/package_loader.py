@@ -35,7 +35,7 @@ class Loaded(Enum):
     """It is not there any more, or damaged; it is forgotten."""
 
 
-class Loader:
+class PackageLoader:
     """Loads packages into ``region``; belongs to one thread.
 
     A sample leaves only for one that is coming, and only when it was served in this epoch, as

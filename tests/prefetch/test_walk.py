@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.prefetch.feed import Feed, Segment
 from stoker.prefetch.progress import SERVED, STARTED, Marks
+from stoker.prefetch.walk import Segment, Walk
 
 SIZES = np.array([10, 20, 30, 40, 50, 60, 70, 80], np.int64)
 
@@ -21,159 +21,159 @@ def marks_of(length: int) -> Marks:
     return marks
 
 
-def take_all(feed: Feed, most: int = 10) -> list[list[int]]:
+def take_all(walk: Walk, most: int = 10) -> list[list[int]]:
     """Take groups until the window is full; return their ids."""
     groups = []
-    while (group := feed.take(most)) is not None:
+    while (group := walk.take(most)) is not None:
         groups.append(group.ids.tolist())
     return groups
 
 
 def test_the_window_bounds_what_is_handed_out() -> None:
-    feed = Feed(SIZES, 60)
+    walk = Walk(SIZES, 60)
     accesses = segment(0, 1, 2, 3)
-    feed.add(accesses)
-    assert sum(take_all(feed), []) == [0, 1, 2]  # noqa: RUF017
+    walk.add(accesses)
+    assert sum(take_all(walk), []) == [0, 1, 2]  # noqa: RUF017
     accesses.marks.served[0] = SERVED
-    assert feed.advance() == 1
-    assert take_all(feed) == []  # 50 bytes lie ready, 40 more would be too many
+    assert walk.advance() == 1
+    assert take_all(walk) == []  # 50 bytes lie ready, 40 more would be too many
     accesses.marks.served[1:3] = SERVED
-    assert feed.advance() == 3
-    assert take_all(feed) == [[3]]
+    assert walk.advance() == 3
+    assert take_all(walk) == [[3]]
 
 
 def test_a_group_holds_its_room_until_all_of_it_is_served() -> None:
-    feed = Feed(np.full(20, 10), 160)
+    walk = Walk(np.full(20, 10), 160)
     accesses = segment(*range(20))
-    feed.add(accesses)
-    assert take_all(feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    walk.add(accesses)
+    assert take_all(walk) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     accesses.marks.served[:3] = SERVED
-    assert feed.advance() == 0
-    assert take_all(feed) == []
+    assert walk.advance() == 0
+    assert take_all(walk) == []
     accesses.marks.served[3] = SERVED
-    assert feed.advance() == 4
-    assert take_all(feed) == [[16, 17, 18, 19]]
+    assert walk.advance() == 4
+    assert take_all(walk) == [[16, 17, 18, 19]]
 
 
 def test_what_is_cached_takes_up_no_room() -> None:
-    feed = Feed(np.full(20, 10), 40, reach_bytes=100)
+    walk = Walk(np.full(20, 10), 40, reach_bytes=100)
     accesses = segment(*range(20))
-    feed.add(accesses)
+    walk.add(accesses)
     near = []
     for _ in range(8):  # the first eight are hits
-        group = feed.take(1)
+        group = walk.take(1)
         assert group is not None
         near.append(group.is_near)
-        feed.keep_room_for(group.ids[:0])
+        walk.keep_room_for(group.ids[:0])
     assert near == [True] * 4 + [False] * 4
-    assert feed.held == 0
-    assert take_all(feed) == [[8], [9], [10]]  # no farther than the reach
-    assert feed.held == 30
+    assert walk.held == 0
+    assert take_all(walk) == [[8], [9], [10]]  # no farther than the reach
+    assert walk.held == 30
     accesses.marks.served[:2] = SERVED
-    assert feed.advance() == 2
-    assert take_all(feed) == [[11]]  # now the window is full
+    assert walk.advance() == 2
+    assert take_all(walk) == [[11]]  # now the window is full
     accesses.marks.served[2:9] = SERVED
-    assert feed.advance() == 9
-    assert take_all(feed) == [[12]]
+    assert walk.advance() == 9
+    assert take_all(walk) == [[12]]
 
 
 def test_a_sample_larger_than_the_window_is_left_to_the_workers() -> None:
-    feed = Feed(SIZES, 50)
+    walk = Walk(SIZES, 50)
     accesses = segment(0, 7, 1)
-    feed.add(accesses)
-    assert take_all(feed) == [[0]]
+    walk.add(accesses)
+    assert take_all(walk) == [[0]]
     accesses.marks.served[:2] = SERVED
-    assert feed.advance() == 2
-    assert take_all(feed) == [[1]]
+    assert walk.advance() == 2
+    assert take_all(walk) == [[1]]
 
 
 def test_it_says_when_the_window_is_full() -> None:
-    feed = Feed(SIZES, 60)
+    walk = Walk(SIZES, 60)
     accesses = segment(0, 1, 2, 3)
-    feed.add(accesses)
-    take_all(feed)
-    feed.confirm()
+    walk.add(accesses)
+    take_all(walk)
+    walk.confirm()
     assert (accesses.marks.handed_out, accesses.marks.is_full) == (3, True)
     accesses.marks.served[:3] = SERVED
-    feed.advance()
-    take_all(feed)
-    feed.confirm()
+    walk.advance()
+    take_all(walk)
+    walk.confirm()
     assert (accesses.marks.handed_out, accesses.marks.is_full) == (4, False)
 
 
 def test_no_window_hands_out_nothing() -> None:
-    feed = Feed(SIZES, 0)
-    feed.add(segment(0, 1))
-    assert take_all(feed) == []
+    walk = Walk(SIZES, 0)
+    walk.add(segment(0, 1))
+    assert take_all(walk) == []
 
 
 def test_marks_that_serve_a_later_epoch_end_the_one_before() -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     first, second = segment(0, 1, 2, 3), segment(4, 5, epoch=1)
-    feed.add(first)
-    feed.add(second)
-    assert take_all(feed, 2) == [[0, 1], [2, 3], [4, 5]]
+    walk.add(first)
+    walk.add(second)
+    assert take_all(walk, 2) == [[0, 1], [2, 3], [4, 5]]
     first.marks.begin(0.0)  # for the third epoch: nobody looked after the last access
-    assert feed.advance() == 4
+    assert walk.advance() == 4
 
 
 def test_nothing_is_handed_out_for_an_epoch_whose_marks_serve_a_later_one() -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     first = segment(0, 1, 2, 3)
-    feed.add(first)
+    walk.add(first)
     first.marks.begin(0.0)
-    assert take_all(feed, 2) == []
-    feed.confirm()
+    assert take_all(walk, 2) == []
+    walk.confirm()
     assert first.marks.handed_out == 0
 
 
 def test_it_says_how_far_it_is() -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     first, second = segment(0, 1, 2), segment(3, 4, epoch=1)
-    feed.add(first)
-    feed.add(second)
+    walk.add(first)
+    walk.add(second)
     assert not first.marks.is_attended
-    feed.take(2)
-    feed.confirm()
+    walk.take(2)
+    walk.confirm()
     assert first.marks.is_attended and second.marks.is_attended
     assert (first.marks.handed_out, second.marks.handed_out) == (2, 0)
-    take_all(feed)
-    feed.confirm()
+    take_all(walk)
+    walk.confirm()
     assert (first.marks.handed_out, second.marks.handed_out) == (3, 2)
 
 
 def test_what_a_worker_has_started_is_left_to_it() -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     accesses = segment(0, 1, 2, 3)
-    feed.add(accesses)
+    walk.add(accesses)
     accesses.marks.served[1:3] = STARTED
-    group = feed.take(4)
+    group = walk.take(4)
     assert group is not None and group.ids.tolist() == [0, 3]
-    assert feed.advance() == 0  # nothing is over yet
+    assert walk.advance() == 0  # nothing is over yet
 
 
 def test_it_goes_on_into_the_next_epoch() -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     first, second = segment(0, 1), segment(2, 3, epoch=1)
-    feed.add(first)
-    feed.add(second)
-    groups = [feed.take(10), feed.take(10)]
+    walk.add(first)
+    walk.add(second)
+    groups = [walk.take(10), walk.take(10)]
     assert [group.ids.tolist() for group in groups if group] == [[0, 1], [2, 3]]
     assert [group.position for group in groups if group] == [1, 3]
     first.marks.served[:] = SERVED
-    assert feed.advance() == 2
+    assert walk.advance() == 2
     second.marks.served[:] = SERVED
-    assert feed.advance() == 4
+    assert walk.advance() == 4
 
 
 def test_positions_go_on_after_a_reset() -> None:
-    feed = Feed(SIZES, 1000)
-    feed.add(segment(0, 1, 2))
-    feed.take(2)
-    feed.reset()
-    assert feed.take(2) is None
-    feed.add(segment(5, epoch=7))
-    group = feed.take(2)
+    walk = Walk(SIZES, 1000)
+    walk.add(segment(0, 1, 2))
+    walk.take(2)
+    walk.reset()
+    assert walk.take(2) is None
+    walk.add(segment(5, epoch=7))
+    group = walk.take(2)
     assert group is not None and group.position == 3
 
 
@@ -187,16 +187,16 @@ def test_every_access_once_in_order_within_the_window(
     lengths: list[int], window: int, steps: list[tuple[int, int]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    feed = Feed(SIZES, window)
+    walk = Walk(SIZES, window)
     segments = [
         segment(*rng.integers(0, len(SIZES), n).tolist(), epoch=e) for e, n in enumerate(lengths)
     ]
     for each in segments:
-        feed.add(each)
+        walk.add(each)
     everything = np.concatenate([each.ids for each in segments])
     done, begins, low = [], [], 0
     for most, served in steps:
-        group = feed.take(most)
+        group = walk.take(most)
         if group is not None:
             done += group.ids.tolist()
             assert group.position == len(done) - 1
@@ -212,15 +212,15 @@ def test_every_access_once_in_order_within_the_window(
             segments[place].marks.served[at] = SERVED
             low += 1
         # Up to the group that is not all served; segments without accesses are over at once.
-        assert feed.advance() == max(begin for begin in [*begins, len(done)] if begin <= low)
+        assert walk.advance() == max(begin for begin in [*begins, len(done)] if begin <= low)
     assert done == everything[: len(done)].tolist()
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_keys_follow_their_samples(most: int) -> None:
-    feed = Feed(SIZES, 1000)
+    walk = Walk(SIZES, 1000)
     ids = np.array([4, 2, 6], np.uint32)
-    feed.add(Segment(0, ids, ids * 1.5, marks_of(3), 1))
-    group = feed.take(most)
+    walk.add(Segment(0, ids, ids * 1.5, marks_of(3), 1))
+    group = walk.take(most)
     assert group is not None and group.keys is not None
     np.testing.assert_array_equal(group.keys, group.ids * 1.5)

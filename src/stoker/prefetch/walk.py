@@ -41,7 +41,7 @@ class Group(NamedTuple):
     ids: Ids
     keys: NDArray[np.float64] | None
     position: int
-    """Of the last one, counted since the feed began."""
+    """Of the last one, counted since the walk began."""
     segment: Segment
     places: NDArray[np.int64]
     """``i64[n]``: where each of ``ids`` stands in the segment."""
@@ -69,7 +69,7 @@ class _HandedOut(NamedTuple):
     """Bytes of the window that it takes up."""
 
 
-class Feed:
+class Walk:
     """The accesses of one rank still to come, and a window over them.
 
     The window begins with the first group that is not all served and holds ``window_bytes`` at
