@@ -190,7 +190,7 @@ def as_scorer(candidate: Any) -> Scorer:
     """
     if isinstance(candidate, Scorer):
         return candidate
-    check_members(candidate, "scorer", ("needs", "update"), "stoker.importance.base.Scorer")
+    check_members(candidate, "scorer", ("needs", "update"), "stoker.importance.Scorer")
     return _Completed(candidate)
 
 

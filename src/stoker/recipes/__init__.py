@@ -30,11 +30,13 @@ from stoker.recipes.contrib import base_cis, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.impact import impact
+from stoker.recipes.part import Same, part
 from stoker.recipes.shade import shade
 from stoker.recipes.spidercache import spidercache
 
 __all__ = [
     "Recipe",
+    "Same",
     "base_cis",
     "belady",
     "fifo",
@@ -49,6 +51,7 @@ __all__ = [
     "minio",
     "names",
     "oracle",
+    "part",
     "quiver",
     "random",
     "s3fifo",
