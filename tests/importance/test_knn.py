@@ -139,7 +139,7 @@ def test_the_old_graph_stays_if_none_can_be_built() -> None:
     index.changed(table.put(ids, random(400)))
     index._make = lambda **options: Full()
     index.changed(table.put(ids[:150], random(150)))
-    with pytest.warns(RuntimeWarning, match="could not be built anew .MemoryError"):
+    with pytest.warns(RuntimeWarning, match="could not be rebuilt .MemoryError"):
         index.wait()
     index.changed(table.put(ids[:50], random(50)))
     index.wait()
