@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import stoker
-from stoker.pytorch.decode import decode_image
+from stoker.images import decode_image
 from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.cli._demo_data import to_tensor
 from stoker.cli._digits import write_digits
-from stoker.pytorch import decode_image
+from stoker.images import decode_image
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource

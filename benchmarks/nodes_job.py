@@ -78,7 +78,7 @@ def main() -> None:
 
 def cached(loader: Any) -> list[int]:
     """Return the samples that this node's cache keeps."""
-    arena = loader._engine.cached.store.tier.arena
+    arena = loader.cache.store.tier.arena
     kept = [name for name in arena.stats()["regions"] if name != "window"]
     return [int(i) for name in kept for i in arena.list(name)]
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.pytorch.decode import decode_image
+from stoker.images import decode_image
 
 PLAIN, MEMORY = "torch's DataLoader", "torch's DataLoader, from memory"
 DEFAULT, ADAPTIVE = "foresight", "foresight, adaptive"

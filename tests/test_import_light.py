@@ -46,3 +46,16 @@ def test_import_starts_no_thread_and_no_process() -> None:
         "print(threading.active_count(), len(m.active_children()))"
     )
     assert done.stdout.split() == ["1", "0"], done.stderr
+
+
+def test_import_loads_few_modules_and_the_rest_when_it_is_used() -> None:
+    done = run(
+        "import stoker, sys\n"
+        "few = [m for m in sys.modules if m.split('.')[0] == 'stoker']\n"
+        "stoker.recipes.get('shade'), stoker.Arena, stoker.Feed, dir(stoker)\n"
+        "print(len(few), 'torch' in sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+    count, has_torch = done.stdout.split()
+    assert int(count) <= 60
+    assert has_torch == "False"

@@ -11,7 +11,8 @@
 
 Change three lines of a PyTorch script: ``stoker.ImageFolder`` for the data set,
 ``stoker.Loader`` for the loader, and ``with`` around it. Importing this package loads NumPy and
-the native core; torch is loaded when a name that needs it is first used.
+little else; the rest is loaded when a name that needs it is first used, torch by those of
+:mod:`stoker.pytorch` only. Without torch, :class:`stoker.Feed` gives batches of NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,21 +20,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stoker import errors, recipes
+from stoker import errors
 from stoker.plan import Plan
 from stoker.scores import Scores
-from stoker.store.arena import Arena
 from stoker.types import Outcome
 
 if TYPE_CHECKING:
+    from stoker import recipes
+    from stoker.feed import Feed
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
+    from stoker.store.arena import Arena
 
 __version__ = "0.1.0"
 
-_NEEDS_TORCH = ("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap")
+# What is loaded when it is first used: torch by the names of stoker.pytorch only.
+_LATER = {
+    "Arena": "stoker.store.arena",
+    "Feed": "stoker.feed",
+    **dict.fromkeys(("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap"), "stoker.pytorch"),
+}
 
 __all__ = [
     "Arena",
+    "Feed",
     "ImageFolder",
     "Loader",
     "Outcome",
@@ -48,10 +57,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        return getattr(import_module("stoker.pytorch"), name)
+    if name == "recipes":
+        return import_module("stoker.recipes")
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEEDS_TORCH})
+    return sorted({*globals(), *_LATER, "recipes"})

@@ -33,6 +33,7 @@ from stoker.bundles import package
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
+from stoker.images import decode_image
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
 from stoker.node import rendezvous
@@ -43,7 +44,6 @@ from stoker.pool import values as pool_frame
 from stoker.pool.pool_address import PoolAddress
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.process import Rank
-from stoker.pytorch.decode import decode_image
 from stoker.sim.trace import Trace
 from stoker.source.folder_listing import FolderCache, list_folder
 from stoker.source.in_memory import MemorySource

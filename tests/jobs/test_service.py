@@ -104,7 +104,7 @@ def test_jobs_go_on_when_it_is_killed_and_the_next_one_finds_their_caches() -> N
     with loader() as one:
         iterator = iter(one)
         got = [next(iterator) for _ in range(3)]
-        key = one._engine._setup.key
+        key = one._session.setup.key
         until(lambda: any(c["key"] == key for c in ask("list")["caches"]))
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -155,14 +155,14 @@ def test_a_job_gets_a_smaller_cache_or_a_clear_error() -> None:
     everything = int(numbers(200).sizes.sum())
     with loader(cache="100%") as one:
         iter(one)
-        assert one._engine.cached is not None
-        arena: Any = one._engine.cached.store.tier.arena  # type: ignore[attr-defined]
+        assert one.cache is not None
+        arena: Any = one.cache.store.tier.arena  # type: ignore[attr-defined]
         needed = arena.overhead_bytes + arena.capacity_bytes
     less = pytest.warns(RuntimeWarning, match="no room for more")
     with running(memory=needed - everything // 2), less, loader(cache="100%") as one:
         assert len(list(one)) == 20
-        assert one._engine.cached is not None
-        held_bytes = one._engine.cached.store.tier.stats()["capacity_bytes"]
+        assert one.cache is not None
+        held_bytes = one.cache.store.tier.stats()["capacity_bytes"]
         assert everything * 0.2 < held_bytes < everything
     with running(memory=10), loader() as one, pytest.raises(CapacityError, match="--memory"):
         iter(one)

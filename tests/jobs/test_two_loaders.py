@@ -34,8 +34,8 @@ def loader(recipe: Any = "belady", seed: int = 0, **options: Any) -> Loader:
 
 
 def arena_of(one: Loader) -> Any:
-    assert one._engine.cached is not None
-    return one._engine.cached.store.tier.arena  # type: ignore[attr-defined]
+    assert one.cache is not None
+    return one.cache.store.tier.arena  # type: ignore[attr-defined]
 
 
 def keys_of(one: Loader) -> dict[int, float]:
@@ -83,7 +83,7 @@ def test_a_job_that_comes_and_goes_leaves_the_keys_of_one() -> None:
             next(iterator)
         time.sleep(0.15)  # what is known of others' lives may be that old
         next(iterator)
-        plan = one._planner.plan(one._controller.walk.start)  # type: ignore[union-attr]
+        plan = one._session.controller.planner.plan(one._session.controller.walk.start)  # type: ignore[union-attr]
         # A copy outside keeps its key of the next access, one passed by has that after it.
         keys = keys_of(one)
         first = plan.first_use(NUM)
@@ -97,15 +97,15 @@ def test_the_keys_of_two_jobs_are_the_sooner_next_use() -> None:
     with ExitStack() as stack:
         jobs = [stack.enter_context(loader(seed=seed)) for seed in range(2)]
         together(jobs, 2)
-        board = jobs[0]._engine._setup.member._board  # type: ignore[union-attr]
+        board = jobs[0]._session.setup.member._board  # type: ignore[union-attr]
         assert board.kind is Kind.TIME
         assert len(board.owners()) == 2
         iterators = [iter(each) for each in jobs]
         for iterator in iterators:
             next(iterator)
-        policies = [each._engine._setup.policy for each in jobs]
+        policies = [each._session.setup.policy for each in jobs]
         ids = np.arange(NUM, dtype=np.uint32)
-        plans = [each._controller._followed for each in jobs]
+        plans = [each._session.controller._followed for each in jobs]
         merged = [p.keys_now(ids, None, plan) for p, plan in zip(policies, plans, strict=True)]
         assert merged[0] is not None
         assert merged[1] is not None
@@ -153,7 +153,7 @@ def test_score_jobs_share_and_each_serves_each_sample_once(recipe: str) -> None:
     with ExitStack() as stack:
         jobs = [stack.enter_context(loader(made, seed, epochs=4, cache="40%")) for seed in range(2)]
         seen = together(jobs, 4, losses)
-        board = jobs[0]._engine._setup.member._board  # type: ignore[union-attr]
+        board = jobs[0]._session.setup.member._board  # type: ignore[union-attr]
         assert board.kind is Kind.SCORE
         values = board.value[board.owners()]
         known = (values > 0).all(axis=0)
@@ -192,7 +192,7 @@ def test_a_killed_job_stops_counting_and_keys_are_written_anew() -> None:
         assert other.stdout is not None
         with other.stdout:
             assert other.stdout.readline() == "there\n"
-            member = one._engine._setup.member
+            member = one._session.setup.member
             assert member is not None
             iterator = iter(one)
             next(iterator)
@@ -243,7 +243,7 @@ def test_s4_a_probe_measures_what_the_cache_gains_and_nothing_else(
     with one:
         together([one], 1)
         assert benefit_of("probed") >= 1
-        member = one._engine._setup.member
+        member = one._session.setup.member
         assert member is not None
         monkeypatch.setattr(member._board, "clock", lambda: source.given.array[0] / rate)
         together([one], 2)
@@ -271,8 +271,8 @@ def test_s4_the_estimate_counts_what_is_read_ahead_and_stays(compute: float) -> 
         # The storage is never faster than that, and never busier than all the time.
         least, most = 5 / rate / batch_seconds, 1 / (1 - one.epoch_stats[-1].hit_ratio)
         assert all(0.9 * least <= benefit <= 1.1 * most for benefit in seen), (least, seen, most)
-        assert one._engine.cached is not None
-        counted = one._engine.cached.store.totals()
+        assert one.cache is not None
+        counted = one.cache.store.totals()
         assert counted["read"] + counted["read_ahead"] == source.given.array[0]
         assert counted["read_ahead"] > 0
         assert counted["ahead_seconds"] >= 0.99 * counted["read_ahead"] / rate
@@ -298,7 +298,7 @@ def test_only_the_job_that_came_first_arranges_the_cache() -> None:
         second = stack.enter_context(loader(made, 1, epochs=3, cache="40%"))
         iter(first)
         iter(second)
-        members = [each._engine._setup.member for each in (first, second)]
+        members = [each._session.setup.member for each in (first, second)]
         assert [member.arranges for member in members if member is not None] == [True, False]
         first.close()
         time.sleep(0.15)

@@ -19,7 +19,7 @@ def loader_of(**arguments: Any) -> Loader:
 
 def cached_in(loader: Loader) -> list[int]:
     """The samples that the cache of this node has, outside of the window."""
-    arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+    arena = loader.cache.store.tier.arena  # type: ignore[union-attr]
     regions = [name for name in arena.stats()["regions"] if name != "window"]
     return sorted(int(i) for name in regions for i in arena.list(name))
 

@@ -212,15 +212,15 @@ class Rank:
 
     def iterator(self) -> Any:
         """The iterator of the epoch in progress, or the next one; None: there are no more."""
-        engine: Any = self.loader._engine
-        if self.running is not None and self.loader._controller.walk is not None:
+        session: Any = self.loader._session
+        if self.running is not None and self.loader._session.controller.walk is not None:
             return self.running
-        epoch = self.loader._planner.coming.epoch
+        epoch = self.loader._session.controller.planner.coming.epoch
         if epoch >= EPOCHS:
             return None
         self.running = iter(self.loader)
-        store = engine.cached.store
-        plan = self.loader._planner.whole(epoch).ids.tolist()
+        store = session.cached.store
+        plan = self.loader._session.controller.planner.whole(epoch).ids.tolist()
         assert self.plans.setdefault(epoch, plan) == plan, "the plan of an epoch is one"
         if store.places is not None:
             low = set(np.flatnonzero(store.places.array == HighLow.LOW).tolist())

@@ -199,7 +199,7 @@ def test_newcomer_3_packages_shrink_with_the_cache(name: str) -> None:
     rescore = (lambda batch: signals(*batch)["losses"]) if name == "impact" else None
     warm_up = {"warm_up": 1} | ({"max_warm_up": 2} if name == "impact" else {})
     loader = loader_of(getattr(recipes, name)(**warm_up), cache="40%", rescore=rescore)
-    setup = loader._engine._setup
+    setup = loader._session.setup
     assert setup.recipe.packaging is not None
     assert setup.recipe.packaging.min_bytes == setup.capacity // 20
     visit_once_each(loader)

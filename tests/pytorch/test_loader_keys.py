@@ -53,9 +53,9 @@ def test_keys_are_those_of_the_policy() -> None:
     ) as loader:
         for _ in range(2):
             last = list(loader)[-1].numpy()
-        assert loader._engine.cached is not None
-        tier: Any = loader._engine.cached.store.tier
-        following = loader._planner.order(Cursor(2))
+        assert loader.cache is not None
+        tier: Any = loader.cache.store.tier
+        following = loader._session.controller.planner.order(Cursor(2))
         places = {int(i): n for n, i in enumerate(following.ids)}
         expected = [-(following.start + places[int(i)]) for i in last]
         assert tier.arena.keys(last.astype(np.uint32)).tolist() == expected

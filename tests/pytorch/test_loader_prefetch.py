@@ -54,7 +54,7 @@ def test_each_access_once_and_each_read_counted(recipe: str, num_workers: int) -
         for _ in range(3):
             seen = np.concatenate([batch.numpy() for batch in loader])
             assert sorted(seen.tolist()) == list(range(NUM))
-        assert loader._controller.opened.ahead is not None
+        assert loader._session.controller.opened.ahead is not None
         stats = loader.stats
         reads = int(dataset.source.reads.sum())
     assert stats.accesses == 3 * NUM == stats.hits + stats.fetched
@@ -162,7 +162,7 @@ def test_killed_again_and_again_the_epoch_goes_on() -> None:
 def test_switched_off() -> None:
     with Loader(slow_dataset(0), batch_size=16, cache="20%", prefetch_bytes=0) as loader:
         assert sum(len(batch) for batch in loader) == NUM
-        assert loader._controller.opened.ahead is None
+        assert loader._session.controller.opened.ahead is None
         assert not prefetchers()
 
 

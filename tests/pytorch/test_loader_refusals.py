@@ -176,7 +176,7 @@ def test_no_more_is_reserved_than_the_samples_need(image_root: Path) -> None:
         for _ in range(2):
             list(loader)
         assert loader.epoch_stats[1].hit_ratio == 1
-        capacity = loader._engine.cached.store.tier.stats()["capacity_bytes"]  # type: ignore[union-attr]
+        capacity = loader.cache.store.tier.stats()["capacity_bytes"]  # type: ignore[union-attr]
         assert capacity < 1 << 20
 
 

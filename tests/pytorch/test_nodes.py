@@ -174,11 +174,11 @@ def train_impact(rank: int, cache: str) -> tuple[list[int], list[int], float]:
             for _, meta in loader:
                 loader.observe(loss_of(meta.ids, epoch), meta=meta)
             distributed.barrier()
-        arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+        arena = loader.cache.store.tier.arena  # type: ignore[union-attr]
         kept = arena.list("S").tolist()
         region = arena.stats()["regions"]["S"]
         distributed.barrier()
-        volatile = np.flatnonzero(loader._controller.agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
+        volatile = np.flatnonzero(loader._session.controller.agreement.agreed.volatile).tolist()  # type: ignore[union-attr]
         return kept, volatile, region["bytes"] / region["budget"]
 
 

@@ -45,7 +45,7 @@ def train(rank: int, port: int, options: dict[str, Any]) -> list[dict[str, Any]]
             for batch, meta in loader:
                 steps.append(batch.tolist())
                 served |= set(meta.ids.tolist())
-            store: Any = loader._engine.cached.store  # type: ignore[union-attr]
+            store: Any = loader.cache.store  # type: ignore[union-attr]
             kept = set(cached_in(loader))
             epochs.append(
                 {

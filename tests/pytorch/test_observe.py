@@ -175,7 +175,7 @@ def test_losses_elsewhere_are_copied_while_computing_goes_on(
         return copies[-1]
 
     monkeypatch.setattr(observe, "start_copy", start_copy)
-    observer = loader._controller.observer
+    observer = loader._session.controller.observer
     iterator = iter(loader)
     for number in range(5):
         batch, _ = next(iterator)

@@ -101,7 +101,7 @@ def test_s8_without_rescore_nothing_is_reserved_for_it_and_that_is_said(evaluati
     with loader, loader_of(recipes.impact(evaluation="history", **options)) as plain:
         assert (train(loader, 4) == train(plain, 4)).all()
         assert loader.epoch_stats[-1].hits == plain.epoch_stats[-1].hits
-        arena = loader._engine.cached.store.tier.arena  # type: ignore[union-attr]
+        arena = loader.cache.store.tier.arena  # type: ignore[union-attr]
         assert "S" not in arena.stats()["regions"]
 
 

@@ -379,7 +379,7 @@ def test_a_policy_that_looks_ahead_and_prefetch_follow_the_cursor() -> None:
         loader.load_state_dict(state)  # also in a loader whose prefetch is elsewhere
         assert begun + batches(loader) == expected[1]
         assert batches(loader) == expected[2]
-        assert loader._controller.opened.ahead is not None
+        assert loader._session.controller.opened.ahead is not None
         assert loader.epoch_stats[-1].hit_ratio > 0.3
     with resumed(state, slow, num_workers=2, **options) as loader:
         assert begun + batches(loader) == expected[1]
@@ -458,14 +458,14 @@ def test_s1_batches_of_an_abandoned_epoch_claim_nothing_in_the_next() -> None:
         batches(loader)
         held.hold(after=8)
         batches(iter(loader), 1)  # the worker stands in the second batch, with others to come
-        engine: Any = loader._engine
-        begin = engine._placing.begin_epoch
+        session: Any = loader._session
+        begin = session._placing.begin_epoch
 
         def begin_and_let_go(*arguments: Any) -> None:
             begin(*arguments)
             held.let_go()
 
-        engine._placing.begin_epoch = begin_and_let_go
+        session._placing.begin_epoch = begin_and_let_go
         assert sorted(i for batch in batches(loader) for i in batch) == list(range(NUM))
 
 

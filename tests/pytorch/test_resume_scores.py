@@ -55,7 +55,7 @@ class Run:
 
     def go(self, stop: int | None = None) -> Any:
         """Train to the end, or return a state after ``stop`` steps of this run."""
-        epoch = self.loader._planner.coming.epoch
+        epoch = self.loader._session.controller.planner.coming.epoch
         while epoch < EPOCHS:
             for ids, _, meta in self.loader:
                 losses = ((ids * 37 + self.step * 11) % 101).double() / 50
@@ -72,9 +72,9 @@ class Run:
 
     def note_plan(self, epoch: int) -> None:
         """Note what the epoch is to serve, and which of it nothing else may stand in for."""
-        self.plans[epoch] = self.loader._planner.whole(epoch).ids.tolist()
-        engine: Any = self.loader._engine
-        places = engine.cached.store.places
+        self.plans[epoch] = self.loader._session.controller.planner.whole(epoch).ids.tolist()
+        session: Any = self.loader._session
+        places = session.cached.store.places
         if places is not None:
             self.high[epoch] = np.flatnonzero(places.array != HighLow.LOW).tolist()
 
@@ -135,7 +135,7 @@ def test_the_running_epoch_is_finished_by_another_number_of_ranks() -> None:
         state = reloaded(run.go(25))
         epoch = run.batches[-1][0]
         before = [i for e, ids, _ in run.batches for i in ids if e == epoch]
-        plan = loader._planner.whole(epoch).ids.tolist()
+        plan = loader._session.controller.planner.whole(epoch).ids.tolist()
     assert 0 < len(before) < len(plan) < NUM
     rest: list[int] = []
     for rank in range(2):

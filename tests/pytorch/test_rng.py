@@ -5,7 +5,8 @@ import random
 import numpy as np
 import torch
 
-from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
+from stoker.epoch.seeds import sample_seeds
+from stoker.pytorch.rng import preserved_generators, seed_generators
 
 
 def draws() -> tuple[float, float, float]:

@@ -130,7 +130,7 @@ def train(rank: int, name: str) -> Any:
                 count += 1
             assert count == expected > 0
             lengths.append(count)
-            orders.append(loader._planner.identity(epoch))
+            orders.append(loader._session.controller.planner.identity(epoch))
             loader.end_epoch(accuracy=0.1 * epoch if rank == 0 else None)
         iter(loader)  # ranks agree when an epoch begins
         scores = loader.scores
@@ -169,7 +169,7 @@ def test_substitute_embedding_under_its_own_id() -> None:
             loader.observe(f(ids), embeddings=embeddings_of(ids), labels=ids % 3)
             asked += int((loader.last_outcomes == Outcome.SUBSTITUTED).sum())
         _ = loader.scores  # waits for the thread that scores
-        known: Any = loader._controller.observer.scorer
+        known: Any = loader._session.controller.observer.scorer
         state = known.state_dict()
     assert asked > 20
     ids = torch.from_numpy(state["ids"].astype(np.int64))
@@ -210,7 +210,7 @@ def test_hardest_samples_are_visited_and_kept() -> None:
             for ids, _ in loader:
                 loader.observe((ids < 30).double() + 0.01)
                 np.add.at(visits, ids.numpy(), epoch > 0)
-        cached: Any = loader._engine.cached
+        cached: Any = loader.cache
         held = cached.store.tier.list("main")
     assert visits[:30].mean() > 10 * visits[30:].mean()
     assert set(range(30)) <= set(held.tolist())
@@ -224,7 +224,7 @@ def test_keys_follow_scores_at_once() -> None:
     with loader_of(scored(), cache="100%") as loader:
         cached: Any = None
         for ids, _ in loader:
-            cached = loader._engine.cached
+            cached = loader.cache
             loader.observe(f(ids))
         arena = cached.store.tier.arena
         # The keys are not to be read out; what is evicted first says what they are.
@@ -241,6 +241,6 @@ def test_s14_ties_favour_no_class() -> None:
         for _ in range(3):
             for ids, _ in loader:
                 loader.observe(torch.ones(len(ids)))
-        cached: Any = loader._engine.cached
+        cached: Any = loader.cache
         held = cached.store.tier.list("main")
     assert abs((held < NUM // 2).mean() - 0.5) < 0.1

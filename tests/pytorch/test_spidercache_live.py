@@ -49,7 +49,7 @@ def train(rank: int) -> dict[str, Any]:
                 substitutes += loader.last_ids[taken].tolist()
                 if rank == 0:
                     loader.observe(torch.ones(len(batch)))
-        cached: Any = loader._engine.cached
+        cached: Any = loader.cache
         distributed.barrier()
         keys = cached.store.tier.list("homophily").tolist()
         distributed.barrier()
@@ -69,7 +69,7 @@ def take_slowly(loader: Loader, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch, each once the prefetch process has seen to it."""
     batches = iter(loader)
     for number in range(len(loader)):
-        marks = loader._controller.opened.ahead.progress._marks(epoch)  # type: ignore[union-attr]
+        marks = loader._session.controller.opened.ahead.progress._marks(epoch)  # type: ignore[union-attr]
         deadline = time.monotonic() + 60
         end = (number + 1) * BATCH
         while marks.handed_out < end and (marks.served[end - BATCH : end] != SERVED).any():

@@ -47,7 +47,7 @@ def test_corrupt_samples_are_not_cached() -> None:
 
 def test_bytes_from_source_are_the_encoded_ones(jpeg: Callable[..., bytes]) -> None:
     source = MemorySource([jpeg(64, 64, seed=seed) for seed in range(10)])
-    from stoker.pytorch import decode_image
+    from stoker.images import decode_image
 
     dataset = SampleDataset(source, decode_image)
     with Loader(dataset, batch_size=5, cache="100%", cache_stage="decoded") as loader:

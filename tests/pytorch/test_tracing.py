@@ -197,7 +197,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path):
     with make(link) as loader:
         train(loader, 1)
         full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, loader._engine._tracer._file._fd)
+        os.dup2(full, loader._session._tracer._file._fd)
         os.close(full)
         with pytest.warns(RuntimeWarning, match="training goes on") as told:
             assert len(train(loader, 2)) == 2 * -(-N // BATCH)

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.pytorch import SampleDataset, decode_image
+from stoker.images import decode_image
+from stoker.pytorch import SampleDataset
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from stoker.images import decode_image
 from stoker.pytorch import ImageFolder, Loader
-from stoker.pytorch.decode import decode_image
 
 EpochTimer = Callable[[], float]
 """Runs one epoch without training and returns its seconds per sample."""

@@ -229,7 +229,7 @@ def _decode_seconds(source: Source, samples: list[bytes]) -> float | None:
     is_image = source.name(0).lower().endswith(IMAGE_EXTENSIONS)
     if not is_image or importlib.util.find_spec("torch") is None:
         return None
-    from stoker.pytorch.decode import decode_image
+    from stoker.images import decode_image
 
     try:
         decode_image(samples[0])  # loads the decoder

@@ -13,7 +13,6 @@ from stoker.epoch.batch import Failure
 from stoker.epoch.stats import Stats
 from stoker.pytorch.cached import CachedDataset, with_cache
 from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
-from stoker.pytorch.decode import decode_image
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.losses import per_sample_loss
@@ -33,7 +32,6 @@ __all__ = [
     "Stats",
     "WithIds",
     "WrappedDataset",
-    "decode_image",
     "per_sample_loss",
     "with_cache",
     "wrap",

@@ -11,9 +11,10 @@ from torch.utils.data import Dataset, get_worker_info
 from stoker.epoch.batch import Failure, Request
 from stoker.epoch.cached import CachedSamples, Fetched
 from stoker.epoch.on_error import OnError, Replacer
+from stoker.epoch.seeds import sample_seeds
 from stoker.prefetch.progress import Progress
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.pytorch.rng import preserved_generators, sample_seeds, seed_generators
+from stoker.pytorch.rng import preserved_generators, seed_generators
 from stoker.types import Outcome
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from stoker.epoch.samples import Decode, Samples, call_decode
 from stoker.errors import ConfigError
-from stoker.pytorch.decode import decode_image, to_pil
+from stoker.images import decode_image, to_pil
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, read_whole
@@ -130,7 +130,7 @@ class ImageFolder(SourceDataset):
     spares making the PIL image (some 7 µs). ``decode`` replaces the built-in decoder: it gets the
     bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside it.
     ``target_transform`` gets the class number. Images of more than ``max_pixels`` are corrupt
-    samples; the default is Pillow's limit, see :func:`~stoker.pytorch.decode.decode_image`.
+    samples; the default is Pillow's limit, see :func:`~stoker.images.decode_image`.
 
     Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images,
     ``storage_options`` or ``pace`` for a directory, and what

@@ -19,37 +19,34 @@ from stoker.epoch.arguments import (
     as_scored,
     check_accuracy,
     check_epochs,
-    check_known_end,
     check_own_order,
-    check_rescore,
     needs_scores,
     without_accuracy,
 )
 from stoker.epoch.batch import Failure, ServedBatch
-from stoker.epoch.controller import Controller
+from stoker.epoch.cached import CachedSamples
 from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.export import export_scores
 from stoker.epoch.on_error import OnError, check_on_error
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.records import Records
+from stoker.epoch.session import Network, Session, SessionSettings
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
-from stoker.epoch.state import Owner, RankState, dataset_name
+from stoker.epoch.state import RankState
 from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
-from stoker.importance.base import as_scorer
 from stoker.jobs.member import Sharing
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
 from stoker.pytorch.meta import Envelope, Meta, attach
 from stoker.pytorch.plan_sampler import PlanSampler
 from stoker.pytorch.population import DatasetPopulation
-from stoker.pytorch.ranks import current_ranks
+from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero
 from stoker.pytorch.signals import Shown
 from stoker.pytorch.state import array_of, tensor_of
 from stoker.recipes import as_recipe
-from stoker.recipes.base import Recipe, uniform
+from stoker.recipes.base import Recipe
 from stoker.recipes.baselines import minio
 from stoker.scores import Scores
 from stoker.types import parse_bytes
@@ -181,38 +178,32 @@ class Loader(DataLoader[Any]):
         )
         self._ranks = LazyRanks(rank, world_size, current_ranks)
         self._seed = seed if generator is None else generator.initial_seed() % 2**64
-        scores = Scores(self._population.num_samples)
-        scorer = as_scorer(self._recipe.scorer(len(scores)))
-        check_rescore(rescore, self._recipe, scorer)
-        if not own_order:
-            check_known_end(self._recipe, epochs)
-        self._records = Records(self._population.num_samples)
-        settings = EpochSettings(
-            seed=self._seed,
-            epochs=epochs,
-            batch_size=batch_size,
-            shuffle=shuffle is not False,
-            drop_last=drop_last,
-            is_planned=not own_order,
-            needs_scores=needs_scores(self._recipe),
-            ranks_substitute=self._recipe.substitution is not None,
-            without_accuracy="" if own_order else without_accuracy(self._recipe),
-            probe=sharing.probe,
+        self._session = Session(
+            setup,
+            EpochSettings(
+                seed=self._seed,
+                epochs=epochs,
+                batch_size=batch_size,
+                shuffle=shuffle is not False,
+                drop_last=drop_last,
+                is_planned=not own_order,
+                needs_scores=needs_scores(self._recipe),
+                ranks_substitute=self._recipe.substitution is not None,
+                without_accuracy="" if own_order else without_accuracy(self._recipe),
+                probe=sharing.probe,
+            ),
+            SessionSettings(
+                parse_bytes(prefetch_bytes, name="prefetch_bytes"),
+                sharing,
+                locality,
+                trace_path(trace),
+            ),
+            self._ranks,
+            Network(from_rank_zero, find_nodes, joined),
+            rescore,
         )
-        self._controller = Controller(
-            settings,
-            self._population,
-            self._recipe.sampler if settings.shuffle else uniform,
-            setup.policy,
-            scores,
-            scorer,
-            ranks=self._ranks,
-            backward=None if self._recipe.backward is None else self._recipe.backward(),
-            records=self._records,
-            join=joined,
-        )
+        self._controller = self._session.controller
         self._planner = self._controller.planner
-        self._planner.check_step()
         super().__init__(
             dataset,
             batch_size,
@@ -232,17 +223,7 @@ class Loader(DataLoader[Any]):
         self._own_order = own_order
         self._return_meta = return_meta
         self._epochs = epochs
-        self._engine = Engine(
-            setup,
-            self._ranks,
-            self._controller,
-            on_error=on_error,
-            prefetch_bytes=parse_bytes(prefetch_bytes, name="prefetch_bytes"),
-            rescore=rescore,
-            locality=locality and settings.shuffle,
-            sharing=sharing,
-            trace=trace_path(trace),
-        )
+        self._engine = Engine(self._session, self._ranks, on_error=on_error, rescore=rescore)
         self._running: weakref.ref[LoaderIterator] | None = None
         self._closed = False
 
@@ -252,7 +233,7 @@ class Loader(DataLoader[Any]):
         """Begin the next epoch; one that was not finished counts as used up."""
         self._check_open()
         self.finish_epoch()
-        self._engine.open(self)
+        self._session.open(self.num_workers)
         iterator = LoaderIterator(self)
         self._running = weakref.ref(iterator)
         return iterator
@@ -304,9 +285,10 @@ class Loader(DataLoader[Any]):
         self.finish_epoch()
         self._controller.tell(accuracy)
         told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
-        if self._records.epochs:
-            last = self._records.epochs[-1]
-            log.info("epoch %d%s: %s; %s", self._records.epoch, told, last.summary, last.verdict)
+        if self._session.records.epochs:
+            last = self._session.records.epochs[-1]
+            epoch = self._session.records.epoch
+            log.info("epoch %d%s: %s; %s", epoch, told, last.summary, last.verdict)
 
     # --- losses ---
 
@@ -362,6 +344,11 @@ class Loader(DataLoader[Any]):
         return self._engine.observer.weights()
 
     @property
+    def cache(self) -> CachedSamples | None:
+        """The samples through the cache, for a look at what it holds; None before iterating."""
+        return self._session.cached
+
+    @property
     def scores(self) -> Scores:
         """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
         return self._controller.observer.scores
@@ -396,12 +383,12 @@ class Loader(DataLoader[Any]):
     @property
     def epoch_stats(self) -> list[Stats]:
         """Stats of each epoch that has ended since the loader was made, abandoned ones included."""
-        return list(self._records.epochs)
+        return list(self._session.records.epochs)
 
     @property
     def quarantine(self) -> list[Failure]:
         """Samples that could not be served and were replaced, each once, with the last reason."""
-        return list(self._records.failures.values())
+        return list(self._session.records.failures.values())
 
     # --- going on in another run ---
 
@@ -417,8 +404,7 @@ class Loader(DataLoader[Any]):
         batches come out of order (``in_order=False``).
         """
         self._check_open()
-        owner = self._owner(self._controller.identity())
-        return self._engine.save(self, owner).to_dict(tensor_of)
+        return self._engine.save(self).to_dict(tensor_of)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the loader that gave this state was: with the samples not yet handed out.
@@ -437,8 +423,6 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         state = RankState.from_dict(state_dict, array_of)
-        owner = self._owner(self._controller.identity_of(state))
-        state.refuse_other(owner, self._population.num_samples)
         self._engine.restore(self, state)
         self._tell_epoch(state.cursor.epoch)
 
@@ -460,7 +444,7 @@ class Loader(DataLoader[Any]):
 
     def __repr__(self) -> str:
         return (
-            f"<Loader of {self._engine}, in batches of {self.batch_size} "
+            f"<Loader of {self._session.setup}, in batches of {self.batch_size} "
             f"by {self.num_workers} workers>"
         )
 
@@ -487,12 +471,12 @@ class Loader(DataLoader[Any]):
 
     def receive(self, envelope: Envelope) -> Any:
         """Note what came, and return the batch as the training loop gets it."""
-        meta = self._engine.receive(envelope)
+        meta = self._controller.receive(envelope.meta, envelope.failures, envelope.missed)
         return attach(envelope.batch, meta) if self._return_meta else envelope.batch
 
     def add_stall(self, seconds: float, computed: float) -> None:
         """Count time that the training loop waited, of which its thread ``computed`` that much."""
-        self._records.add_stall(seconds, computed)
+        self._session.records.add_stall(seconds, computed)
 
     def finish_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
@@ -525,16 +509,3 @@ class Loader(DataLoader[Any]):
         if last is None:
             raise ConfigError("there is no batch yet in this epoch: iterate first")
         return last
-
-    def _owner(self, plan: str) -> Owner:
-        """Return what a state of this loader belongs to, whose plan is ``plan``."""
-        ranks = self._ranks.now()
-        return Owner(
-            dataset=dataset_name(self._population.base.source, self._population.label),
-            num_samples=len(self._population),
-            seed=self._seed,
-            recipe=self._recipe.name,
-            plan=plan,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-        )

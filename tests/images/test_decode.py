@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.pytorch import ImageFolder, decode
-from stoker.pytorch.decode import decode_image, to_pil
+from stoker.images import decode, decode_image, to_pil
+from stoker.pytorch import ImageFolder
 
 
 @pytest.fixture(params=["simplejpeg", "pillow"])

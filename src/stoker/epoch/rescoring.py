@@ -1,21 +1,15 @@
-"""Samples that are scored anew by a forward pass before a plan is made."""
+"""Samples that are scored again by a forward pass before a plan is made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import Ranks
-from stoker.pytorch.meta import Envelope
-from stoker.pytorch.observe import TensorObserver
 from stoker.store.tier import Keys
-
-Rescore = Callable[[Any], Any]
-"""The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 
 def rescoring_specs(
@@ -37,9 +31,3 @@ def rescoring_specs(
         part = own[begin : begin + size]
         places = part.astype(np.int64)
         yield BatchSpec(part, places, keys=keys(part), first=begin, single=batch_size is None)
-
-
-def score_anew(envelopes: Iterable[Envelope], rescore: Rescore, observer: TensorObserver) -> None:
-    """Give the losses of all batches to the scorer; raises what ``rescore`` does."""
-    for envelope in envelopes:
-        observer.rescore(envelope.meta, rescore(envelope.batch))

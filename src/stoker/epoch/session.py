@@ -1,0 +1,362 @@
+"""One rank's training, whatever framework trains: its cache, and its epochs on their way."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cluster import Collective
+from stoker.epoch.arguments import check_known_end, check_rescore
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.controller import Begun, Controller, Opened, Rescore
+from stoker.epoch.nodes import Locality, Nodes
+from stoker.epoch.placing import Placing, make_packager
+from stoker.epoch.planner import BatchSpec
+from stoker.epoch.ranks import Agree, LazyRanks, Ranks, is_first_on_node
+from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.epoch.records import Records
+from stoker.epoch.requests import RequestSampler
+from stoker.epoch.settings import EpochSettings
+from stoker.epoch.setup import CacheSetup
+from stoker.epoch.state import Owner, RankState, dataset_name
+from stoker.epoch.trace_file import check_continues
+from stoker.epoch.tracing import Tracer, rank_path
+from stoker.errors import StokerError
+from stoker.importance.base import as_scorer
+from stoker.jobs.board import JobTable
+from stoker.jobs.member import Member, Sharing, token_of
+from stoker.jobs.merged import Merged
+from stoker.prefetch.progress import Progress
+from stoker.recipes.base import uniform
+from stoker.scores import Scores
+from stoker.store.registry import SharedArena
+
+log = logging.getLogger("stoker")
+
+
+class Network(NamedTuple):
+    """How the ranks of a framework speak with each other."""
+
+    agree: Agree
+    """Asks rank 0."""
+    find_nodes: Callable[[Ranks], Nodes | None]
+    """Returns the nodes of the job; None if they are not known, or there is one."""
+    join: Callable[[int, int], Collective]
+    """Returns what exchanges arrays between ranks, given rank and world size."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How a session reads, beside what its epochs are like."""
+
+    prefetch_bytes: int
+    """Most bytes that may be read ahead for the ranks of this machine, on top of the cache."""
+    sharing: Sharing
+    """How this job and others that share its cache agree."""
+    locality: bool = True
+    """Whether ranks prefer samples that their node keeps."""
+    trace: Path | None = None
+    """Where to write down what happens."""
+
+
+class Session:
+    """Opens the cache of ``setup``, and takes one rank through its epochs.
+
+    A front end (the Loader, the Feed) has :attr:`requests` served by whatever threads or processes
+    it runs, and tells the :attr:`controller` what came of them. ``rescore`` is the user's function,
+    or None. Used by the training process only, from one thread.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense together.
+    """
+
+    def __init__(
+        self,
+        setup: CacheSetup,
+        epochs: EpochSettings,
+        settings: SessionSettings,
+        ranks: LazyRanks,
+        network: Network,
+        rescore: Any = None,
+    ) -> None:
+        recipe, num_samples = setup.recipe, setup.population.num_samples
+        scorer = as_scorer(recipe.scorer(num_samples))
+        check_rescore(rescore, recipe, scorer)
+        if epochs.is_planned:
+            check_known_end(recipe, epochs.epochs)
+        self.setup = setup
+        self.records = Records(num_samples)
+        """What was counted."""
+        self.controller = Controller(
+            epochs,
+            setup.population,
+            recipe.sampler if epochs.shuffle else uniform,
+            setup.policy,
+            Scores(num_samples),
+            scorer,
+            ranks=ranks,
+            backward=None if recipe.backward is None else recipe.backward(),
+            records=self.records,
+            join=network.join,
+        )
+        """Takes this rank through its epochs."""
+        self.controller.planner.check_step()
+        self.requests = RequestSampler()
+        """The batches of the epoch in progress."""
+        self.cached: CachedSamples | None = None
+        """The samples through the cache, once it is open."""
+        self.aside: CachedSamples | None = None
+        """The same for batches that are none of training's, where there are any."""
+        self._epochs, self._settings = epochs, settings
+        self._ranks, self._network = ranks, network
+        self._rescores = rescore is not None
+        self._placing: Placing | None = None
+        self._ahead: ReadAhead | None = None
+        self._tracer: Tracer | None = None
+        self._iterations = self._workers = 0
+        if settings.trace is not None:
+            check_continues(settings.trace, self._identity())
+
+    # --- the cache ---
+
+    def open(self, workers: int) -> CachedSamples:
+        """Open the cache for so many workers and start prefetching, the first time.
+
+        Raises :class:`~stoker.errors.CapacityError` when the memory is not there.
+        """
+        if self.cached is not None:
+            return self.cached
+        ranks, setup, settings = self._ranks.fix(), self.setup, self._settings
+        if settings.trace is not None and self._tracer is None:
+            own = rank_path(settings.trace, ranks.rank)
+            self._tracer = Tracer(own, self._identity(), setup.stage.source.sizes)
+        nodes = self._find_nodes(ranks)
+        ranks_here = ranks_on_node(ranks) if nodes is None else nodes.ranks_here
+        window = self._window(workers, ranks_here)
+        planner = self.controller.planner
+        cached = setup.open(
+            ranks,
+            self._network.agree,
+            window,
+            partial(self._join, ranks),
+            has_homes=planner.locality is not None,
+            accesses=planner.most_places if self._epochs.is_planned else 0,
+        )
+        try:
+            self._placing = self._make_placing(cached, ranks, nodes)
+        except BaseException:
+            cached.close()
+            raise
+        self.cached = cached
+        if window and can_prefetch(cached.store):
+            skip = self._placing.may_be_served_by_others
+            share = window // ranks_here
+            self._ahead = ReadAhead(setup.key, cached.store, planner, share, skip)
+        count = 1 if planner.locality is None else planner.locality.nodes.count
+        self.controller.observer.scorer.cache_holds(setup.cache_samples(count))
+        if self._rescores:
+            self.aside = cached.aside()
+        counters = partial(self._counters, cached)
+        self.controller.open(
+            Opened(self._placing, counters, self._ahead, setup.member, self._tracer)
+        )
+        log.info(setup.describe(cached))
+        return cached
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where workers say how far they are, if samples are read ahead for them."""
+        return None if self._ahead is None else self._ahead.progress
+
+    def past_the_cache(self) -> CachedSamples | None:
+        """Return the samples without the cache, if what it is worth is to be measured."""
+        is_probed = self.cached is not None and self._settings.sharing.probe
+        return self.cached.past_the_cache() if is_probed and self.cached is not None else None
+
+    def close(self) -> None:
+        """Let go of prefetch and cache. May be called again."""
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._placing is not None:
+            self._placing.close()
+        try:
+            self.controller.close()
+        finally:
+            if self._tracer is not None:
+                self._tracer.close()
+            if self.setup.member is not None:
+                self.setup.member.close()
+            if self.cached is not None:
+                self.cached.close()
+
+    # --- epochs ---
+
+    def begin(
+        self,
+        workers: int,
+        rescore: Rescore | None = None,
+        own: Callable[[Begun], Iterator[BatchSpec]] | None = None,
+    ) -> Begun:
+        """Begin the coming epoch; :attr:`requests` are its batches.
+
+        ``own`` yields the batches of a sampler of the user's. Raises as
+        :meth:`Controller.begin` does.
+        """
+        assert self.cached is not None, "open() comes first"
+        self._workers = workers
+        begun = self.controller.begin(self._run(workers), rescore)
+        self.requests.begin(
+            self._next_token(),
+            begun.walk.start.epoch,
+            partial(own or self.controller.batch_specs, begun),
+            begun.earlier,
+            stamp=self.cached.store.stamp,
+            bare=begun.bare,
+        )
+        return begun
+
+    def begin_aside(self, epoch: int, specs: Callable[[], Iterator[BatchSpec]]) -> None:
+        """Make :attr:`requests` batches that are none of training's, to be scored."""
+        none = np.empty(0, np.uint32)
+        self.requests.begin(self._next_token(), epoch, specs, none, is_aside=True)
+
+    # --- states ---
+
+    def save(self, generator: NDArray[np.uint8] | None = None) -> RankState:
+        """Return the state of this rank; see :meth:`Controller.save`."""
+        return self.controller.save(self._owner(self.controller.identity()), generator)
+
+    def restore(self, state: RankState) -> None:
+        """Continue from ``state``; StateMismatch, and nothing is changed, if it is another's."""
+        owner = self._owner(self.controller.identity_of(state))
+        state.refuse_other(owner, self.setup.population.num_samples)
+        self.controller.restore(state)
+
+    # --- inside ---
+
+    def _window(self, workers: int, ranks_here: int) -> int:
+        """Return the bytes on top of the cache for what is read ahead."""
+        setup = self.setup
+        if not (self._epochs.is_planned and setup.capacity and setup.stage.is_bytes_of_source):
+            return 0
+        batch_bytes = setup.mean_size * (self._epochs.batch_size or 1)
+        asked = self._settings.prefetch_bytes
+        return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here)
+
+    def _find_nodes(self, ranks: Ranks) -> Nodes | None:
+        """Return the nodes, if that matters; have ranks prefer what is at home here."""
+        setup, epochs = self.setup, self._epochs
+        substitution = setup.recipe.substitution
+        is_shared_out = substitution is not None and substitution.is_once_each
+        wants_homes = self._settings.locality and epochs.is_planned and epochs.shuffle
+        has_homes = wants_homes and not setup.recipe.preload and setup.capacity > 0
+        if not (has_homes or is_shared_out):
+            return None
+        nodes = self._network.find_nodes(ranks)
+        if nodes is not None and nodes.count > 1:
+            locality = None
+            if has_homes:
+                locality = Locality(nodes, setup.homes(nodes.count), epochs.batch_size or 1)
+                log.info("node %d of %d keeps what is at home there", nodes.own, nodes.count)
+            self.controller.planner.spread_over(nodes, locality)
+        return nodes
+
+    def _make_placing(self, cached: CachedSamples, ranks: Ranks, nodes: Nodes | None) -> Placing:
+        setup = self.setup
+        packager = make_packager(
+            setup.recipe,
+            cached.store,
+            setup.policy,
+            region_bytes=setup.least_low,
+            is_bytes_of_source=setup.stage.is_bytes_of_source,
+            node=0 if nodes is None else nodes.own,
+            seed=self._epochs.seed,
+        )
+        return Placing(
+            cached.store,
+            setup.policy,
+            setup.shares,
+            rank=ranks.rank,
+            is_node_leader=is_first_on_node(ranks) if nodes is None else nodes.is_first,
+            member=setup.member,
+            packager=packager,
+        )
+
+    def _join(self, ranks: Ranks, arena: SharedArena, policy: Merged) -> Member | None:
+        """Join the jobs that share the cache; None, and training goes on, if that fails."""
+        setup, recipe = self.setup, self.setup.recipe.name
+        inode = os.fstat(arena.arena.handle.fds[0]).st_ino
+        try:
+            table = JobTable(f"{setup.key} {inode}", setup.population.num_samples)
+        except (StokerError, OSError) as error:
+            log.info("other jobs at this cache are not known: %s", error)
+            return None
+        return Member(
+            table,
+            policy,
+            self._settings.sharing,
+            token=token_of(ranks.world_size, setup.key, recipe, self._epochs.seed),
+            name=f"{recipe} {os.getpid()}",
+        )
+
+    def _next_token(self) -> int:
+        """Return where the names of an epoch's batches begin; also that of one run again."""
+        self._iterations += 1
+        return (self._iterations - 1) << 32
+
+    def _owner(self, plan: str) -> Owner:
+        """Return what a state of this session belongs to, whose plan is ``plan``."""
+        ranks, population = self._ranks.now(), self.setup.population
+        return Owner(
+            dataset=dataset_name(self.setup.dataset.source, population.label),
+            num_samples=len(population),
+            seed=self._epochs.seed,
+            recipe=self.setup.recipe.name,
+            plan=plan,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a trace is of."""
+        population = self.setup.population
+        return {
+            "dataset": dataset_name(self.setup.dataset.source, population.label),
+            "num_samples": population.num_samples,
+            "visited": len(population),
+            "recipe": self.setup.recipe.name,
+            "seed": self._epochs.seed,
+        }
+
+    def _run(self, workers: int) -> dict[str, Any]:
+        """Return what a trace says of this run, apart from what it is of."""
+        rank, world_size = self._ranks.now()
+        return {
+            "rank": rank,
+            "world_size": world_size,
+            "batch_size": self._epochs.batch_size or 1,
+            "num_workers": workers,
+            "epochs": self._epochs.epochs,
+            "cache_bytes": self.setup.capacity,
+            "data_bytes": self.setup.data_bytes,
+        }
+
+    def _counters(self, cached: CachedSamples) -> dict[str, Any]:
+        """Return the counts of this rank and its workers."""
+        counters = cached.store.stats()
+        apart = {} if self.aside is None else self.aside.store.counters.totals()
+        stored = counters["bytes_from_source"] + int(apart.get("bytes_from_source", 0))
+        return {
+            **counters,
+            "bytes_from_source": cached.stage.bytes_from_source(stored),
+            "rescored": int(apart.get("accesses", 0)),
+            "data_bytes": self.setup.data_bytes,
+            "workers": self._workers,
+        }

@@ -1,0 +1,440 @@
+"""The Feed: batches of NumPy arrays through the cache, without torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stoker.cluster import Alone, Collective
+from stoker.epoch.arguments import (
+    as_scored,
+    check_accuracy,
+    check_epochs,
+    needs_scores,
+    without_accuracy,
+)
+from stoker.epoch.batch import Failure, Request
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.on_error import OnError, Replacer, check_on_error
+from stoker.epoch.population import Population
+from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
+from stoker.epoch.rescoring import rescoring_specs
+from stoker.epoch.samples import Decode
+from stoker.epoch.seeds import sample_seeds
+from stoker.epoch.session import Network, Session, SessionSettings
+from stoker.epoch.settings import EpochSettings
+from stoker.epoch.setup import CacheSetup
+from stoker.epoch.state import RankState
+from stoker.epoch.stats import Stats
+from stoker.epoch.tracing import trace_path
+from stoker.errors import ConfigError, SegmentError
+from stoker.feed.batch import Batch, stacked
+from stoker.feed.pipeline import in_order
+from stoker.feed.samples import FeedSamples, Transform
+from stoker.feed.signals import Shown
+from stoker.jobs.member import Sharing
+from stoker.recipes import as_recipe
+from stoker.recipes.base import Recipe
+from stoker.recipes.baselines import minio
+from stoker.scores import Scores
+from stoker.source.base import Source
+from stoker.types import Outcome, parse_bytes
+
+log = logging.getLogger("stoker")
+
+Rescore = Callable[[Batch], ArrayLike]
+"""The user's: takes a batch, and returns its losses ``[n]``."""
+
+
+class Feed:
+    """Iterates over batches of a source, an epoch at a time, through a cache that jobs may share.
+
+    What :class:`stoker.Loader` is to torch: the same plans, recipes, cache and prefetch, and
+    arguments of the same name mean the same. ``source`` is a Source
+    (:func:`stoker.source.open_source` makes one), or the path or address of images in class
+    folders, whose targets are their classes. Batches are :class:`~stoker.feed.Batch`.
+
+    - ``decode``: makes a sample of its bytes; without it samples are bytes, and images of class
+      folders ``u8[height, width, 3]``.
+    - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
+      on (seed, epoch, place in the plan) and not on threads; it must be safe in several threads.
+    - ``targets``: array-like ``[N, ...]``, one for each sample.
+    - ``threads``: how many read, decode and transform; 0: the caller does. ``ready``: batches that
+      may be made ahead of the training loop, by default twice ``threads``.
+    - ``rescore``: for recipes that score samples again between epochs: from a Batch to its losses.
+    - ``rank``, ``world_size``: by default those of torchrun or srun, else one process. Several
+      ranks cannot exchange scores here: recipes that need that raise ConfigError when an epoch
+      begins.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction;
+    :class:`~stoker.errors.CapacityError` comes with the first iteration. To be used by one thread.
+    """
+
+    def __init__(
+        self,
+        source: Source | str | Path,
+        batch_size: int,
+        *,
+        decode: Decode | None = None,
+        transform: Transform | None = None,
+        targets: ArrayLike | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        threads: int = 4,
+        ready: int | None = None,
+        cache: int | float | str = "20%",
+        recipe: str | Recipe | None = None,
+        cache_stage: str = "encoded",
+        epochs: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: OnError = "raise",
+        cache_dir: str | os.PathLike[str] | None = None,
+        disk_cache: int | float | str | None = None,
+        pool: str | None = None,
+        pool_cache: int | float | str | None = None,
+        rescore: Rescore | None = None,
+        prefetch_bytes: int | float | str = "256MiB",
+        sharing: Sharing | None = None,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_on_error(on_error)
+        check_epochs(epochs)
+        _check_counts(batch_size=batch_size, threads=threads, ready=ready)
+        sharing = sharing or Sharing()
+        chosen = as_recipe(recipe, is_planned=True)
+        if not shuffle and not chosen.preload:
+            chosen = minio()
+        chosen = as_scored(chosen, rescore)
+        samples = FeedSamples(source, decode, targets)
+        if not len(samples):
+            raise ConfigError("the source has 0 samples: there is nothing to feed")
+        self.batch_size = batch_size
+        self._samples = samples
+        self._transform = transform
+        self._threads, self._ready = threads, 2 * threads if ready is None else ready
+        self._on_error: OnError = on_error
+        self._rescore = rescore
+        self._ranks = LazyRanks(rank, world_size, launched_ranks)
+        setup = CacheSetup(
+            samples,
+            Population(len(samples)),
+            cache,
+            chosen,
+            cache_stage,
+            cache_dir,
+            disk_cache,
+            pool,
+            pool_cache,
+        )
+        self._session = Session(
+            setup,
+            EpochSettings(
+                seed=seed,
+                epochs=epochs,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                needs_scores=needs_scores(chosen),
+                ranks_substitute=chosen.substitution is not None,
+                without_accuracy=without_accuracy(chosen),
+                probe=sharing.probe,
+            ),
+            SessionSettings(
+                parse_bytes(prefetch_bytes, name="prefetch_bytes"),
+                sharing,
+                locality=False,
+                trace=trace_path(trace),
+            ),
+            self._ranks,
+            Network(alone, lambda ranks: None, _join),
+            rescore,
+        )
+        self._controller = self._session.controller
+        self._planner = self._controller.planner
+        self._running: Iterator[Batch] | None = None
+        self._closed = False
+        self._dimension = 0  # of the embeddings observed, once there were some
+
+    # --- iterating ---
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch; one that was not finished counts as used up."""
+        self._check_open()
+        self._stop()
+        self._controller.end()
+        cached = self._session.open(self._threads)
+        self._session.begin(self._threads, self._rescorer(cached))
+        serve = partial(self._serve, self._replacers(cached))
+        served = in_order(serve, iter(self._session.requests), self._threads, self._ready)
+        self._running = self._epoch(served)
+        return self._running
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch, the same on every rank.
+
+        Exact once the epoch has begun; before, it is by the scores known then. After
+        :meth:`load_state_dict`, those that are left of the restored epoch.
+        """
+        walk = self._controller.walk
+        return self._planner.batches(self._planner.coming if walk is None else walk.start)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, from 0; ConfigError for a negative one.
+
+        Optional: iterating again advances by itself. A restored epoch resumes; another one leaves
+        its rest out, with a warning.
+        """
+        self._planner.set_epoch(epoch)
+
+    def total_steps(self) -> int:
+        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
+        epochs = self._controller.settings.epochs
+        if epochs is None:
+            raise ConfigError("total_steps() needs the number of epochs: give the Feed epochs=")
+        return self._planner.planned_batches(epochs)
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.
+
+        ``accuracy`` is a share, from 0 to 1; :class:`~stoker.errors.ConfigError` for another.
+        """
+        self._check_open()
+        accuracy = None if accuracy is None else check_accuracy(accuracy)
+        self._stop()
+        self._controller.end()
+        self._controller.tell(accuracy)
+
+    # --- losses ---
+
+    def observe(
+        self,
+        losses: ArrayLike | None = None,
+        *,
+        logits: ArrayLike | None = None,
+        embeddings: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        batch: Batch | None = None,
+    ) -> None:
+        """Have the samples of a batch scored by its losses ``[n]``; those really served.
+
+        Anything that NumPy makes an array of. ``batch`` says which one; without it there must be
+        exactly one that was handed out and not observed. Without ``losses``, cross entropy is
+        computed from ``logits`` ``[n, ..., classes]`` and ``labels`` ``int[n, ...]``. Some recipes
+        need these two for gradient norms, or ``embeddings`` ``[n, d]`` and ``labels`` for
+        neighbours. Raises :class:`~stoker.errors.ConfigError` for a wrong length, when it is not
+        clear which batch is meant, and for one that was observed before.
+        """
+        self._check_open()
+        observer = self._controller.observer
+        meant = observer.batch(batch)
+        shown = Shown(losses, logits, labels, embeddings)
+        signals = shown.signals(observer.scorer.needs, len(meant))
+        if "embeddings" in signals:
+            self._check_dimension(signals["embeddings"].shape[1])
+        self._controller.observe(signals, meant)
+
+    @property
+    def scores(self) -> Scores:
+        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
+        return self._controller.observer.scores
+
+    # --- what happened ---
+
+    @property
+    def cache(self) -> CachedSamples | None:
+        """The samples through the cache, for a look at what it holds; None before iterating."""
+        return self._session.cached
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since the feed was made, and before the state that it resumed was saved."""
+        return self._controller.stats()
+
+    @property
+    def epoch_stats(self) -> list[Stats]:
+        """Stats of each epoch that has ended, abandoned ones included."""
+        return list(self._session.records.epochs)
+
+    @property
+    def quarantine(self) -> list[Failure]:
+        """Samples that could not be served and were replaced, each once, with the last reason."""
+        return list(self._session.records.failures.values())
+
+    # --- resuming ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank for :meth:`load_state_dict`: arrays and primitives.
+
+        To be taken at the same step on every rank. It counts the batches that were handed out, not
+        those that threads have ready, and holds copies of the scores, 24 bytes a sample.
+        SegmentError once the feed is closed.
+        """
+        self._check_open()
+        return self._session.save().to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where the feed that gave this state was: with the samples not yet handed out.
+
+        The next iteration is the rest of that epoch. Threads, prefetch, cache, batch size and the
+        number of ranks may have changed. Raises :class:`~stoker.errors.StateMismatch`, and changes
+        nothing, for the state of another source, seed or plan.
+        """
+        self._check_open()
+        self._stop()
+        self._session.restore(RankState.from_dict(state))
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Stop the threads and let go of the cache; may be called again, also done by ``with``."""
+        if self._closed:
+            return
+        self._stop()
+        self._controller.end()
+        self._closed = True
+        self._session.close()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Feed of {self._session.setup}, in batches of {self.batch_size} "
+            f"by {self._threads} threads>"
+        )
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SegmentError("the feed is closed: make a new one")
+
+    def _check_dimension(self, dimension: int) -> None:
+        """Raise ConfigError unless all embeddings have the same length."""
+        self._dimension = self._dimension or dimension
+        if dimension != self._dimension:
+            raise ConfigError(
+                f"observe() got embeddings of dimension {dimension}, and before of "
+                f"{self._dimension}: give the output of one layer throughout"
+            )
+
+    def _stop(self) -> None:
+        """Abandon the epoch in progress; its threads end."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()  # type: ignore[attr-defined]
+
+    def _epoch(self, served: Iterator[tuple[Batch, Any, Any]]) -> Iterator[Batch]:
+        """Yield the batches of the epoch that has begun, and note how long they are waited for."""
+        walk, records = self._controller.walk, self._session.records
+        assert walk is not None
+        try:
+            while True:
+                began, computed = time.perf_counter(), time.thread_time()
+                item = next(served, None)
+                waited = time.perf_counter() - began
+                records.add_stall(waited, min(waited, time.thread_time() - computed))
+                if item is None:
+                    break
+                batch = self._controller.receive(*item)
+                walk.step(len(batch))
+                yield batch
+            self._controller.end()
+        finally:
+            served.close()  # type: ignore[attr-defined]
+
+    def _replacers(self, cached: CachedSamples) -> dict[str, Replacer]:
+        session = self._session
+        own = Replacer(cached, self._on_error)
+        bare, aside = session.past_the_cache(), session.aside
+        return {
+            "own": own,
+            "bare": own if bare is None else Replacer(bare, self._on_error),
+            "aside": own if aside is None else Replacer(aside, self._on_error),
+        }
+
+    def _serve(
+        self, replacers: Mapping[str, Replacer], request: Request
+    ) -> tuple[Batch, tuple[Failure, ...], NDArray[np.uint32] | None]:
+        """Return a batch, the failures in it, and what was missed; called by the threads."""
+        progress = None if request.is_aside else self._session.progress
+        which = "aside" if request.is_aside else "bare" if request.is_bare else "own"
+        if progress is not None:
+            progress.start(request.epoch, request.first, len(request.ids))
+        try:
+            fetched, failures = replacers[which].fetch(request)
+        finally:
+            if progress is not None:
+                progress.finish(request.epoch, request.first, len(request.ids))
+        samples = fetched.decoded
+        if self._transform is not None:
+            seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
+            rngs = map(np.random.default_rng, seeds)
+            samples = [self._transform(*pair) for pair in zip(samples, rngs, strict=True)]
+        targets = self._samples.targets
+        batch = Batch(
+            token=request.token,
+            epoch=request.epoch,
+            ids=fetched.ids,
+            outcomes=fetched.outcomes,
+            positions=request.positions,
+            plan_weights=request.weights,
+            data=stacked(samples),
+            targets=None if targets is None else targets[fetched.ids],
+        )
+        missed = None
+        if self._session.cached is not None and self._session.cached.store.packaged is not None:
+            missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
+        return batch, failures, missed
+
+    def _rescorer(self, cached: CachedSamples) -> Callable[[NDArray[np.uint32], int], None] | None:
+        """Return what has samples scored again by the user's function, if there is one."""
+        rescore, session = self._rescore, self._session
+        if rescore is None:
+            return None
+
+        def run(ids: NDArray[np.uint32], epoch: int) -> None:
+            keys, ranks = self._planner.keys, self._ranks.now()
+            session.begin_aside(epoch, partial(rescoring_specs, ids, ranks, self.batch_size, keys))
+            serve = partial(self._serve, self._replacers(cached))
+            for batch, _, _ in in_order(serve, iter(session.requests), self._threads, self._ready):
+                signals = Shown(rescore(batch)).signals(frozenset(), len(batch))
+                self._controller.observer.rescore(batch.ids, batch.epoch, signals)
+
+        return run
+
+
+def _join(rank: int, world_size: int) -> Collective:
+    """Return what a single rank needs to agree with itself; ConfigError for several."""
+    if world_size > 1:
+        raise ConfigError(
+            f"{world_size} ranks of a Feed cannot exchange scores: use a recipe that does without "
+            "them, like 'foresight' or 'minio', or stoker.Loader with torch.distributed"
+        )
+    return Alone()
+
+
+def _check_counts(*, batch_size: int, threads: int, ready: int | None) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: give 1 or more")
+    if threads < 0 or (ready is not None and ready < 0):
+        raise ConfigError(f"threads={threads}, ready={ready}: give 0 or more")
