@@ -21,7 +21,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 KINDS = (Policy, Sampler, Scorer, Shares, EpochCache)
 # Words of the picture that name no part, and the part that the loader stands for.
 OUTSIDE = {"training", "reads", "who", "says", "stays"}
-CALLED = {"loader": "pytorch"}
+CALLED = {"loader": "epoch"}  # which Loader and Feed stand on
 
 
 def section(title: str) -> str:

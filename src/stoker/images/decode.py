@@ -32,8 +32,8 @@ _limit_mutex = threading.Lock()
 def decode_image(data: bytes | memoryview, max_pixels: int | None = None) -> NDArray[np.uint8]:
     """Return the pixels of one encoded image, RGB, ``u8[height, width, 3]``, writable.
 
-    An image of more than ``max_pixels`` is refused before its pixels take memory, 3 bytes each and
-    up to 4 more while it is decoded. None is what Pillow refuses: twice
+    An image of more than ``max_pixels`` counts as corrupt, before its pixels take memory: 3 bytes
+    each, and up to 4 more while it is decoded. None is what Pillow refuses: twice
     ``PIL.Image.MAX_IMAGE_PIXELS``, 179 million unless that was changed.
 
     Raises :class:`~stoker.errors.SampleCorrupt` for such an image, for bytes that are none, and for
@@ -95,7 +95,7 @@ def _check_pixels(width: int, height: int, most: int | None) -> None:
 
 
 def _pillow_limit() -> int | None:
-    image_module = sys.modules.get("PIL.Image")  # if it is not loaded, nobody changed its limit
+    image_module = sys.modules.get("PIL.Image")  # not loaded: its limit is the default
     limit = _MAX_IMAGE_PIXELS if image_module is None else image_module.MAX_IMAGE_PIXELS
     return None if limit is None else 2 * limit
 
