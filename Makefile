@@ -35,11 +35,11 @@ demo: $(STAMPS)/installed
 	stoker demo $(ARGS)
 
 test: $(STAMPS)/installed
-	python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	python -m pytest -n $(WORKERS) $(ARGS)
 
 # Lines and branches of src that the tests run in their own processes, not in those they start.
 coverage: $(STAMPS)/installed
-	python -m pytest -n $(WORKERS) --dist loadgroup --timeout 900 --cov --cov-report= $(ARGS)
+	python -m pytest -n $(WORKERS) --timeout 900 --cov --cov-report= $(ARGS)
 	coverage report --skip-covered --sort=cover
 	coverage report --format=total
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 multiprocessing.set_forkserver_preload(["torch"])  # once, not in each child
 
+# The tests of each of these go to one worker, one after another: fleets of processes that take all
+# processors, and files whose tests have something in common that takes long to make.
+_TOGETHER = (
+    "tests/survival/test_",
+    "tests/cluster/test_elastic.py",
+    "tests/sim/test_fitted.py",
+    "tests/sim/test_played.py",
+)
+
 _places = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out single tests, and those that belong together as one, the largest of these first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return next((first for first in _TOGETHER if nodeid.startswith(first)), nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its own folder

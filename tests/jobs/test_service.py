@@ -121,7 +121,7 @@ def test_jobs_go_on_when_it_is_killed_and_the_next_one_finds_their_caches() -> N
             until(lambda: ask("list")["idle"] == [key])
         finally:
             second.send_signal(signal.SIGTERM)
-            assert second.wait(10) == 0
+            assert second.wait(60) == 0
             assert second.stdout is not None
             second.stdout.close()
     assert held() == []
@@ -510,7 +510,7 @@ def test_metrics_over_http_are_of_the_format() -> None:
         list(one)
         until(service.holding.keys)
         url = f"http://127.0.0.1:{service.metrics_port}"
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             text = answer.read().decode()
         names = set()
@@ -521,7 +521,7 @@ def test_metrics_over_http_are_of_the_format() -> None:
         assert {"stoker_cache_hits_total", "stoker_job_benefit", "stoker_job_eligible"} <= names
         assert {"stoker_service_memory_bytes", "stoker_service_memory_limit_bytes"} <= names
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"{url}/else", timeout=10)
+            urllib.request.urlopen(f"{url}/else", timeout=60)
         assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
 
 

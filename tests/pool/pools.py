@@ -15,7 +15,7 @@ def sum_of_sizes(num_ids=NUM):
     return sum(len(sample_of(i)) for i in range(num_ids))
 
 
-def pool_at(*servers, name="data", options="?timeout=5", num_ids=NUM, capacity=None):
+def pool_at(*servers, name="data", options="?timeout=20", num_ids=NUM, capacity=None):
     hosts = ",".join(server.name for server in servers)
     address = PoolAddress.parse(f"redis://{hosts}{options}")
     return PoolTier(address, name, num_ids, sum_of_sizes(num_ids), capacity)
@@ -36,7 +36,7 @@ def fill(tier, ids=EVERY):
     return tier.put_many(as_ids(ids), pack_ids(list(map(int, ids))))
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     """Wait until something comes about."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -32,7 +32,7 @@ def test_a_killed_server_costs_misses_and_comes_back_empty(make_server):
     for _ in range(4):
         begin = time.monotonic()
         assert not check(tier, range(NUM)).any()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
     assert tier.stats()["pool_open"] == 1
     assert not fill(tier).any()
     server.start()
@@ -68,7 +68,7 @@ def test_without_a_server_from_the_start_nothing_waits(make_server):
     begin = time.monotonic()
     for _ in range(100):
         assert not tier.get_many(EVERY)[1].any()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     server.start()
     until(lambda: fill(tier).all())
     tier.close()
@@ -77,7 +77,7 @@ def test_without_a_server_from_the_start_nothing_waits(make_server):
 def test_a_stopped_server_delays_one_read_by_the_bound_at_most(make_server):
     """Those after it do not ask, until the pause is over and a probe finds the server well."""
     server = make_server(*TTL)
-    tier, now = pool_at(server, options="?timeout=1"), 0.0
+    tier, now = pool_at(server, options="?timeout=3"), 0.0
     tier.breakers = Breakers(clock=lambda: now)
     fill(tier)
     before = reads_seen_by(server)
@@ -108,7 +108,7 @@ def reads_seen_by(server):
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_stopped_server_of_two_costs_its_half(which, make_server):
     servers = sorted([make_server(*TTL), make_server(*TTL)], key=lambda server: server.name)
-    tier = pool_at(*servers, options="?timeout=0.5")
+    tier = pool_at(*servers, options="?timeout=2")
     fill(tier)
     for server in servers:
         with server.client() as client:
@@ -123,11 +123,11 @@ def test_one_stopped_server_of_two_costs_its_half(which, make_server):
 
 
 def test_a_slow_server_is_passed_by(server):
-    tier = pool_at(server, options="?timeout=0.6")
+    tier = pool_at(server, options="?timeout=2")
     fill(tier)
     for _ in range(3):
         with server.client() as client:
-            client.client_pause(400)  # within its time
+            client.client_pause(1300)  # within its time, but slow
         assert check(tier, range(NUM)).all()
     assert not check(tier, range(NUM)).any()
     assert tier.stats()["pool_open"] == 1
@@ -161,7 +161,7 @@ def test_a_server_that_never_ends_its_answer_is_waited_for_no_longer(make_server
     tier = PoolTier(PoolAddress.parse(address), "x", NUM, sum_of_sizes())
     begin = time.monotonic()
     assert not tier.get_many(EVERY)[1].any()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20  # of 50
     assert tier.stats()["pool_open"] == 1
     tier.close()
     listener.close()

@@ -46,7 +46,7 @@ def deviation(weighted: bool, **arguments: Any) -> float:
     """How many standard errors the mean gradient over epochs of two ranks is off, at most."""
     ranks = [sampler_of(LOSSES, num_replicas=2, rank=rank, **arguments) for rank in range(2)]
     rows = []
-    for _ in range(1000):
+    for _ in range(400):
         total, count = np.zeros(4), 0
         for sampler in ranks:
             ids = np.fromiter(sampler, np.int64)

@@ -86,7 +86,7 @@ def test_close_in_the_middle_ends_the_workers(image_root: Path) -> None:
     workers = loader._engine.inner._iterator._workers
     loader.close()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
         assert not worker.is_alive()
 
 

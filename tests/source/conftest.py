@@ -52,7 +52,7 @@ def serve(command: list[str], port: int, folder: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture(scope="session")

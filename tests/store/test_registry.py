@@ -98,7 +98,7 @@ class Holder:
             self.pipe.send(None)
         else:
             self.process.kill()
-        self.process.join(20)
+        self.process.join(60)
         assert self.process.exitcode == (0 if how == "close" else -signal.SIGKILL)
         self.pipe.close()
         self.process.close()
@@ -247,7 +247,7 @@ def test_a_hundred_opens_at_once_get_one_arena():
     for holder in holders:
         holder.pipe.send(None)
     for holder in holders:
-        holder.process.join(20)
+        holder.process.join(60)
         assert holder.process.exitcode == 0
         holder.pipe.close()
         holder.process.close()
@@ -279,7 +279,7 @@ def test_opening_and_closing_all_at_once_again_and_again():
         child.start()
     got = [seen.get() for _ in range(count * rounds)]
     for child in children:
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
     assert all(shared for _, _, shared in got)
     for number in range(rounds):
@@ -412,10 +412,10 @@ def test_process_namespaces_share_one_arena():
             with run_python(*prefix, code=code) as other:
                 assert other.stdout.readline().split() == [str(inode), "1"]
                 server.kill()
-                server.wait(20)
+                server.wait(60)
                 with open_one() as again:
                     assert (again.created, again.arena.get(5)) == (False, b"hello")
-                other.communicate("\n", timeout=20)
+                other.communicate("\n", timeout=60)
                 assert other.returncode == 0
 
 
@@ -449,7 +449,7 @@ def test_users_never_share(monkeypatch, tmp_path, same_directory):
         child.start()
         end.close()
         created, shared, inode, said = pipe.recv()
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
         pipe.close()
         child.close()

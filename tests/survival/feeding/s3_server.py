@@ -62,7 +62,7 @@ class S3Server:
         """End it at once; connections break."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def freeze(self) -> None:

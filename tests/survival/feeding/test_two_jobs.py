@@ -61,7 +61,7 @@ def test_they_read_together(recipe: str) -> None:
         for result in results:
             assert not isinstance(result, str), result
         for job in jobs:
-            job.join(20)
+            job.join(60)
             assert job.exitcode == 0
     finally:
         for job in jobs:
