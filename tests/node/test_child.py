@@ -12,6 +12,7 @@ import pytest
 from companions import await_true, processes_of
 
 import stoker.errors
+from stoker.node.child import command
 from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
 from stoker.source.remote.address import address_of
@@ -127,6 +128,11 @@ def test_what_the_parent_imports_is_found_by_the_child(how: str, tmp_path: Path)
     assert told == "told" and Path(mine) == tmp_path / "mine.py"
     assert Path(library).parent != tmp_path
     assert Path(package).parent == SOURCE
+
+
+def test_a_module_of_the_users_may_be_called_as_a_part_of_ours() -> None:
+    assert str(SOURCE.parent) in command("any")
+    assert not [entry for entry in command("any") if Path(entry).is_relative_to(SOURCE)]
 
 
 def test_c4_no_process_is_started_by_m_or_by_code_of_its_own() -> None:

@@ -157,7 +157,7 @@ def _path() -> list[str]:
     entries = [os.fspath(entry) for entry in sys.path]
     library = [entry for entry in entries if _is_standard(Path(entry))]
     others = [entry for entry in entries if entry.startswith(os.sep) and entry not in library]
-    ours = str(Path(__file__).parents[1])
+    ours = str(Path(__file__).parents[__name__.count(".")])  # where the package lies
     if ours not in others:  # found by way of the current folder, or by an import hook
         others.insert(0, ours)
     with contextlib.suppress(FileNotFoundError):  # that folder may be gone
