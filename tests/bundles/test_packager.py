@@ -306,7 +306,7 @@ def test_a_depot_that_cannot_be_used_is_said_once_and_training_goes_on(
         first.packager.close()
         second.serve_all()  # when the place is free, packages come after all
         second.packager.close()
-    assert len([r for r in caplog.records if "without packages" in r.message]) == 1
+    assert len([r for r in caplog.records if "no packages for now" in r.message]) == 1
 
 
 def test_l_cache_never_below_one_package(source: SlowSource, served: SharedArray) -> None:
@@ -372,7 +372,7 @@ def test_a_source_that_cannot_be_passed_on_is_left_to_the_workers(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"region": "M"}, "none of the cache's"),
+        ({"region": "M"}, "is not a region of the cache"),
         ({"owner": "a/b"}, "owner"),
         ({"settings": Packaging(MIN_BYTES, "http://host/x")}, "cannot be written"),
     ],
