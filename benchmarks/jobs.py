@@ -36,9 +36,10 @@ from feed_process import Running
 from harness import Report, paired_ratio, parser
 
 import stoker
+from stoker import recipes
 from stoker.jobs import Sharing
 from stoker.jobs.survey import survey
-from stoker.recipes import Recipe, get
+from stoker.recipes import Recipe
 from stoker.sim.losses import MadeUpLosses
 from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
@@ -76,7 +77,7 @@ def main() -> None:
 
 def two(report: Report, rounds: int, smoke: bool) -> None:
     """A light and a heavy model at once."""
-    by_score, blind = (get("icache", parts=parts, warm_up=1) for parts in ("iis+hc", "iis"))
+    by_score, blind = (recipes.icache(parts=parts, warm_up=1) for parts in ("iis+hc", "iis"))
     _light_and_heavy(report, rounds, smoke, by_score, blind, HEAVY, 8)
 
 
@@ -92,8 +93,8 @@ def bound(report: Report, rounds: int, smoke: bool) -> None:
 
 def _repeating() -> tuple[Recipe, Recipe]:
     """Return SHADE with its placement, and with LRU in place of it."""
-    by_score = get("shade", repetition=3, important=0.2)
-    return by_score, replace(by_score, policy=get("lru").policy)
+    by_score = recipes.shade(repetition=3, important=0.2)
+    return by_score, replace(by_score, policy=recipes.lru().policy)
 
 
 def _light_and_heavy(
@@ -120,8 +121,8 @@ def _light_and_heavy(
             "scores of the light job": pair(by_score, light=1.0, heavy=NEVER),
             "scores of the heavy job": pair(by_score, light=NEVER, heavy=1.0),
             "LRU": pair(blind),
-            "uniform, next use of both": pair(get("belady")),
-            "uniform, LRU": pair(get("lru")),
+            "uniform, next use of both": pair(recipes.belady()),
+            "uniform, LRU": pair(recipes.lru()),
         },
         count,
         rounds,
@@ -139,7 +140,9 @@ def four(report: Report, rounds: int, smoke: bool) -> None:
 
     def jobs(name: str, **options: Any) -> list[Work]:
         cache = share / 4 if options.get("alone") else share
-        return [Work(get(name), cache, seed, 20_000, epochs, **options) for seed in range(4)]
+        return [
+            Work(recipes.get(name), cache, seed, 20_000, epochs, **options) for seed in range(4)
+        ]
 
     found = _compare(
         report,

@@ -9,9 +9,9 @@ import pytest
 from torch.utils.data import Subset
 
 from pytorch.parts import number_of, numbers
+from stoker import recipes
 from stoker.epoch.cursor import Cursor
 from stoker.pytorch import Loader, SampleDataset
-from stoker.recipes import get
 from stoker.source import MemorySource
 
 
@@ -37,7 +37,7 @@ def test_with_a_cost_per_request_small_samples_stay() -> None:
     dataset = SampleDataset(MemorySource([bytes(int(size)) for size in sizes]), len)
 
     def hits(request_bytes: float) -> float:
-        recipe = get("belady", request_bytes=request_bytes)
+        recipe = recipes.belady(request_bytes=request_bytes)
         with Loader(dataset, batch_size=10, cache="20%", recipe=recipe) as loader:
             for _ in range(4):
                 for _ in loader:

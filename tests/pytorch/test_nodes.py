@@ -14,13 +14,13 @@ from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
 from pytorch.ranks import run_ranks
+from stoker import recipes
 from stoker.epoch.nodes import Nodes, node_name
 from stoker.epoch.ranks import Ranks, is_first_on_node
 from stoker.errors import ConfigError, StateMismatch
 from stoker.node.runtime_dir import runtime_dir
 from stoker.pytorch import Loader
 from stoker.pytorch.ranks import find_nodes
-from stoker.recipes import get
 
 
 def epochs_of(loader: Loader, epochs: int, observe: bool = False) -> dict[str, Any]:
@@ -52,7 +52,9 @@ def train(rank: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         case = dict(case)
         epochs, observe = case.pop("epochs_run", 3), case.pop("observe", False)
         if "package_bytes" in case:
-            case["recipe"] = get(case["recipe"], package_bytes=case.pop("package_bytes"))
+            case["recipe"] = getattr(recipes, case["recipe"])(
+                package_bytes=case.pop("package_bytes")
+            )
         with loader_of(**case) as loader:
             results.append(epochs_of(loader, epochs, observe))
             distributed.barrier()
@@ -164,7 +166,7 @@ def loss_of(ids: Any, epoch: int) -> Any:
 
 def train_impact(rank: int, cache: str) -> tuple[list[int], list[int], float]:
     os.environ["STOKER_NODE"] = f"n{rank}"
-    recipe = get("impact", max_warm_up=3, package_bytes=128)
+    recipe = recipes.impact(max_warm_up=3, package_bytes=128)
     now = [0]
     with loader_of(
         recipe=recipe, cache=cache, epochs=8, rescore=lambda batch: loss_of(batch, now[0])
@@ -203,7 +205,7 @@ def test_s3_the_static_set_of_impact_fills_its_share_of_all_nodes(
 def keep_packages(rank: int, place: str) -> list[str]:
     """Train for an epoch with packages in a place that all nodes share; return their locks."""
     os.environ["STOKER_NODE"] = f"n{rank}"
-    recipe = get("icache", package_bytes=256, package_url=place)
+    recipe = recipes.icache(package_bytes=256, package_url=place)
     with loader_of(recipe=recipe, cache="30%", epochs=2) as loader:
         for _, meta in loader:
             loader.observe(loss_of(meta.ids, 0), meta=meta)

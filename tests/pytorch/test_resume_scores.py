@@ -11,13 +11,14 @@ import torch
 
 from pytorch.parts import number_of, numbers
 from pytorch.test_recipes_live import signals
+from stoker import recipes
 from stoker.errors import StateMismatch
 from stoker.policy.high_low import HighLow
 from stoker.policy.score import Score
 from stoker.policy.shares import FrequencySplit
 from stoker.policy.substitution import Substitution
 from stoker.pytorch import Loader, SampleDataset
-from stoker.recipes import Recipe, get
+from stoker.recipes import Recipe
 from stoker.recipes.part import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
@@ -29,8 +30,8 @@ RECIPES = [
     Recipe("pads", "", Score(), sampler=part(PadsSampler)),
     Recipe("infobatch", "", Score(), sampler=part(InfoBatchSampler)),
     Recipe("selective", "", Score(), sampler=part(SelectiveSampler, warm_up=1, reweight=True)),
-    get("impact", parts="iis+hc", max_warm_up=2),
-    get("foresight", importance=True, repeat=3, annealed=0.0),
+    recipes.impact(parts="iis+hc", max_warm_up=2),
+    recipes.foresight(importance=True, repeat=3, annealed=0.0),
 ]
 
 
@@ -147,8 +148,8 @@ def test_the_running_epoch_is_finished_by_another_number_of_ranks() -> None:
 
 
 SUBSTITUTING = [
-    get("icache", warm_up=1, full_every=3, package_bytes=64),
-    get("impact", max_warm_up=2, package_bytes=64),
+    recipes.icache(warm_up=1, full_every=3, package_bytes=64),
+    recipes.impact(max_warm_up=2, package_bytes=64),
     Recipe(
         "low",
         "",
