@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 from pytorch.parts import number_of, numbers
 from stoker.policy.score import Score
 from stoker.prefetch.progress import Marks, Progress
-from stoker.prefetch.walk import Feed, Segment
+from stoker.prefetch.walk import Segment, Walk
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.part import part
@@ -73,7 +73,7 @@ def test_what_others_may_serve_is_not_read_ahead() -> None:
     memory = progress.begin(0)
     progress.leave_out(0, ids % 2 == 1)
     marks = Marks(memory.array)
-    feed = Feed(np.full(20, 100, np.int64), 4000)
+    feed = Walk(np.full(20, 100, np.int64), 4000)
     feed.add(Segment(0, ids, None, marks, marks.generation))
     taken: list[int] = []
     while (group := feed.take(100)) is not None:

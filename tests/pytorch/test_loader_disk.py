@@ -32,7 +32,7 @@ def test_memory_and_disk_add_up(
     with loader_of(dataset, tmp_path / "cache", **options) as loader:
         for _ in range(3):
             assert epoch(loader) == list(range(NUM))
-            loader.finish_epoch()
+            loader.end_epoch()
         if not ahead:  # what was read ahead in vain is not counted as fetched
             assert loader.stats.fetched == reads_of(dataset)
         assert loader.stats.accesses == loader.stats.hits + loader.stats.fetched

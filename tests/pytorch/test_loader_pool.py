@@ -72,9 +72,9 @@ def test_hits_of_the_pool_enter_memory_by_its_rules(server: Server) -> None:
         epoch(first)
     with loader_of(slow_dataset(), server, cache="20%", recipe="minio", epochs=2) as second:
         epoch(second)
-        second.finish_epoch()
+        second.end_epoch()
         epoch(second)
-        second.finish_epoch()
+        second.end_epoch()
         last = second.epoch_stats[-1]
         assert last.hits == NUM
         assert last.bytes_from_pool == pytest.approx(0.8 * SIZE, abs=0.03 * SIZE)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from stoker.epoch.controller import Begun
-from stoker.epoch.cursor import Walk
+from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.on_error import OnError
 from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import LazyRanks
@@ -23,6 +23,7 @@ from stoker.errors import ConfigError
 from stoker.pytorch.batch_server import BatchServer
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.inner import InnerLoader
+from stoker.pytorch.meta import Envelope, attach
 from stoker.pytorch.observe import TensorObserver
 from stoker.pytorch.plan_sampler import sampled_batch_specs
 
@@ -38,7 +39,13 @@ class Engine:
     """
 
     def __init__(
-        self, session: Session, ranks: LazyRanks, *, on_error: OnError, rescore: Rescore | None
+        self,
+        session: Session,
+        ranks: LazyRanks,
+        *,
+        on_error: OnError,
+        rescore: Rescore | None,
+        returns_meta: bool,
     ) -> None:
         self.observer = TensorObserver(session.controller.observer)
         """Takes what training shows in tensors."""
@@ -48,9 +55,10 @@ class Engine:
         self._ranks = ranks
         self._on_error = on_error
         self._rescore = rescore
+        self._returns_meta = returns_meta
         self._generator_began: torch.Tensor | None = None
 
-    def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Any], Walk]:
+    def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Envelope], Walk]:
         """Begin the coming epoch; return its envelopes, and where the training loop is in it."""
         session = self._session
         if self.inner is None or not outer.persistent_workers:
@@ -62,6 +70,33 @@ class Engine:
             own = partial(self._own_batch_specs, outer)
         begun = session.begin(outer.num_workers, self._rescorer(outer, self.inner), own)
         return iter(self.inner), begun.walk
+
+    def is_redirected(self, walk: Walk) -> bool:
+        """Whether ``set_epoch`` came after ``walk`` began, for another epoch."""
+        controller = self._session.controller
+        return walk is controller.walk and controller.planner.is_redirected(walk.start)
+
+    def batches_from(self, outer: DataLoader[Any], at: Cursor) -> int:
+        """Return this rank's batches of an epoch from ``at`` on."""
+        controller, size = self._session.controller, outer.batch_size
+        if controller.settings.is_planned:
+            return controller.planner.batches(at)
+        skipped = at.consumed // self._ranks.now().world_size // size if size else at.steps
+        return DataLoader.__len__(outer) - skipped
+
+    def add_stall(self, seconds: float, computed: float) -> None:
+        """Count time that the training loop waited, of which its thread ``computed`` that much."""
+        self._session.records.add_stall(seconds, computed)
+
+    def receive(self, envelope: Envelope) -> Any:
+        """Note what came, and return the batch as the training loop gets it."""
+        controller = self._session.controller
+        meta = controller.receive(envelope.meta, envelope.failures, envelope.missed)
+        return attach(envelope.batch, meta) if self._returns_meta else envelope.batch
+
+    def finish_epoch(self) -> None:
+        """Close the books of the epoch in progress, if there is one."""
+        self._session.controller.end()
 
     def save(self, outer: DataLoader[Any]) -> RankState:
         """Return the state of this rank; see ``Loader.state_dict``."""

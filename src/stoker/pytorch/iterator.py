@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from stoker.errors import SegmentError
+from stoker.pytorch.engine import Engine
 from stoker.pytorch.meta import Envelope
-
-if TYPE_CHECKING:
-    from stoker.pytorch.loader import Loader
 
 
 class LoaderIterator:
@@ -20,10 +20,10 @@ class LoaderIterator:
     Lightning tells it only then when it resumes.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, engine: Engine, loader: DataLoader[Any]) -> None:
+        self._engine, self._loader = engine, loader
         self._envelopes: Iterator[Envelope] | None
-        self._envelopes, self._walk = loader.begin_epoch()
+        self._envelopes, self._walk = engine.begin_epoch(loader)
         self._is_fresh = True
 
     def __iter__(self) -> LoaderIterator:
@@ -31,7 +31,7 @@ class LoaderIterator:
 
     def __len__(self) -> int:
         """Batches that this iterator gives in all."""
-        return self._loader.batches_from(self._walk.start)
+        return self._engine.batches_from(self._loader, self._walk.start)
 
     def __next__(self) -> Any:
         if self._envelopes is None:
@@ -40,12 +40,12 @@ class LoaderIterator:
         try:
             envelope = next(self._directed(self._envelopes))
         except StopIteration:
-            self._loader.finish_epoch()
+            self._engine.finish_epoch()
             raise
         finally:
             waited = time.perf_counter() - begin
-            self._loader.add_stall(waited, min(waited, time.thread_time() - computed))
-        batch = self._loader.receive(envelope)
+            self._engine.add_stall(waited, min(waited, time.thread_time() - computed))
+        batch = self._engine.receive(envelope)
         self._walk.step(len(envelope.meta))
         return batch
 
@@ -60,10 +60,10 @@ class LoaderIterator:
 
     def _directed(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
         """Return the batches, begun anew if they are not those of the epoch that is wanted."""
-        if self._is_fresh and self._loader.is_redirected(self._walk):
+        if self._is_fresh and self._engine.is_redirected(self._walk):
             if not self._loader.persistent_workers:
                 self.stop()
-            envelopes, self._walk = self._loader.begin_epoch()
+            envelopes, self._walk = self._engine.begin_epoch(self._loader)
             self._envelopes = envelopes
         self._is_fresh = False
         return envelopes

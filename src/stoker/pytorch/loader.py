@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +25,7 @@ from stoker.epoch.arguments import (
 )
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.cached import CachedSamples
-from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.cursor import Cursor
 from stoker.epoch.export import export_scores
 from stoker.epoch.on_error import OnError, check_on_error
 from stoker.epoch.ranks import LazyRanks
@@ -39,7 +39,7 @@ from stoker.errors import ConfigError, SegmentError
 from stoker.jobs.member import Sharing
 from stoker.pytorch.engine import Engine
 from stoker.pytorch.iterator import LoaderIterator
-from stoker.pytorch.meta import Envelope, Meta, attach
+from stoker.pytorch.meta import Meta
 from stoker.pytorch.plan_sampler import PlanSampler
 from stoker.pytorch.population import DatasetPopulation
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero
@@ -223,7 +223,13 @@ class Loader(DataLoader[Any]):
         self._own_order = own_order
         self._return_meta = return_meta
         self._epochs = epochs
-        self._engine = Engine(self._session, self._ranks, on_error=on_error, rescore=rescore)
+        self._engine = Engine(
+            self._session,
+            self._ranks,
+            on_error=on_error,
+            rescore=rescore,
+            returns_meta=return_meta,
+        )
         self._running: weakref.ref[LoaderIterator] | None = None
         self._closed = False
 
@@ -232,9 +238,9 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
         """Begin the next epoch; one that was not finished counts as used up."""
         self._check_open()
-        self.finish_epoch()
+        self._controller.end()
         self._session.open(self.num_workers)
-        iterator = LoaderIterator(self)
+        iterator = LoaderIterator(self._engine, self)
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -249,8 +255,8 @@ class Loader(DataLoader[Any]):
         """
         walk = self._controller.walk
         if walk is None:
-            return self.batches_from(self._planner.coming)
-        return walk.start.steps + self.batches_from(walk.start)
+            return self._engine.batches_from(self, self._planner.coming)
+        return walk.start.steps + self._engine.batches_from(self, walk.start)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
@@ -269,7 +275,7 @@ class Loader(DataLoader[Any]):
         if self._epochs is None:
             raise ConfigError("total_steps() needs the number of epochs: give the Loader epochs=")
         if self._own_order:
-            return self.batches_from(Cursor()) * self._epochs
+            return self._engine.batches_from(self, Cursor()) * self._epochs
         return self._planner.planned_batches(self._epochs)
 
     def end_epoch(self, accuracy: float | None = None) -> None:
@@ -282,7 +288,7 @@ class Loader(DataLoader[Any]):
         """
         self._check_open()
         accuracy = None if accuracy is None else check_accuracy(accuracy)
-        self.finish_epoch()
+        self._controller.end()
         self._controller.tell(accuracy)
         told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
         if self._session.records.epochs:
@@ -435,7 +441,7 @@ class Loader(DataLoader[Any]):
         """
         if self._closed:
             return
-        self.finish_epoch()
+        self._controller.end()
         self._closed = True
         iterator = self._running() if self._running is not None else None
         if iterator is not None:
@@ -458,37 +464,6 @@ class Loader(DataLoader[Any]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    # --- for the iterator ---
-
-    def begin_epoch(self) -> tuple[Iterator[Envelope], Walk]:
-        """Begin the coming epoch; return its batches, and where the training loop is in it."""
-        return self._engine.begin_epoch(self)
-
-    def is_redirected(self, walk: Walk) -> bool:
-        """Whether :meth:`set_epoch` came after ``walk`` began, for another epoch."""
-        return walk is self._controller.walk and self._planner.is_redirected(walk.start)
-
-    def receive(self, envelope: Envelope) -> Any:
-        """Note what came, and return the batch as the training loop gets it."""
-        meta = self._controller.receive(envelope.meta, envelope.failures, envelope.missed)
-        return attach(envelope.batch, meta) if self._return_meta else envelope.batch
-
-    def add_stall(self, seconds: float, computed: float) -> None:
-        """Count time that the training loop waited, of which its thread ``computed`` that much."""
-        self._session.records.add_stall(seconds, computed)
-
-    def finish_epoch(self) -> None:
-        """Close the books of the epoch in progress, if there is one."""
-        self._controller.end()
-
-    def batches_from(self, at: Cursor) -> int:
-        """Return this rank's batches of an epoch from ``at`` on."""
-        if not self._own_order:
-            return self._planner.batches(at)
-        size = self.batch_size
-        skipped = at.consumed // self._ranks.now().world_size // size if size else at.steps
-        return super().__len__() - skipped
 
     # --- inside ---
 
