@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packager
 from stoker.epoch.epoch_cache import EpochCache
+from stoker.epoch.warn import warn_caller
 from stoker.importance.base import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
@@ -218,11 +217,9 @@ def make_packager(
     if packaging is None or substitution is None or store.claims is None or not arenas:
         return None
     if not is_bytes_of_source:
-        warnings.warn(
+        warn_caller(
             "samples are not packaged, as only bytes of a source can be: leave out "
-            "cache_stage='decoded', and use a data set of Stoker's in place of wrap()",
-            RuntimeWarning,
-            stacklevel=6,
+            "cache_stage='decoded', and use a data set of Stoker's in place of wrap()"
         )
         return None
     names = [region.name for region in policy.regions()]

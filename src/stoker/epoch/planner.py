@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from stoker.epoch.nodes import Locality, Nodes
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.settings import EpochSettings
+from stoker.epoch.warn import warn_caller
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy
@@ -134,11 +134,9 @@ class Planner:
         if epoch == self.coming.epoch:
             return
         if self.coming.consumed and self.batches(self.coming):
-            warnings.warn(
+            warn_caller(
                 f"set_epoch({epoch}) leaves out the rest of the restored epoch "
-                f"{self.coming.epoch}: give set_epoch() that epoch to go on with it",
-                RuntimeWarning,
-                stacklevel=3,
+                f"{self.coming.epoch}: give set_epoch() that epoch to go on with it"
             )
         self.coming = Cursor(int(epoch))
 

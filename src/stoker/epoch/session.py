@@ -151,14 +151,14 @@ class Session:
         )
         try:
             self._placing = self._make_placing(cached, ranks, nodes)
+            if window and can_prefetch(cached.store):
+                skip = self._placing.may_be_served_by_others
+                share = window // ranks_here
+                self._ahead = ReadAhead(setup.key, cached.store, planner, share, skip)
         except BaseException:
             cached.close()
             raise
         self.cached = cached
-        if window and can_prefetch(cached.store):
-            skip = self._placing.may_be_served_by_others
-            share = window // ranks_here
-            self._ahead = ReadAhead(setup.key, cached.store, planner, share, skip)
         count = 1 if planner.locality is None else planner.locality.nodes.count
         self.controller.observer.scorer.cache_holds(setup.cache_samples(count))
         if self._rescores:
