@@ -36,7 +36,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatc
 from stoker.images import decode_image
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
-from stoker.node import rendezvous
+from stoker.node import messages, rendezvous
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members
 from stoker.policy.baselines import LRU
@@ -280,7 +280,7 @@ def service_request(folder: Path) -> Target:
     def parse(data: bytes) -> None:
         with _environment(XDG_RUNTIME_DIR=folder):
             for is_owner in (False, True, True):  # twice: an answer may leave something behind
-                answer = service.answer(protocol.parse(data), is_owner=is_owner)
+                answer = service.answer(messages.parse(data, protocol.VERSION), is_owner=is_owner)
                 assert json.dumps(answer, default=str)
 
     region = {"name": "all", "share": 1.0}
