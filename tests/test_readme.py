@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pool.redis_servers import needs_server
-from pytorch.conftest import own_places, write_images  # noqa: F401  (fixture)
-from pytorch.parts import number_of, numbers
-from source.conftest import bucket, moto  # noqa: F401  (fixtures)
-from source.s3 import Bucket
+from pytorch.conftest import own_places  # noqa: F401  (fixture)
+from support.images import write_images
+from support.parts import number_of, numbers
+from support.redis_servers import needs_server
+from support.s3 import Bucket
+from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
 from stoker.cli.root import root
 from stoker.pytorch import Loader, SampleDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bundles_bench import Bench
-from source.conftest import bucket, moto  # noqa: F401
+from support.servers import bucket, moto  # noqa: F401
 
 
 @pytest.fixture

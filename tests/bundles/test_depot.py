@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from bundles_bench import FarDepot
-from source.s3 import Bucket
+from support.s3 import Bucket
 
 from stoker.bundles.depot import (
     MARKER,

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, SIZES, H, L, two_regions
-from companions import await_true, processes_of
-from source.s3 import Bucket
+from support.processes import processes_of
+from support.s3 import Bucket
+from support.waiting import await_true
 
 from stoker.bundles import Packager, Packaging
 from stoker.errors import ConfigError

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from source.conftest import bucket, cache_home, moto  # noqa: F401  (fixtures)
-from source.s3 import Bucket
+from source.conftest import cache_home  # noqa: F401  (fixtures)
+from support.s3 import Bucket
+from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
 from stoker import ImageFolder, Loader
 from stoker.cli import _storage

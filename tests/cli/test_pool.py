@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from pool.redis_servers import Server, free_port, needs_server
+from support.redis_servers import Server, free_port, needs_server
 
 from stoker.cli.root import root
 from stoker.pool import own_server as pool_service

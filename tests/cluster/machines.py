@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pool.redis_servers import SERVER
+from support.redis_servers import SERVER
 
 
 class Unavailable(Exception):

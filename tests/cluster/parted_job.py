@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 
 import numpy as np
-from pytorch.parts import number_of, numbers
+from support.parts import number_of, numbers
 from torch import distributed
 
 from stoker.pytorch import Loader, SampleDataset

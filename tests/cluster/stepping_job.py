@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from pytorch.numbered import slow_dataset
+from support.numbered import slow_dataset
 
 from stoker.pytorch import Loader
 

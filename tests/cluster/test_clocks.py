@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytorch.parts import number_of, numbers
-from pytorch.ranks import run_ranks
+from support.parts import number_of, numbers
+from support.ranks import run_ranks
 
 import stoker.errors
 from stoker.pytorch import Loader, SampleDataset

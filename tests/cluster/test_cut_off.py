@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool.pools import until
-from pool.redis_servers import needs_server
-from pytorch.numbered import NUM
+from support.numbered import NUM
+from support.redis_servers import needs_server
+from support.waiting import until
 
 from cluster.machines import Machine, server_on
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from companions import await_true, processes_of
-from pytorch.conftest import write_images
-from pytorch.parts import NUM_IMAGES
+from support.images import write_images
+from support.parts import NUM_IMAGES
+from support.processes import processes_of
+from support.waiting import await_true
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "ray_train.py"

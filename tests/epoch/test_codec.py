@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from pytorch.parts import Squares
+from support.parts import Squares
 
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.compact import same

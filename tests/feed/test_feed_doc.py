@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytorch.conftest import write_images
-from pytorch.parts import NUM_IMAGES
+from support.images import write_images
+from support.parts import NUM_IMAGES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "feed.md"
 

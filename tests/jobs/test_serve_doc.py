@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytorch.conftest import write_images
+from support.images import write_images
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serve.md"
 

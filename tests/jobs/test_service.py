@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytorch.parts import number_of, numbers
+from support.parts import number_of, numbers
 
 from stoker.errors import CapacityError, ConfigError
 from stoker.jobs.metrics import exposition

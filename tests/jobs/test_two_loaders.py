@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytorch.parts import number_of, numbers
+from support.parts import number_of, numbers
 
 from jobs.telling_source import TellingSource
 from stoker import recipes

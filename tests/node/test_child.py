@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from companions import await_true, processes_of
+from support.processes import processes_of
+from support.waiting import await_true
 
 import stoker.errors
 from stoker.node.child import command

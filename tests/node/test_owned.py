@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from users import OTHER, as_other, needs_two_users
+from support.users import OTHER, as_other, needs_two_users
 
 from stoker.bundles.depot import DirectoryDepot, check_directory
 from stoker.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pool.pools import until
+from support.waiting import until
 
 from stoker.node import rendezvous
 from stoker.node.locks import try_lock

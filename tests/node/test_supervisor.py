@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from companions import await_true, processes_of
+from support.processes import processes_of
+from support.waiting import await_true
 
 from stoker.node.messages import Channel
 from stoker.node.runtime_dir import prepare_runtime_dir

@@ -1,8 +1,7 @@
 """Servers that tests of the pool use, ended with the test."""
 
 import pytest
-
-from pool.redis_servers import Server
+from support.redis_servers import Server
 
 
 @pytest.fixture(scope="module")

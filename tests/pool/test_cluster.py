@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 import redis
+from support.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes
+from support.redis_servers import make_cluster, needs_server
+from support.waiting import until
 
-from pool.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes, until
-from pool.redis_servers import make_cluster, needs_server
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
 from stoker.testing.tier_conformance import as_ids

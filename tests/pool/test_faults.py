@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes
+from support.redis_servers import make_certificates, needs_server
+from support.waiting import until
 
-from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
-from pool.redis_servers import make_certificates, needs_server
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
 from stoker.pool.servers import Breakers

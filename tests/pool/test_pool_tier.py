@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from store.doubles import CountingSource
+from support.doubles import CountingSource
+from support.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes
+from support.redis_servers import needs_server
+from support.waiting import until
 
-from pool.pools import EVERY, NUM, TTL, check, fill, pool_at, sum_of_sizes, until
-from pool.redis_servers import needs_server
 from stoker.errors import SampleNotFound
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier

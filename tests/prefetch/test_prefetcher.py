@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from companions import await_true, processes_of
+from support.processes import processes_of
+from support.waiting import await_true
 
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher

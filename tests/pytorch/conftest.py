@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
-from pytorch.parts import NUM_CLASSES, NUM_IMAGES
+from support.images import write_images
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +30,6 @@ def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_images(tmp_path: Path) -> Path:
     """Images that a test may damage."""
     return write_images(tmp_path / "images")
-
-
-def write_images(root: Path) -> Path:
-    """Write PNGs of 8 x 8 pixels; every pixel of image ``i`` is ``i``."""
-    per_class = NUM_IMAGES // NUM_CLASSES
-    for number in range(NUM_IMAGES):
-        folder = root / f"class{number // per_class}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.full((8, 8, 3), number, np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:03}.png")
-    return root
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch.parts import number_of, numbers
+from support.parts import number_of, numbers
+
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from support.parts import number_of, numbers
 from torch import distributed
 
-from pytorch.parts import number_of, numbers
 from pytorch.test_recipes_live import signals
 from stoker import recipes
 from stoker.jobs import Sharing

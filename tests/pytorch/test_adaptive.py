@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.parts import number_of, numbers
+from support.ranks import run_ranks
 
-from pytorch.parts import number_of, numbers
-from pytorch.ranks import run_ranks
 from stoker import recipes
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset

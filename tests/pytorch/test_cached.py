@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import ids_in, images, number_of, numbers, with_noise
 from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from pytorch.parts import ids_in, images, number_of, numbers, with_noise
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError
 from stoker.pytorch import CachedDataset, SampleDataset, with_cache
 from stoker.source import MemorySource

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.parts import NUM_IMAGES, number_of, numbers
 from torch.utils.data import DataLoader, Subset
 
-from pytorch.parts import NUM_IMAGES, number_of, numbers
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import ImageFolder, SampleDataset
 from stoker.source import MemorySource, Pace

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch.ranks import run_ranks
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import DistributedImportanceSampler, WithIds
 from stoker.scores import Scores

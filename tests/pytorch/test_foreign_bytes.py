@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool.redis_servers import Server, needs_server
+from support.parts import Squares, images
+from support.redis_servers import Server, needs_server
 
-from pytorch.parts import Squares, images
 from stoker.epoch.compact import same
 from stoker.pool import values as pool_frame
 from stoker.pool.values import PoolKeys

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source.conftest import bucket, moto  # noqa: F401  (fixtures)
-from source.s3 import Bucket
+from support.parts import NUM_IMAGES, ids_in, images
+from support.s3 import Bucket
+from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
-from pytorch.parts import NUM_IMAGES, ids_in, images
 from stoker.errors import ConfigError
 from stoker.pytorch import ImageFolder, Loader
 from stoker.source import ImagePrefixSource

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from pytorch.test_scores_land import RECIPES, f
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.parts import number_of, numbers
 from torch.utils.data import Subset
 
-from pytorch.parts import number_of, numbers
 from stoker.policy.score import Score
 from stoker.prefetch.progress import Marks, Progress
 from stoker.prefetch.walk import Segment, Walk

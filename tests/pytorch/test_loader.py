@@ -9,6 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import (
+    NUM_IMAGES,
+    dict_collate,
+    ids_in,
+    images,
+    number_of,
+    numbers,
+    to_tensor,
+    with_noise,
+)
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,16 +29,6 @@ from torch.utils.data import (
 )
 
 import stoker
-from pytorch.parts import (
-    NUM_IMAGES,
-    dict_collate,
-    ids_in,
-    images,
-    number_of,
-    numbers,
-    to_tensor,
-    with_noise,
-)
 from stoker.errors import ConfigError, SegmentError
 from stoker.pytorch import Loader, SampleDataset
 from stoker.types import Outcome

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 
-from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
 from stoker.source import FileSource

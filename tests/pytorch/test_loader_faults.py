@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ranks import run_ranks
 from torch import distributed
 
-from pytorch.ranks import run_ranks
 from stoker.errors import SampleCorrupt, SampleNotFound, SourceUnavailable
 from stoker.pytorch import Failure, Loader, SampleDataset
 from stoker.source import MemorySource

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.parts import number_of, numbers
 from torch.utils.data import Subset
 
-from pytorch.parts import number_of, numbers
 from stoker import recipes
 from stoker.epoch.cursor import Cursor
 from stoker.pytorch import Loader, SampleDataset

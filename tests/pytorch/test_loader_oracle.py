@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.parts import NUM_IMAGES, ids_in, images, number_of, numbers
 from torch.utils.data import Subset
 
-from pytorch.parts import NUM_IMAGES, ids_in, images, number_of, numbers
 from stoker.errors import SourceUnavailable
 from stoker.pytorch import Loader, SampleDataset, with_cache
 from stoker.testing import FaultySource, SlowSource

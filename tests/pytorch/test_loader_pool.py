@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool.redis_servers import Server, needs_server
+from support.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
+from support.redis_servers import Server, needs_server
 
-from pytorch.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
 from stoker.source.in_memory import MemorySource

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from companions import await_true, processes_of
+from support.processes import processes_of
+from support.ranks import run_ranks
+from support.waiting import await_true
 from torch import distributed
 
-from pytorch.ranks import run_ranks
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource

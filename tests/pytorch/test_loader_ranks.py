@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import Squares, ids_in, images, number_of, numbers, with_noise
+from support.ranks import run_ranks
 from torch import distributed
 from torch.utils.data import DistributedSampler
 
-from pytorch.parts import Squares, ids_in, images, number_of, numbers, with_noise
-from pytorch.ranks import run_ranks
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, wrap
 from stoker.types import Outcome

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import Squares, images, number_of, numbers
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, Subset
 
-from pytorch.parts import Squares, images, number_of, numbers
 from stoker import recipes
 from stoker.errors import CapacityError, ConfigError
 from stoker.plan import Plan
@@ -192,7 +192,7 @@ def test_samples_of_unequal_size_in_a_small_cache() -> None:
 
 def test_s15_a_group_smaller_than_a_step_is_refused() -> None:
     """Of 100 samples, with steps of 8: each would hold the 2 or 5 of a group several times."""
-    from pytorch.parts import number_of, numbers
+    from support.parts import number_of, numbers
 
     dataset = SampleDataset(numbers(100), number_of)
     recipe = recipes.foresight(repeat=8, group=0.05)

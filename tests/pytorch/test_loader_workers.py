@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import as_dict, dict_collate, ids_in, images, number_of, numbers, with_noise
 from torch.utils.data import get_worker_info
 
-from pytorch.parts import as_dict, dict_collate, ids_in, images, number_of, numbers, with_noise
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
 from stoker.pytorch.meta import Envelope, Meta
 

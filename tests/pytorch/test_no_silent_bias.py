@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.policy.score import Score

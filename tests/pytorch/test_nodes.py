@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.ranks import run_ranks
 from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
-from pytorch.ranks import run_ranks
 from stoker import recipes
 from stoker.epoch.nodes import Nodes, node_name
 from stoker.epoch.ranks import Ranks, is_first_on_node

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool.pools import until
-from pool.redis_servers import Server, needs_server
+from support.ranks import run_ranks
+from support.redis_servers import Server, needs_server
+from support.waiting import until
 from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
-from pytorch.ranks import run_ranks
 
 pytestmark = [needs_server, pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning")]
 EPOCHS = 4

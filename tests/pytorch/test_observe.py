@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
 from torch.nn import functional
 
-from pytorch.parts import number_of, numbers
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, Meta, SampleDataset
 

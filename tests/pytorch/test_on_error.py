@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.parts import ids_in, images
 
-from pytorch.parts import ids_in, images
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import Failure, Loader
 from stoker.types import Outcome

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.parts import number_of, numbers
 from torch.utils.data import Subset
 
-from pytorch.parts import number_of, numbers
 from stoker.errors import ConfigError
 from stoker.pytorch import SampleDataset
 from stoker.pytorch.population import DatasetPopulation

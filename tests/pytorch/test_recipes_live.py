@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of
+from support.ranks import run_ranks
 
-from pytorch.parts import number_of
-from pytorch.ranks import run_ranks
 from stoker import recipes
 from stoker.errors import StateMismatch
 from stoker.importance.hybrid import Hybrid

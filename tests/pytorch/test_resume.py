@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import Squares, images, number_of, numbers, to_tensor, with_noise
 from torch.utils.data import RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
-from pytorch.parts import Squares, images, number_of, numbers, to_tensor, with_noise
 from stoker.errors import ConfigError, SegmentError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset, wrap
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from stoker.pytorch import Loader, SampleDataset
 
 NUM, STEPS, EPOCHS = 101, 13, 3

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
 
-from pytorch.parts import number_of, numbers
 from pytorch.test_recipes_live import signals
 from stoker import recipes
 from stoker.errors import StateMismatch

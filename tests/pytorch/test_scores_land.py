@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
+from support.ranks import run_ranks
 
 from pytorch.once import LOW
-from pytorch.parts import number_of, numbers
-from pytorch.ranks import run_ranks
 from stoker import recipes
 from stoker.importance.baselines import LossHistory
 from stoker.policy.baselines import MinIO

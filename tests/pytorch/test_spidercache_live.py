@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import number_of, numbers
+from support.ranks import run_ranks
 from torch import distributed
 
-from pytorch.parts import number_of, numbers
-from pytorch.ranks import run_ranks
 from stoker import recipes
 from stoker.prefetch.progress import SERVED
 from stoker.pytorch import Loader, SampleDataset

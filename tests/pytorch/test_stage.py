@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.parts import images, number_of, numbers
 
-from pytorch.parts import images, number_of, numbers
 from stoker.epoch.stage import make_stage
 from stoker.errors import SampleCorrupt
 from stoker.pytorch import ImageFolder, Loader, SampleDataset

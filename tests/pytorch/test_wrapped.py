@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import Jittery, Squares, images, number_of, numbers
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from pytorch.parts import Jittery, Squares, images, number_of, numbers
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import Loader, SampleDataset, wrap
 

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.bad_server import BadServer
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
 from stoker.node.child import dump
 from stoker.source import ObjectSource, Pace, Retry
-
-from .bad_server import BadServer
 
 QUICK = Retry(deadline=20.0, first=0.01, longest=0.2)
 IMPATIENT = Retry(deadline=0.5, first=0.02)

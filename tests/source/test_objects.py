@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.s3 import Bucket
+from support.servers import free_port, serve
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
 from stoker.source.remote.address import address_of
 from stoker.testing import SourceConformance
-
-from .conftest import free_port, serve
-from .s3 import Bucket
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 QUICK = Pace(retry=Retry(deadline=2.0, first=0.01))

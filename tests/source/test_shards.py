@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.s3 import Bucket
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
@@ -23,8 +24,6 @@ from stoker.source.shard_index import coalesce
 from stoker.source.shards import expand
 from stoker.source.tar_members import Member, members
 from stoker.testing import SourceConformance
-
-from .s3 import Bucket
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

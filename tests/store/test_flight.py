@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from support.doubles import CountingSource, check, lru_tier, sample_of
 
 from stoker.store.flight import Flight
 from stoker.store.store import Store
-from store.doubles import CountingSource, check, lru_tier, sample_of
 from store.test_memory_tier import native_tier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.doubles import CountingSource
 
 from stoker.store.flight import Meter, Upstream
-from store.doubles import CountingSource
 
 
 def test_time_counts_once_however_many_read(monkeypatch: pytest.MonkeyPatch) -> None:

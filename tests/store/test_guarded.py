@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
+from support.doubles import BrokenTier, lru_tier
 
 from stoker.errors import CapacityError, SegmentError
 from stoker.shared import SharedArray
 from stoker.store.guarded import GuardedTier
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
-from store.doubles import BrokenTier, lru_tier
 
 METHODS = (
     "get_many", "put_many", "place_by", "set_keys", "move", "list", "copies", "resize", "claim",

@@ -3,6 +3,7 @@ import multiprocessing
 import numpy as np
 import pytest
 from reference.arena import ReferenceArena
+from support.doubles import lru_tier
 
 from stoker.policy.base import Region
 from stoker.policy.baselines import LRU
@@ -12,7 +13,6 @@ from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier, drop_strays
 from stoker.store.tier import NOWHERE
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
-from store.doubles import lru_tier
 
 
 def native_tier(num_ids, capacity_bytes):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from support.doubles import CountingSource, check
 
 from stoker.errors import SampleNotFound
 from stoker.policy.base import Region
@@ -21,7 +22,6 @@ from stoker.store.stacked import StackedTier
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE
 from stoker.testing.tier_conformance import TierConformance, as_ids
-from store.doubles import CountingSource, check
 
 NUM = 100
 SIZE = 100

@@ -6,12 +6,12 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from support.doubles import BrokenTier, CountingSource, check, lru_tier, sample_of
 
 from stoker.errors import ConfigError, SampleNotFound, SegmentError, SourceUnavailable
 from stoker.store.guarded import NullTier
 from stoker.store.store import Store
 from stoker.types import Outcome
-from store.doubles import BrokenTier, CountingSource, check, lru_tier, sample_of
 from store.test_memory_tier import native_tier
 
 HIT, FETCHED = Outcome.HIT, Outcome.FETCHED

@@ -6,6 +6,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
+from support.doubles import BrokenTier, CountingSource, check, sample_of
 
 from stoker import _core
 from stoker.errors import ConfigError, SegmentError
@@ -19,7 +20,6 @@ from stoker.store.registry import open_arrays
 from stoker.store.store import Store
 from stoker.store.substitutes import StandIns
 from stoker.types import Outcome
-from store.doubles import BrokenTier, CountingSource, check, sample_of
 
 N = 400
 HIT, SUBSTITUTED, FETCHED, PACKAGED = (

@@ -9,7 +9,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from companions import await_true
+from support.waiting import await_true
 
 from stoker.policy import LRU, S3FIFO, Policy
 from stoker.store.arena import Arena

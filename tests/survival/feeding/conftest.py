@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source.bad_server import BadServer
+from support.bad_server import BadServer
 
 from .processes import nothing_left
 from .s3_server import S3Server

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from source.conftest import free_port, wait_for
-from source.s3 import Bucket
+from support.s3 import Bucket
+from support.servers import free_port, wait_for
 
 from .samples import sample
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from companions import await_true
+from support.waiting import await_true
 
 from stoker.node import supervisor
 from stoker.pytorch import Loader, SampleDataset

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytorch.ranks import run_ranks
+from support.ranks import run_ranks
 
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource

@@ -1,7 +1,5 @@
 """Pools for tests: with samples that are known by their ids."""
 
-import time
-
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
 from stoker.testing.tier_conformance import as_ids, pack_ids, sample_of
@@ -34,11 +32,3 @@ def check(tier, ids, found=None):
 
 def fill(tier, ids=EVERY):
     return tier.put_many(as_ids(ids), pack_ids(list(map(int, ids))))
-
-
-def until(condition, seconds=60.0):
-    """Wait until something comes about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -1,20 +1,8 @@
-"""What tests of processes that Stoker starts at the side of training have in common."""
+"""The processes that Stoker starts at the side of training."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-
-
-def await_true(test: Callable[[], object], patience: float = 20.0) -> bool:
-    """Whether ``test()`` becomes true within ``patience`` seconds."""
-    end = time.monotonic() + patience
-    while not test():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def processes_of(module: str, runtime: Path) -> list[int]:

@@ -1,0 +1,24 @@
+"""Waiting for conditions, in place of sleeping for as long as they usually take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def await_true(test: Callable[[], object], patience: float = 60.0) -> bool:
+    """Whether ``test()`` becomes true within ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while not test():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return when ``condition()`` is true; fail if that takes longer than ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not true after {seconds:.0f} s"
+        time.sleep(0.01)
