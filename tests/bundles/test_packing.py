@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import until
 
 from stoker.bundles import Packaging
 from stoker.bundles.job import FIELDS, Flags, Totals
@@ -58,13 +58,6 @@ def test_hands_report_trouble_until_it_is_over(monkeypatch: pytest.MonkeyPatch) 
     is_broken.clear()
     until(lambda: hands.trouble is None)
     hands.stop(10.0)
-
-
-def until(test: Any) -> None:
-    end = time.monotonic() + 20
-    while not test():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Workshop:

@@ -17,13 +17,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.parts import number_of, numbers
+from support.waiting import until
 
 from stoker.errors import CapacityError, ConfigError
 from stoker.jobs.metrics import exposition
@@ -49,13 +50,6 @@ def running(**settings: Any) -> Iterator[Service]:
         finally:
             service.stop()
             thread.join()
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 def loader(**options: Any) -> Loader:

@@ -7,11 +7,11 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.bad_server import BadServer
+from support.waiting import until
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
 from stoker.node.child import dump
@@ -139,7 +139,7 @@ def test_newcomer_1_an_address_that_answered_before_is_waited_for(
     reader = threading.Thread(target=lambda: read.extend(source.read(range(20))))
     read: list[bytes] = []
     reader.start()
-    wait_until(lambda: bool(warnings_of(caplog)))
+    until(lambda: bool(warnings_of(caplog)))
     bad_server.start()
     reader.join()
     assert read == expected(bad_server)
@@ -193,13 +193,6 @@ def given_up_after(source: ObjectSource) -> float:
     told = re.search(r"attempts in (\d+\.\d) s", str(raised.value))
     assert told is not None
     return float(told[1])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("status", ["403", "401"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from stoker.errors import ConfigError
 from stoker.tiering.config import Config, TierConfig
@@ -44,13 +44,6 @@ def tell(member: Membership, message: bytes) -> None:
         sender.sendto(message, str(member.folder.requests))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert condition()
-
-
 def test_what_makes_no_sense_is_ignored(member: Membership, tmp_path: Path) -> None:
     for message in (
         b"",
@@ -74,7 +67,7 @@ def test_what_makes_no_sense_is_ignored(member: Membership, tmp_path: Path) -> N
     ):
         tell(member, message)
     tell(member, request(b"b"))
-    wait_for(lambda: member.report()["tiers"][0]["files"] == 1)
+    until(lambda: member.report()["tiers"][0]["files"] == 1)
     report = member.report()
     assert report["daemon"] and report["refused"] == 0 and report["tiers"][0]["used"] == 200
     copies = tmp_path / "tier" / "copies"
@@ -86,14 +79,14 @@ def test_requests_about_another_table_s_entries_are_ignored(
 ) -> None:
     """A program that outlived its daemon still has that one's numbers."""
     tell(member, request(b"a"))
-    wait_for(lambda: member.report()["tiers"][0]["files"] == 1)
+    until(lambda: member.report()["tiers"][0]["files"] == 1)
     (tmp_path / "source" / "a").write_bytes(b"another")
     tell(member, request(b"b", kind=Kind.CHANGED, entry=0))
     tell(member, request(b"b"))
-    wait_for(lambda: member.report()["tiers"][0]["files"] == 2)
+    until(lambda: member.report()["tiers"][0]["files"] == 2)
     assert member.report()["dropped"] == 0
     tell(member, request(b"a", kind=Kind.CHANGED, entry=0))
-    wait_for(lambda: member.report()["dropped"] == 1)
+    until(lambda: member.report()["dropped"] == 1)
 
 
 def test_a_member_that_asks_nonsense_costs_nothing(member: Membership) -> None:

@@ -7,12 +7,13 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from stoker.tiering import copier, placer, tier_dir
 from stoker.tiering.config import Config, TierConfig
@@ -45,7 +46,7 @@ class Rig:
         self.settle()
 
     def settle(self) -> None:
-        wait_for(self.placer.is_idle)
+        until(self.placer.is_idle)
 
     def entry(self, name: str) -> dict[str, Any]:
         number = self.table.find(os.fsencode(name))
@@ -70,13 +71,6 @@ class Rig:
         self.placer.close()
         for tier in self.tiers:
             tier.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert condition()
 
 
 @contextmanager
@@ -326,7 +320,7 @@ def test_a_file_that_is_young_or_empty_waits(
             it.placer.tick()
             return it.states("young") == [State.DROPPED]
 
-        wait_for(may_be_asked_again)
+        until(may_be_asked_again)
         it.open("young")
         it.copy("young")
         assert it.states("empty") == [State.REFUSED]
@@ -376,7 +370,7 @@ def test_a_tier_that_fails_rests_and_the_next_takes_over(
             it.placer.tick()
             return it.states("a") == [State.DROPPED]
 
-        wait_for(may_be_asked_again)
+        until(may_be_asked_again)
         it.open("a")
         assert it.copy("a").is_relative_to(tmp_path / "tier1")
         sick[0] = False
@@ -542,7 +536,7 @@ def test_closing_in_the_middle_of_a_copy_leaves_nothing_behind(
 
         monkeypatch.setattr(copier.os, "write", write)
         it.placer.opened(b"a")
-        wait_for(lambda: it.table.find(b"a") is not None and it.entry("a")["copied"] > 0)
+        until(lambda: it.table.find(b"a") is not None and it.entry("a")["copied"] > 0)
         it.placer.close()
         assert it.entry("a")["state"] is not State.PLACED
         assert not list(it.tiers[0].copies.iterdir())

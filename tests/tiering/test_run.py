@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import until
 
 from stoker.errors import ConfigError
 from stoker.tiering import launcher, layout
@@ -49,13 +49,6 @@ WAITING = ("--json", "--small=16MiB")
 def setup(source: Path, *quotas: int, options: tuple[str, ...] = WAITING) -> Setup:
     tiers = tuple((source.parent / f"tier{i}", quota) for i, quota in enumerate(quotas))
     return Setup(source, tiers, options)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 def copies(tier: Path) -> dict[str, bytes]:
@@ -200,7 +193,7 @@ def test_the_live_report(source: Path, tmp_path: Path) -> None:
     script = f"cat {source}/a/* >/dev/null; echo ready; read line; cat {source}/b/* >/dev/null"
     process = it.start("sh", "-c", script, stdin=subprocess.PIPE)
     assert process.stdout and process.stdout.readline() == "ready\n"
-    wait_for(lambda: json.loads(report.read_text())["tiers"][0]["files"] == 20)
+    until(lambda: json.loads(report.read_text())["tiers"][0]["files"] == 20)
     _, err = process.communicate("go on\n", timeout=100)
     assert err == ""
     final = json.loads(report.read_text())
@@ -238,7 +231,7 @@ def test_two_runs_share_a_daemon(source: Path, runtime_dir: Path) -> None:
         size for name, size in SIZES.items() if name.startswith("b/")
     ), "what the first had read is there"
     first.communicate("go on\n", timeout=100)
-    wait_for(lambda: not Path(f"/proc/{daemon}").exists() or _is_zombie(daemon))
+    until(lambda: not Path(f"/proc/{daemon}").exists() or _is_zombie(daemon))
     assert not tables[0].exists()
 
 
@@ -259,7 +252,7 @@ def test_the_daemon_ends_when_stoker_run_is_killed(source: Path, runtime_dir: Pa
     child = int(direct("pgrep", "-P", str(process.pid)).split()[0])
     process.kill()
     process.wait(60)
-    wait_for(lambda: not table.exists())
+    until(lambda: not table.exists())
     os.kill(child, signal.SIGKILL)
     process.communicate(timeout=60)
 
@@ -275,7 +268,7 @@ def test_daemon_killed_in_the_middle_of_a_copy(source: Path, runtime_dir: Path) 
         "    while part := f.read(1 << 18): crc = zlib.crc32(part, crc)\nprint(crc)"
     )
     process = it.start(sys.executable, "-c", read_all, huge)
-    wait_for(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
+    until(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
     (table,) = _tables(runtime_dir)
     os.kill(_daemon_pid(table), signal.SIGKILL)
     out, err = process.communicate(timeout=200)
@@ -300,7 +293,7 @@ def test_a_daemon_that_is_stopped_for_a_while(source: Path, runtime_dir: Path) -
         "    while part := f.read(1 << 18): crc = zlib.crc32(part, crc)\nprint(crc)"
     )
     process = setup(source, 1 << 29).start(sys.executable, "-c", read_all, huge)
-    wait_for(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
+    until(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
     daemon = _daemon_pid(_tables(runtime_dir)[0])
     os.kill(daemon, signal.SIGSTOP)
     time.sleep(4)  # a busy machine, or a cgroup that has used up its share, does the same
@@ -334,7 +327,7 @@ def test_a_source_that_changes_during_the_run(source: Path, tmp_path: Path, chan
     assert process.stdout
     first = process.stdout.readline()
     assert first.split() == direct("sha256sum", path).split()[:1]
-    wait_for(lambda: "a/19.bin" in copies(tmp_path / "tier0"))
+    until(lambda: "a/19.bin" in copies(tmp_path / "tier0"))
     if change == "truncate":
         os.truncate(path, 1000)
     elif change == "rewrite":
@@ -350,7 +343,7 @@ def test_a_source_that_changes_during_the_run(source: Path, tmp_path: Path, chan
         assert time.monotonic() - changed < 60
     assert len(seen) == 1, "the old content or the new one, nothing else"
     age(path)
-    wait_for(lambda: copies(tmp_path / "tier0").get("a/19.bin") == path.read_bytes())
+    until(lambda: copies(tmp_path / "tier0").get("a/19.bin") == path.read_bytes())
     stop.touch()
     _, err = process.communicate(timeout=100)
     assert Done(0, "", err).report["dropped"] >= 1
@@ -370,7 +363,7 @@ def until_placed(runtime_dir: Path, count: int) -> None:
     def placed() -> int:
         return sum(int((states(t) == layout.State.PLACED).sum()) for t in _tables(runtime_dir))
 
-    wait_for(lambda: placed() == count)
+    until(lambda: placed() == count)
 
 
 class Asked:
@@ -530,7 +523,7 @@ def test_t6_a_placed_file_is_opened_without_a_look_at_its_source(
     finally:
         os.kill(daemon, signal.SIGCONT)
     # The daemon looks: within the time that was asked for, not when the program opens the file.
-    wait_for(lambda: not (states(_tables(runtime_dir)[0]) == layout.State.PLACED).any())
+    until(lambda: not (states(_tables(runtime_dir)[0]) == layout.State.PLACED).any())
     assert asked(path) == "FileNotFoundError"
     assert asked.end()["changes"] >= 1
 
