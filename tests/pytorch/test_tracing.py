@@ -199,7 +199,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path):
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, loader._session._tracer._file._fd)
         os.close(full)
-        with pytest.warns(RuntimeWarning, match="training goes on") as told:
+        with pytest.warns(RuntimeWarning, match="training continues") as told:
             assert len(train(loader, 2)) == 2 * -(-N // BATCH)
         assert len(told) == 1
     with Trace(link) as trace:
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path, monkeypatch):
 
     loader = make(tmp_path / "trace")
     monkeypatch.setattr("stoker.epoch.tracing.TraceWriter", refuse)
-    with loader, pytest.warns(RuntimeWarning, match="training goes on") as told:
+    with loader, pytest.warns(RuntimeWarning, match="training continues") as told:
         train(loader, 2)
     assert len(told) == 1
 

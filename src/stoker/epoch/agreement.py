@@ -16,7 +16,7 @@ from stoker.scores import MAX_EPOCHS, Scores
 from stoker.store.claims import NOBODY
 
 AgreedRescore = Callable[[NDArray[np.uint32]], None]
-"""Has this rank's part of the ids ``u32[m]`` scored anew."""
+"""Has this rank's part of the ids ``u32[m]`` rescored."""
 
 
 class Ended(NamedTuple):
@@ -35,7 +35,7 @@ class Agreement:
     """Brings the scores of all ranks together between two epochs.
 
     ``needed``: whether ranks have to agree, on scores or on when an epoch begins; otherwise
-    nobody talks to anybody. ``without_accuracy``: what becomes of training if no accuracy is told,
+    ranks do not communicate. ``without_accuracy``: what becomes of training if no accuracy is told,
     of which is warned once an epoch is over; empty if that is no matter. ``is_resumable``: keep
     what was agreed on, for saved states; without it a job of one rank copies no scores. Used by the
     training process only, from one thread; with several ranks :meth:`reach` is a collective.
@@ -185,7 +185,7 @@ def put_together(served: NDArray[np.uint32], ranks: Collective) -> NDArray[np.ui
         raise StateMismatch(
             f"of {len(merged)} samples handed out in the epoch the states do not say which {left} "
             "were, as other samples may have been served: of each node the state of a rank has to "
-            "be loaded there. Give each rank the state that it saved, or begin the epoch anew"
+            "be loaded there. Give each rank the state that it saved, or restart the epoch"
         )
     return merged
 

@@ -13,7 +13,7 @@ from stoker.recipes.base import Recipe, uniform
 def check_epochs(epochs: int | None) -> None:
     """Raise ConfigError unless it is None or a count of epochs."""
     if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
-        raise ConfigError(f"epochs={epochs!r} is refused: give how many there will be, 1 or more")
+        raise ConfigError(f"epochs={epochs!r}: give how many there will be, 1 or more")
 
 
 def check_accuracy(accuracy: Any) -> float:
@@ -22,7 +22,7 @@ def check_accuracy(accuracy: Any) -> float:
     if 0 <= value <= 1:
         return value
     hint = f": if that is per cent, give {value / 100:g}" if 1 < value <= 100 else ""
-    raise ConfigError(f"accuracy={value:g} is refused, give a share from 0 to 1{hint}")
+    raise ConfigError(f"accuracy={value:g}: give a share from 0 to 1{hint}")
 
 
 def check_known_end(recipe: Recipe, epochs: int | None) -> None:
@@ -56,7 +56,7 @@ def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
     if rescore is not None or recipe.unscored is None:
         return recipe
     warnings.warn(
-        f"recipe {recipe.name!r} scores samples anew between epochs, and there is no function to "
+        f"recipe {recipe.name!r} rescores samples between epochs, and there is no function to "
         "do it: samples keep the score of their last visit, and the cache has no region for those "
         "to be scored. Give the Loader rescore=, a function from a batch to its losses, or choose "
         "that by stoker.recipes.impact(evaluation='history')",
@@ -74,7 +74,7 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
     if rescore is None:
         if scorer.rescores:
             warnings.warn(
-                f"recipe {recipe.name!r} has samples to be scored anew between epochs, and there "
+                f"recipe {recipe.name!r} rescores samples between epochs, and there "
                 "is no function to do it: they keep the score of their last visit. Give the "
                 "Loader rescore=, a function from a batch to its losses",
                 RuntimeWarning,
@@ -85,7 +85,7 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
         raise ConfigError(f"rescore={rescore!r} is no function: give one from a batch to losses")
     if not scorer.rescores:
         raise ConfigError(
-            f"rescore= is of no use to recipe {recipe.name!r}, which scores nothing anew: leave it "
+            f"rescore= is of no use to recipe {recipe.name!r}, which rescores nothing: leave it "
             "out, or use a recipe like 'impact'"
         )
     if others := scorer.needs - {"losses"}:

@@ -33,7 +33,7 @@ class Request:
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
     is_aside: bool = False
-    """Whether the batch is none of training's: its samples are to be scored anew."""
+    """Whether the batch is none of training's: its samples are to be rescored."""
     is_bare: bool = False
     """Whether it is to be read past the cache, to measure what that is worth."""
 

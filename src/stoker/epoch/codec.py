@@ -1,6 +1,6 @@
 """Samples as plain bytes: all that a cache on disk or a pool of servers may hold.
 
-Whoever can write there must not be able to run code here, so nothing is pickled. A message is, all
+A process that can write there must not be able to run code here, so nothing is pickled. A message is, all
 little-endian::
 
     u8   version (2)

@@ -9,7 +9,7 @@ class Cursor(NamedTuple):
     """A place in training: an epoch, and how much of it the training loops of all ranks had.
 
     All ranks have handed out the same number of batches at a step, so what they had together is
-    always the beginning of the global plan, and any number of ranks can go on from there.
+    always the beginning of the global plan, and any number of ranks can resume from there.
     """
 
     epoch: int = 0

@@ -150,7 +150,7 @@ class Placing(EpochCache):
     # --- while training ---
 
     def write_keys(self, scores: Scores) -> None:
-        """Give all cached samples their keys anew, since jobs that share the cache came or went."""
+        """Rewrite the keys of all cached samples, since jobs that share the cache came or went."""
         if self._is_node_leader and not self._policy.natural_keys:
             keys = self._policy.keys_now(self._ids, scores, self._plan)
             if keys is not None:

@@ -48,7 +48,7 @@ class Planner:
     """Makes the global plan of an epoch, and this rank's share of it.
 
     Plans are pure in seed, epoch and scores, so ranks that hold the same scores make the same
-    one. What is left of an epoch from a cursor on is divided anew, whatever the number of ranks
+    one. What is left of an epoch from a cursor on is divided again, whatever the number of ranks
     before was.
     """
 
@@ -105,7 +105,7 @@ class Planner:
 
     @property
     def latest(self) -> Scores:
-        """The scores as they change while training goes on."""
+        """The scores as they change while training continues."""
         return self._scores
 
     def check_step(self) -> None:
@@ -123,20 +123,20 @@ class Planner:
     # --- epochs ---
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one; it goes on where it was if it is the restored one.
+        """Make ``epoch`` the next one; it resumes if it is the restored one.
 
         Otherwise the rest of the restored one is left out, with a warning. ConfigError for a
         negative epoch.
         """
         if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+            raise ConfigError(f"epoch={epoch}: epochs count from 0")
         self._told = True
         if epoch == self.coming.epoch:
             return
         if self.coming.consumed and self.batches(self.coming):
             warn_caller(
                 f"set_epoch({epoch}) leaves out the rest of the restored epoch "
-                f"{self.coming.epoch}: give set_epoch() that epoch to go on with it"
+                f"{self.coming.epoch}: give set_epoch() that epoch to resume it"
             )
         self.coming = Cursor(int(epoch))
 
@@ -148,7 +148,7 @@ class Planner:
         return begun
 
     def resume(self, at: Cursor, served: NDArray[np.uint32] | None) -> None:
-        """Make the next iteration go on from ``at``.
+        """Make the next iteration resume from ``at``.
 
         ``served`` (``u32[at.consumed]``) is what the accesses before it were really served, in ids
         of the base data set; None: what the plan has there.

@@ -57,7 +57,7 @@ def checked_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
     if rank is None or world_size is None:
         raise ConfigError(f"rank={rank!r} and world_size={world_size!r}: give both or neither")
     if world_size < 1:
-        raise ConfigError(f"world_size={world_size} is refused: use 1 or more processes")
+        raise ConfigError(f"world_size={world_size}: use 1 or more processes")
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"rank={rank} is out of range: with world_size={world_size} use 0..{world_size - 1}"

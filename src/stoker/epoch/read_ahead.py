@@ -87,7 +87,7 @@ class ReadAhead:
         self._published: list[int] = []
         self._held: Cursor | None = None
         self._ahead = max(1, 2 * int(window / max(1.0, float(source.sizes.mean()))))
-        self._known = 0  # accesses of the epoch whose keys are written anew
+        self._known = 0  # accesses of the epoch whose keys are rewritten
         self._prefetcher = Prefetcher(
             # By the memory itself: one of the same data set may be on its way out.
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
@@ -99,7 +99,7 @@ class ReadAhead:
         )
 
     def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
-        """Begin the rest of an epoch from ``at`` on; ``more``: go on into the next one.
+        """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one.
 
         ``hold``: read nothing ahead until :meth:`go_on`. The epoch must not have been gone into
         before.
@@ -126,7 +126,7 @@ class ReadAhead:
             self._publish(at, self.progress.memory(at.epoch))
 
     def follow(self, plan: Plan, done: int) -> None:
-        """Write the keys of coming accesses anew, since those of other jobs have moved on.
+        """Rewrite the keys of coming accesses, since those of other jobs have moved on.
 
         ``done`` accesses of this rank's part of ``plan``, that of :meth:`begin`, are over.
         """

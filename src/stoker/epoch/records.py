@@ -1,4 +1,4 @@
-"""What a loader has counted since it was made, and before that in the run it goes on from."""
+"""What a loader has counted since it was made, and before that in the run it resumes."""
 
 from __future__ import annotations
 

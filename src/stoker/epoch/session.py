@@ -290,7 +290,7 @@ class Session:
         )
 
     def _join(self, ranks: Ranks, arena: SharedArena, policy: Merged) -> Member | None:
-        """Join the jobs that share the cache; None, and training goes on, if that fails."""
+        """Join the jobs that share the cache; None, and training continues, if that fails."""
         setup, recipe = self.setup, self.setup.recipe.name
         inode = os.fstat(arena.arena.handle.fds[0]).st_ino
         try:

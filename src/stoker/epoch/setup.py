@@ -192,7 +192,7 @@ class CacheSetup:
         substitution = self.recipe.substitution
         if substitution is None:
             return None
-        # Ranks that cannot agree are refused when the epoch begins.
+        # Ranks that cannot agree raise when the epoch begins.
         job = agree(uuid.uuid4().hex, ranks)
         num_samples = self.population.num_samples
         layout = StandIns.layout(num_samples)
@@ -249,7 +249,7 @@ class CacheSetup:
         base = self.dataset
         self.key = key
         regions = with_window(self.policy.regions(), self.capacity, window)
-        # Of a job that began before the files were rebuilt the samples are not to be had.
+        # A job that began before the files were rebuilt has other samples.
         shared_as = f"{key}-{self._local_identity}" if self._local_identity else key
         opened = open_arena(
             shared_as,

@@ -16,7 +16,7 @@ from stoker.source.base import Source
 from stoker.store.claims import NOBODY
 
 VERSION = 3
-"""Of the format; a state of another one is refused."""
+"""Of the format; a state of another one raises StateMismatch."""
 
 Arrays = dict[str, NDArray[Any]]
 """Arrays by name."""
@@ -40,7 +40,7 @@ class Owner(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """All that one rank needs to go on exactly where another run was."""
+    """All that one rank needs to resume exactly where another run was."""
 
     owner: Owner
     cursor: Cursor
@@ -56,7 +56,7 @@ class RankState(NamedTuple):
     losses: tuple[float, int]
     """Sum and number of the losses that are in no epoch's record yet."""
     agreed: Arrays | None
-    """Likewise, of what all ranks held when the latest epoch began; None where nobody asked."""
+    """Likewise, of what all ranks held when the latest epoch began; None if not requested."""
     ended: tuple[int, float, float, float] | None
     """An epoch that is in no record yet, and the accuracy after it, NaN if not known."""
     is_uniform: bool
@@ -105,7 +105,7 @@ class RankState(NamedTuple):
         if version != VERSION:
             raise StateMismatch(
                 f"this is a state of version {version!r}, and this Stoker reads version {VERSION}: "
-                "load it with the Stoker that saved it, or begin anew"
+                "load it with the Stoker that saved it, or start a new run"
             )
         known = Stats().counts()
         try:
@@ -151,7 +151,7 @@ def _refuse(what: str, saved: object, here: object) -> None:
     if saved != here:
         raise StateMismatch(
             f"the state was saved with {what} {saved!r} and this loader has {here!r}: make the "
-            "loader as it was, or begin anew"
+            "loader as it was, or start a new run"
         )
 
 

@@ -36,7 +36,7 @@ class Stats:
     packaged: int = 0
     """Came with a package."""
     rescored: int = 0
-    """Reads made only to score samples anew."""
+    """Reads made only to rescore samples."""
     failed: int = 0
     """Reads that gave no sample, as :attr:`Loader.quarantine` lists."""
     bypassed: int = 0
@@ -91,7 +91,7 @@ class Stats:
     scoring_seconds: float = 0.0
     """Seconds that the training loop spent in ``observe()``."""
     rescoring_seconds: float = 0.0
-    """Seconds between epochs in which samples were scored anew."""
+    """Seconds between epochs in which samples were rescored."""
     cache_bytes: int = 0
     """Payload bytes in the cache now."""
     data_bytes: int = 0

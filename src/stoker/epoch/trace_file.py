@@ -49,7 +49,7 @@ class Kind(IntEnum):
     ABOUT = 1
     """What the run was, as JSON in the one column ``json u8``."""
     SIZES = 2
-    """Some samples' sizes, ``sizes``; their ids go on where the block before ended."""
+    """Some samples' sizes, ``sizes``; their ids follow those of the block before."""
     ROWS = 3
     """What happened in an epoch; :mod:`stoker.sim.trace` has the columns."""
     BEGIN = 4
@@ -75,7 +75,7 @@ class Block(NamedTuple):
 class TraceWriter:
     """Appends blocks to a file, each by one write. Used by one thread.
 
-    A file that is there already is gone on with, after its last whole block, if its ABOUT says
+    An existing file is appended to, after its last whole block, if its ABOUT says
     the same; else ConfigError. Raises OSError when the file cannot be written, or another process
     is writing it, UntrustedPlace for one that other users could have written.
     """
@@ -124,7 +124,7 @@ def check_continues(path: Path, about: Mapping[str, Any]) -> int:
         with TraceReader(path) as there:
             blocks, found = there.blocks, there.about
     except OSError as error:
-        raise ConfigError(f"trace={str(path)!r} cannot be gone on with: {error}") from error
+        raise ConfigError(f"trace={str(path)!r} cannot be appended to: {error}") from error
     for name, value in about.items() if blocks else ():
         if found.get(name) != value:
             raise ConfigError(

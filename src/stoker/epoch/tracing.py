@@ -72,7 +72,7 @@ def _harmless(
 class Tracer:
     """Collects what happens in one rank, and appends it to its file block by block.
 
-    ``about`` says which run it is; a file of the same run is gone on with, that of another is
+    ``about`` says which run it is; a file of the same run is appended to, that of another is
     refused by ConfigError. All else that goes wrong ends the trace with one warning. Used by the
     training process only, from one thread; does nothing in a forked child.
     """
@@ -96,7 +96,7 @@ class Tracer:
 
     @_harmless
     def begin(self, epoch: int, consumed: int, run: Mapping[str, Any]) -> None:
-        """Note that an epoch begins, or goes on after ``consumed`` accesses of all ranks.
+        """Note that an epoch begins, or resumes after ``consumed`` accesses of all ranks.
 
         ``run`` is what may change from one run to the next, as JSON has it: ``world_size``.
         """
@@ -186,7 +186,7 @@ class Tracer:
             self._file.close()
             self._file = None
         warnings.warn(
-            f"the trace {str(self._path)!r} ends here, training goes on: {error!r}",
+            f"the trace {str(self._path)!r} ends here, training continues: {error!r}",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_KEPT = 64 << 20  # bytes that nobody uses and that are kept for what comes
+_KEPT = 64 << 20  # unused bytes that are kept for what comes
 _SMALL = 64 << 10  # bytes that malloc serves well
 
 
@@ -41,7 +41,7 @@ class Buffers:
         return copy
 
     def give_back(self, memory: Bytes) -> None:
-        """Keep ``memory``, which nobody uses any more, and no more than 64 MiB with it."""
+        """Keep ``memory``, which is not used any more, and no more than 64 MiB with it."""
         # Without a lock: this may run wherever the last reference to a batch goes, also in here.
         self._free.append(memory)
         with contextlib.suppress(IndexError):

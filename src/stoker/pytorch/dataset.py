@@ -158,7 +158,7 @@ class ImageFolder(SourceDataset):
             raise ConfigError(f"output={output!r} has no meaning with decode=: leave one out")
         if max_pixels is not None and (decode is not None or not max_pixels >= 1):
             raise ConfigError(
-                f"max_pixels={max_pixels!r} is refused: give 1 or more, and not beside decode="
+                f"max_pixels={max_pixels!r}: give 1 or more, and not beside decode="
             )
         given = {"storage_options": storage_options, "pace": pace}
         options = {name: value for name, value in given.items() if value is not None}

@@ -66,7 +66,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
     make the same plan and check that it is the same; so all of them must begin it.
     ``num_replicas`` and ``rank`` are those of torch.distributed, torchrun or SLURM if not given.
     Where no process group has these ranks, weights that never change need none, and an epoch that
-    begins after :meth:`update` is refused.
+    begins after :meth:`update` raises StateMismatch.
 
     Raises :class:`~stoker.errors.ConfigError` for no samples, weights that are negative, not finite
     or of another length, and what :class:`~stoker.sampler.WeightedSampler` refuses; while
@@ -131,12 +131,12 @@ class DistributedImportanceSampler(TorchSampler[int]):
         return self._share(self._at)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch``, from 0, the next one; the restored one goes on where it was.
+        """Make ``epoch``, from 0, the next one; the restored one resumes.
 
         ConfigError for a negative epoch.
         """
         if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is refused: epochs count from 0")
+            raise ConfigError(f"epoch={epoch}: epochs count from 0")
         if epoch != self._coming.epoch:
             self._coming = Cursor(int(epoch))
         self._at = self._coming
@@ -203,7 +203,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
         """
         return self._scores
 
-    # --- going on in another run ---
+    # --- resuming in another run ---
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the state of this rank: tensors and primitives, 50 bytes a sample.
@@ -211,7 +211,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
         To be taken at the same step on every rank. ``consumed``: samples that the training loop
         of this rank has had since the epoch's iteration began; the DataLoader's workers are ahead
         of it, so the sampler cannot know. By default those that :meth:`update` was called for;
-        ConfigError in the midst of an epoch in which it was not.
+        ConfigError in the middle of an epoch in which it was not.
         """
         at, begun = self._coming, self._is_running
         if begun:
@@ -222,7 +222,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
                     "state_dict(consumed=samples of this rank), or set_epoch() if it is over"
                 )
             if not 0 <= had <= len(self):
-                raise ConfigError(f"consumed={had} is refused: this rank has {len(self)} samples")
+                raise ConfigError(f"consumed={had}: this rank has {len(self)} samples")
             if had < len(self):
                 at = Cursor(self._at.epoch, self._at.consumed + had * self._ranks.now().world_size)
             else:
@@ -243,9 +243,9 @@ class DistributedImportanceSampler(TorchSampler[int]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the sampler that gave this state was, with as many ranks as there are now.
+        """Resume where the sampler that gave this state was, with as many ranks as there are now.
 
-        What is left of the epoch is divided anew. Ranks may all load the state of one of them;
+        What is left of the epoch is divided again. Ranks may all load the state of one of them;
         what the others were told in the epoch in progress is then lost. Raises
         :class:`~stoker.errors.StateMismatch`, and changes nothing, for the state of a sampler of
         other samples, draws or seed, or whose weights give another plan.
@@ -254,13 +254,13 @@ class DistributedImportanceSampler(TorchSampler[int]):
         if state.get("version") != VERSION:
             raise StateMismatch(
                 f"this is no state of this sampler, or of version {state.get('version')!r} where "
-                f"{VERSION} is read: begin anew"
+                f"{VERSION} is read: start a new run"
             )
         for name, here in self._identity().items():
             if state.get(name) != here:
                 raise StateMismatch(
                     f"the state was saved with {name}={state.get(name)!r} and this sampler has "
-                    f"{here!r}: make it as it was, or begin anew"
+                    f"{here!r}: make it as it was, or start a new run"
                 )
         agreed = _scores(state["agreed"], len(self._scores)).snapshot()
         epoch = int(state["epoch"])
@@ -360,12 +360,12 @@ def _checked(weights: ArrayLike, count: int) -> NDArray[np.float64]:
     """Return f64[count], weights that can be drawn by, or raise ConfigError."""
     values = _array(weights).astype(np.float64)
     if values.ndim != 1:
-        raise ConfigError(f"weights of shape {values.shape} are refused: give [{count}]")
+        raise ConfigError(f"weights of shape {values.shape}: give [{count}]")
     _check_length(len(values), count)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         raise ConfigError(
-            f"weight {values[wrong[0]]} of sample {wrong[0]} is refused: give finite numbers, not "
+            f"weight {values[wrong[0]]} of sample {wrong[0]}: give finite numbers, not "
             "below 0"
         )
     return values

@@ -35,7 +35,7 @@ class LoaderIterator:
 
     def __next__(self) -> Any:
         if self._envelopes is None:
-            raise SegmentError("the loader is closed: make a new one to go on reading")
+            raise SegmentError("the loader is closed: make a new one to read on")
         begin, computed = time.perf_counter(), time.thread_time()
         try:
             envelope = next(self._directed(self._envelopes))
@@ -50,7 +50,7 @@ class LoaderIterator:
         return batch
 
     def stop(self) -> None:
-        """Stop the workers and let go of them; going on raises SegmentError."""
+        """Stop the workers and let go of them; iterating further raises SegmentError."""
         # A traceback may hold torch's iterator, which stops its workers only when it is deleted,
         # and takes 5 seconds for each when the garbage collector does that.
         shutdown = getattr(self._envelopes, "_shutdown_workers", None)
@@ -59,7 +59,7 @@ class LoaderIterator:
         self._envelopes = None
 
     def _directed(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
-        """Return the batches, begun anew if they are not those of the epoch that is wanted."""
+        """Return the batches, begun again if they are not those of the epoch that is wanted."""
         if self._is_fresh and self._engine.is_redirected(self._walk):
             if not self._loader.persistent_workers:
                 self.stop()

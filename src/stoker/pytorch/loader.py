@@ -78,7 +78,7 @@ class Loader(DataLoader[Any]):
       ``"20%"``; 0 switches it off. Memory is reserved at the first iteration.
     - ``recipe``: a name of ``stoker.recipes.names()`` or a Recipe. The default, ``"foresight"``,
       visits each sample once an epoch and keeps the smallest, and what any job needs soonest where
-      several share the cache; with a sampler of one's own, whose plan nobody knows, ``"minio"``,
+      several share the cache; with a sampler of one's own, whose plan is not known, ``"minio"``,
       which keeps what came first. ``"oracle"`` caches everything before the first batch, whatever
       ``cache`` says.
     - ``cache_stage``: ``"encoded"`` bytes, or ``"decoded"`` arrays (more bytes, less work; random
@@ -100,7 +100,7 @@ class Loader(DataLoader[Any]):
     - ``pool``: servers that all nodes share, ``"valkey://h1:6379,h2:6379"``, where samples are
       looked for before the source is read (``docs/pool.md``). ``pool_cache``: payload bytes that
       this data set may take there, as ``cache``; by default what the servers have.
-    - ``rescore``: for recipes that score samples anew between epochs: a function that gets a
+    - ``rescore``: for recipes that rescore samples between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients. Without
       it these go by the scores of last visits, with a warning.
     - ``locality``: with ranks on several nodes, each sample has one node that keeps it, and ranks
@@ -110,8 +110,8 @@ class Loader(DataLoader[Any]):
       agree on who stays in it, and its name in ``stoker ls``.
     - ``trace``: a file in which each rank writes down what was visited, how it was served, and how
       it was scored (``path``, ``path.1`` ...), for ``stoker simulate --trace``; about 8 bytes a
-      visit. A run that goes on from a saved state goes on with its trace. If the file cannot be
-      written, that is warned of once, and training goes on.
+      visit. A resumed run appends to its trace. If the file cannot be written, there is
+      one warning, and training continues.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -261,7 +261,7 @@ class Loader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
 
-        Optional: iterating again advances by itself. The restored epoch goes on where it was;
+        Optional: iterating again advances by itself. The restored epoch resumes;
         another one leaves its rest out, with a warning. ConfigError for a negative epoch.
         """
         self._planner.set_epoch(epoch)
@@ -279,7 +279,7 @@ class Loader(DataLoader[Any]):
         return self._planner.planned_batches(self._epochs)
 
     def end_epoch(self, accuracy: float | None = None) -> None:
-        """Tell that an epoch is over, with the validation accuracy for recipes that adapt to it.
+        """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.
 
         ``accuracy`` is a share, from 0 to 1. Where only some ranks tell it, all take the mean of
         theirs when the next epoch begins. A recipe that adapts to it and is told none warns once.
@@ -314,7 +314,7 @@ class Loader(DataLoader[Any]):
         ``logits`` and ``labels``, as by :func:`per_sample_loss`. Some recipes need these two for
         gradient norms, or ``embeddings`` ``[n, d]`` and ``labels`` for neighbours; what a recipe
         does not need is not looked at. Everything is computed where it lies, and copied from an
-        accelerator while that goes on computing. A sample whose loss, gradient or embedding is
+        accelerator while that continues to compute. A sample whose loss, gradient or embedding is
         not finite keeps its score, is counted in ``stats.non_finite`` and warned of once. A
         recipe that gets nothing to score by for 100 batches says so once, and visits samples
         uniformly.
@@ -380,7 +380,7 @@ class Loader(DataLoader[Any]):
 
     @property
     def stats(self) -> Stats:
-        """Counts since the loader was made, and before the state it goes on from was saved.
+        """Counts since the loader was made, and before the state it resumed was saved.
 
         Of this rank and its workers.
         """
@@ -396,14 +396,14 @@ class Loader(DataLoader[Any]):
         """Samples that could not be served and were replaced, each once, with the last reason."""
         return list(self._session.records.failures.values())
 
-    # --- going on in another run ---
+    # --- resuming in another run ---
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank for :meth:`load_state_dict`: tensors and primitives.
 
         To be taken at the same step on every rank. It counts the batches that the iterator has
         handed out, not those that workers have ready, and holds copies of the scores, 24 bytes a
-        sample. An epoch that was left early is gone on with until the next iteration begins or
+        sample. An abandoned epoch can be resumed until the next iteration begins or
         :meth:`end_epoch` is called. With a recipe that serves other samples than the plan has, it
         holds those really served to all ranks of this node, which are waited for, 10 seconds at
         most. SegmentError once the loader is closed; ConfigError in the middle of an epoch whose
@@ -413,11 +413,11 @@ class Loader(DataLoader[Any]):
         return self._engine.save(self).to_dict(tensor_of)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the loader that gave this state was: with the samples not yet handed out.
+        """Resume where the loader that gave this state was: with the samples not yet handed out.
 
         The next iteration is the rest of that epoch, none if nothing is left. Workers, prefetch,
         cache, batch size and the number of ranks may have changed: the rest of the plan is
-        divided anew, and filled up or cut so that ranks stay equal. Order and augmentation are
+        divided again, and filled up or cut so that ranks stay equal. Order and augmentation are
         those of an uninterrupted run. A sampler of one's own is told the epoch and must give the
         same again, on as many ranks; what was handed out is skipped. A wrapped data set without a
         name is known by its class and length only. Ranks may all load the state of one of them:
@@ -477,7 +477,7 @@ class Loader(DataLoader[Any]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SegmentError("the loader is closed: make a new one to go on")
+            raise SegmentError("the loader is closed: make a new one")
 
     def _last(self) -> ServedBatch:
         last = self._controller.observer.last

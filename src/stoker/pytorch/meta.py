@@ -52,7 +52,7 @@ class Envelope(NamedTuple):
     meta: Meta
     failures: tuple[Failure, ...]
     missed: NDArray[np.uint32] | None = None
-    """``u32[m]``, samples asked for that were not cached; None where nobody wants to know."""
+    """``u32[m]``, samples asked for that were not cached; None where that does not matter."""
 
 
 def attach(batch: Any, meta: Meta) -> Any:

@@ -70,7 +70,7 @@ class Copy(NamedTuple):
 
 
 def start_copy(tensors: Tensors) -> Copy:
-    """Start copying to pinned memory while the streams that compute ``tensors`` go on.
+    """Start copying to pinned memory while the streams that compute ``tensors`` continue.
 
     A kind of device that has no events to tell when that is done is waited for.
     """

@@ -32,7 +32,7 @@ def wrap(
     out (of a shallow copy) and applied after the cache, as torchvision does: to the first item of
     a sample, the second, or both; a sample that is no tuple is transformed as a whole. What is
     left is cached, so it must give the same sample each time: 8 samples are read 3 times, and
-    with and without moving the transforms, and a difference is refused. ``deterministic=True``
+    with and without moving the transforms, and a difference raises. ``deterministic=True``
     leaves these checks out: the caller vouches.
 
     The cache is private to this job, also between the ranks of torch.distributed, unless

@@ -31,7 +31,7 @@ _END = object()
 def prepare(loader: Loader, accelerator: Accelerator) -> PreparedLoader:
     """Return ``loader`` for use with ``accelerator``: batches on its device, the last one known.
 
-    ``accelerator.prepare(loader)`` itself would read around the cache, and is refused. Raises
+    ``accelerator.prepare(loader)`` itself would read around the cache, and raises. Raises
     :class:`~stoker.errors.ConfigError` without ``return_meta=True``, as Accelerate draws a batch
     ahead.
     """
