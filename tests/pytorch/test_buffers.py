@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.pytorch.buffers import Buffers
+from stoker.pytorch.hand_over import Buffers
 
 SIZE = 1 << 17
 

@@ -15,8 +15,7 @@ from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
 from stoker import recipes
-from stoker.epoch.nodes import Nodes, node_name
-from stoker.epoch.ranks import Ranks, is_first_on_node
+from stoker.epoch.ranks import Nodes, Ranks, is_first_on_node, node_name
 from stoker.errors import ConfigError, StateMismatch
 from stoker.node.runtime_dir import runtime_dir
 from stoker.pytorch import Loader

@@ -1,7 +1,7 @@
 """Samples as plain bytes: all that a cache on disk or a pool of servers may hold.
 
-A process that can write there must not be able to run code here, so nothing is pickled. A message is, all
-little-endian::
+A process that can write there must not be able to run code here, so nothing is pickled. A message
+is, all little-endian::
 
     u8   version (2)
     u32  bytes of the head

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.nodes import Locality, Nodes
 from stoker.epoch.population import Population
-from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.ranks import LazyRanks, Locality, Nodes
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.warn import warn_caller
 from stoker.errors import ConfigError

@@ -17,10 +17,9 @@ from stoker.cluster import Collective
 from stoker.epoch.arguments import check_known_end, check_rescore
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
-from stoker.epoch.nodes import Locality, Nodes
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.planner import BatchSpec
-from stoker.epoch.ranks import Agree, LazyRanks, Ranks, is_first_on_node
+from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.epoch.records import Records
 from stoker.epoch.requests import RequestSampler
@@ -37,6 +36,7 @@ from stoker.jobs.merged import Merged
 from stoker.prefetch.progress import Progress
 from stoker.recipes.base import uniform
 from stoker.scores import Scores
+from stoker.source.base import Source
 from stoker.store.registry import SharedArena
 
 log = logging.getLogger("stoker")
@@ -360,3 +360,15 @@ class Session:
             "data_bytes": self.setup.data_bytes,
             "workers": self._workers,
         }
+
+
+def export_scores(scores: Scores, source: Source, path: str | os.PathLike[str]) -> None:
+    """Write the name and the score of every sample to ``path``, an ``.npz`` file.
+
+    ``paths`` (``S[N]``) are what ``source`` calls its samples, ``scores`` (``f64[N]``) the latest
+    ones, NaN for samples never seen: what ``stoker run --order`` takes. Raises OSError.
+    """
+    names = np.array([os.fsencode(source.name(sample)) for sample in range(len(source))])
+    values = np.where(scores.seen > 0, scores.values, np.nan)
+    with Path(path).open("wb") as file:  # by itself NumPy adds a suffix to other names
+        np.savez(file, paths=names, scores=values)

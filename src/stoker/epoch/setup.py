@@ -16,8 +16,7 @@ from stoker.epoch.cached import CachedSamples
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
-from stoker.epoch.samples import Samples
-from stoker.epoch.stage import make_stage
+from stoker.epoch.stage import Samples, make_stage
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged

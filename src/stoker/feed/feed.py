@@ -23,16 +23,14 @@ from stoker.epoch.arguments import (
     without_accuracy,
 )
 from stoker.epoch.batch import Failure, Request
-from stoker.epoch.cached import CachedSamples
-from stoker.epoch.on_error import OnError, Replacer, check_on_error
+from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
-from stoker.epoch.rescoring import rescoring_specs
-from stoker.epoch.samples import Decode
-from stoker.epoch.seeds import sample_seeds
+from stoker.epoch.requests import rescoring_specs, sample_seeds
 from stoker.epoch.session import Network, Session, SessionSettings
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
+from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
 from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.samples import Decode, Samples, call_decode
+from stoker.epoch.stage import Decode, Samples, call_decode
 from stoker.errors import ConfigError
 from stoker.source.adapt import as_source
 from stoker.source.base import Source

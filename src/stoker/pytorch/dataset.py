@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
-from stoker.epoch.samples import Decode, Samples, call_decode
+from stoker.epoch.stage import Decode, Samples, call_decode
 from stoker.errors import ConfigError
 from stoker.images import decode_image, to_pil
 from stoker.shared import SharedArray
@@ -157,9 +157,7 @@ class ImageFolder(SourceDataset):
         if decode is not None and output != "pil":
             raise ConfigError(f"output={output!r} has no meaning with decode=: leave one out")
         if max_pixels is not None and (decode is not None or not max_pixels >= 1):
-            raise ConfigError(
-                f"max_pixels={max_pixels!r}: give 1 or more, and not beside decode="
-            )
+            raise ConfigError(f"max_pixels={max_pixels!r}: give 1 or more, and not beside decode=")
         given = {"storage_options": storage_options, "pace": pace}
         options = {name: value for name, value in given.items() if value is not None}
         if options and "://" not in str(root):

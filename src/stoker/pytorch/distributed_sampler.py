@@ -365,8 +365,7 @@ def _checked(weights: ArrayLike, count: int) -> NDArray[np.float64]:
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         raise ConfigError(
-            f"weight {values[wrong[0]]} of sample {wrong[0]}: give finite numbers, not "
-            "below 0"
+            f"weight {values[wrong[0]]} of sample {wrong[0]}: give finite numbers, not below 0"
         )
     return values
 

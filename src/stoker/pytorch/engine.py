@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
+from stoker.epoch.cached import OnError
 from stoker.epoch.controller import Begun
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.on_error import OnError
 from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.rescoring import rescoring_specs
+from stoker.epoch.requests import rescoring_specs
 from stoker.epoch.session import Session
 from stoker.epoch.state import RankState
 from stoker.errors import ConfigError

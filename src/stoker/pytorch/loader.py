@@ -24,12 +24,10 @@ from stoker.epoch.arguments import (
     without_accuracy,
 )
 from stoker.epoch.batch import Failure, ServedBatch
-from stoker.epoch.cached import CachedSamples
+from stoker.epoch.cached import CachedSamples, OnError, check_on_error
 from stoker.epoch.cursor import Cursor
-from stoker.epoch.export import export_scores
-from stoker.epoch.on_error import OnError, check_on_error
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.session import Network, Session, SessionSettings
+from stoker.epoch.session import Network, Session, SessionSettings, export_scores
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import RankState

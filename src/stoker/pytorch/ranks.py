@@ -9,8 +9,7 @@ import numpy as np
 from torch import distributed
 
 from stoker.cluster.group import Group, joined
-from stoker.epoch.nodes import Nodes, node_name
-from stoker.epoch.ranks import Ranks, launched_ranks
+from stoker.epoch.ranks import Nodes, Ranks, launched_ranks, node_name
 from stoker.node.runtime_dir import chosen_node
 
 
