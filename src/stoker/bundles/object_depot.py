@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stoker.errors import ConfigError
 from stoker.source.pace import Retry
-from stoker.source.remote.address import Address
-from stoker.source.remote.backend import Fault, ObstorePlace, Why
+from stoker.source.remote.address import Address, ObstorePlace
+from stoker.source.remote.backend import Fault, Why
 from stoker.source.remote.obstore_backend import ObstoreBackend
 
 Version = dict[str, str]

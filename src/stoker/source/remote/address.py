@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import ConfigError, redacted
-from stoker.source.remote.backend import FsspecPlace, LocalPlace, ObstorePlace, Place
+from stoker.source.remote.backend import Backend, LocalBackend, Place
 
 OBJECT_SCHEMES = frozenset(
     ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
@@ -18,6 +18,49 @@ OBJECT_SCHEMES = frozenset(
 """What obstore reads; anything else is left to fsspec."""
 
 _SECRET = ("key", "secret", "token", "password", "credential", "sas", "signature")
+
+
+@dataclass(frozen=True)
+class ObstorePlace:
+    """A bucket, container, host or directory that obstore reads."""
+
+    root: str = field(repr=False)
+    """Like ``s3://bucket``, or ``https://user:password@host``."""
+    options: bytes = field(repr=False)
+    """Pickled dictionary of options; they may hold classes that only the helper should load."""
+
+    def open(self, concurrency: int) -> Backend:
+        """Return an obstore client for it; raises Fault for options it refuses."""
+        from stoker.source.remote.obstore_backend import ObstoreBackend
+
+        return ObstoreBackend(self.root, self.options, concurrency)
+
+
+@dataclass(frozen=True)
+class FsspecPlace:
+    """A file system that fsspec knows."""
+
+    root: str
+    """Like ``ftp://``; keys are the paths that its file system gives them."""
+    options: bytes = field(repr=False)
+    """Pickled dictionary of options."""
+
+    def open(self, concurrency: int) -> Backend:
+        """Return the file system; raises Fault for options it refuses."""
+        from stoker.source.remote.fsspec_backend import FsspecBackend
+
+        return FsspecBackend(self.root, self.options)
+
+
+@dataclass(frozen=True)
+class LocalPlace:
+    """The files of this machine; keys are absolute paths."""
+
+    root: str = "file://"
+
+    def open(self, concurrency: int) -> Backend:
+        """Return the backend."""
+        return LocalBackend()
 
 
 @dataclass(frozen=True)

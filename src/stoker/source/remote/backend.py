@@ -7,7 +7,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -110,49 +109,6 @@ class Place(Protocol):
     def open(self, concurrency: int) -> Backend:
         """Return a backend that ``concurrency`` threads will use at once; raises Fault."""
         ...
-
-
-@dataclass(frozen=True)
-class ObstorePlace:
-    """A bucket, container, host or directory that obstore reads."""
-
-    root: str = field(repr=False)
-    """Like ``s3://bucket``, or ``https://user:password@host``."""
-    options: bytes = field(repr=False)
-    """Pickled dictionary of options; they may hold classes that only the helper should load."""
-
-    def open(self, concurrency: int) -> Backend:
-        """Return an obstore client for it; raises Fault for options it refuses."""
-        from stoker.source.remote.obstore_backend import ObstoreBackend
-
-        return ObstoreBackend(self.root, self.options, concurrency)
-
-
-@dataclass(frozen=True)
-class FsspecPlace:
-    """A file system that fsspec knows."""
-
-    root: str
-    """Like ``ftp://``; keys are the paths that its file system gives them."""
-    options: bytes = field(repr=False)
-    """Pickled dictionary of options."""
-
-    def open(self, concurrency: int) -> Backend:
-        """Return the file system; raises Fault for options it refuses."""
-        from stoker.source.remote.fsspec_backend import FsspecBackend
-
-        return FsspecBackend(self.root, self.options)
-
-
-@dataclass(frozen=True)
-class LocalPlace:
-    """The files of this machine; keys are absolute paths."""
-
-    root: str = "file://"
-
-    def open(self, concurrency: int) -> Backend:
-        """Return the backend."""
-        return LocalBackend()
 
 
 def tag_of(*versions: object) -> int:

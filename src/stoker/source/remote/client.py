@@ -15,7 +15,8 @@ from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source.keys import Keys
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
-from stoker.source.remote.backend import Entry, Fault, LocalPlace, Place
+from stoker.source.remote.address import LocalPlace
+from stoker.source.remote.backend import Entry, Fault, Place
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
 from stoker.source.remote.outage import Outage
