@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster import Collective
 from stoker.epoch.arguments import check_known_end, check_rescore
+from stoker.epoch.batch import Failure
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
@@ -26,6 +27,7 @@ from stoker.epoch.requests import RequestSampler
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
+from stoker.epoch.stats import Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path
 from stoker.errors import StokerError
@@ -372,3 +374,44 @@ def export_scores(scores: Scores, source: Source, path: str | os.PathLike[str]) 
     values = np.where(scores.seen > 0, scores.values, np.nan)
     with Path(path).open("wb") as file:  # by itself NumPy adds a suffix to other names
         np.savez(file, paths=names, scores=values)
+
+
+class FrontEnd:
+    """What shows the training loop its batches, on a :class:`Session`: the Loader, the Feed."""
+
+    _session: Session
+
+    @property
+    def cache(self) -> CachedSamples | None:
+        """The samples through the cache, for a look at what it holds; None before iterating."""
+        return self._session.cached
+
+    @property
+    def scores(self) -> Scores:
+        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
+        return self._session.controller.observer.scores
+
+    def export_scores(self, path: str | os.PathLike[str]) -> None:
+        """Write names and scores of all samples to an ``.npz`` file, for ``stoker run --order``.
+
+        Of several ranks one is enough, once an epoch has begun: they agree then. Raises OSError.
+        """
+        export_scores(self.scores, self._session.setup.dataset.source, path)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since this was made, and before the state that it resumed was saved.
+
+        Of this rank and its workers.
+        """
+        return self._session.controller.stats()
+
+    @property
+    def epoch_stats(self) -> list[Stats]:
+        """Stats of each epoch that has ended since this was made, abandoned ones included."""
+        return list(self._session.records.epochs)
+
+    @property
+    def quarantine(self) -> list[Failure]:
+        """Samples that could not be served and were replaced, each once, with the last reason."""
+        return list(self._session.records.failures.values())

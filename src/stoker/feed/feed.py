@@ -27,12 +27,11 @@ from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
 from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.requests import rescoring_specs, sample_seeds
-from stoker.epoch.session import Network, Session, SessionSettings
+from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
-from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.feed.batch import Batch, stacked
@@ -43,7 +42,6 @@ from stoker.jobs.member import Sharing
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe
 from stoker.recipes.baselines import minio
-from stoker.scores import Scores
 from stoker.source.base import Source
 from stoker.types import Outcome, parse_bytes
 
@@ -53,7 +51,7 @@ Rescore = Callable[[Batch], ArrayLike]
 """The user's: takes a batch, and returns its losses ``[n]``."""
 
 
-class Feed:
+class Feed(FrontEnd):
     """Iterates over batches of a source, an epoch at a time, through a cache that jobs may share.
 
     What :class:`stoker.Loader` is to torch: the same plans, recipes, cache and prefetch, and
@@ -241,33 +239,6 @@ class Feed:
         if "embeddings" in signals:
             self._check_dimension(signals["embeddings"].shape[1])
         self._controller.observe(signals, meant)
-
-    @property
-    def scores(self) -> Scores:
-        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
-        return self._controller.observer.scores
-
-    # --- what happened ---
-
-    @property
-    def cache(self) -> CachedSamples | None:
-        """The samples through the cache, for a look at what it holds; None before iterating."""
-        return self._session.cached
-
-    @property
-    def stats(self) -> Stats:
-        """Counts since the feed was made, and before the state that it resumed was saved."""
-        return self._controller.stats()
-
-    @property
-    def epoch_stats(self) -> list[Stats]:
-        """Stats of each epoch that has ended, abandoned ones included."""
-        return list(self._session.records.epochs)
-
-    @property
-    def quarantine(self) -> list[Failure]:
-        """Samples that could not be served and were replaced, each once, with the last reason."""
-        return list(self._session.records.failures.values())
 
     # --- resuming ---
 

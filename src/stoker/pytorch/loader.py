@@ -23,15 +23,14 @@ from stoker.epoch.arguments import (
     needs_scores,
     without_accuracy,
 )
-from stoker.epoch.batch import Failure, ServedBatch
-from stoker.epoch.cached import CachedSamples, OnError, check_on_error
+from stoker.epoch.batch import ServedBatch
+from stoker.epoch.cached import OnError, check_on_error
 from stoker.epoch.cursor import Cursor
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.session import Network, Session, SessionSettings, export_scores
+from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
 from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import RankState
-from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.jobs.member import Sharing
@@ -46,13 +45,12 @@ from stoker.pytorch.state import array_of, tensor_of
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe
 from stoker.recipes.baselines import minio
-from stoker.scores import Scores
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
 
 
-class Loader(DataLoader[Any]):
+class Loader(FrontEnd, DataLoader[Any]):
     """A torch DataLoader whose samples come through a cache shared by workers, ranks and jobs.
 
     Every argument of torch's DataLoader works and means the same, except that ``shuffle=None``
@@ -348,23 +346,6 @@ class Loader(DataLoader[Any]):
         return self._engine.observer.weights()
 
     @property
-    def cache(self) -> CachedSamples | None:
-        """The samples through the cache, for a look at what it holds; None before iterating."""
-        return self._session.cached
-
-    @property
-    def scores(self) -> Scores:
-        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
-        return self._controller.observer.scores
-
-    def export_scores(self, path: str | os.PathLike[str]) -> None:
-        """Write names and scores of all samples to an ``.npz`` file, for ``stoker run --order``.
-
-        Of several ranks one is enough, once an epoch has begun: they agree then. Raises OSError.
-        """
-        export_scores(self.scores, self._population.base.source, path)
-
-    @property
     def last_ids(self) -> NDArray[np.uint32]:
         """The samples really served in the latest batch, ``u32[n]``."""
         return self._last().ids
@@ -373,26 +354,6 @@ class Loader(DataLoader[Any]):
     def last_outcomes(self) -> NDArray[np.int8]:
         """How each sample of the latest batch was served, ``i8[n]`` of ``stoker.Outcome``."""
         return self._last().outcomes
-
-    # --- what happened ---
-
-    @property
-    def stats(self) -> Stats:
-        """Counts since the loader was made, and before the state it resumed was saved.
-
-        Of this rank and its workers.
-        """
-        return self._controller.stats()
-
-    @property
-    def epoch_stats(self) -> list[Stats]:
-        """Stats of each epoch that has ended since the loader was made, abandoned ones included."""
-        return list(self._session.records.epochs)
-
-    @property
-    def quarantine(self) -> list[Failure]:
-        """Samples that could not be served and were replaced, each once, with the last reason."""
-        return list(self._session.records.failures.values())
 
     # --- resuming in another run ---
 
