@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gil.h"
+#include "region_spec.h"
 #include "stoker/error.h"
 
 namespace nb = nanobind;
@@ -254,22 +255,6 @@ nb::tuple get(const PyArena& self, const IdArray& ids) {
     data->size = arena->get(span(ids), snapshots.data(), data->get(), offsets.get(), found.get());
   }
   return nb::make_tuple(data->array(), offsets.array(), found.array());
-}
-
-stoker::RegionSpec region_spec(const nb::dict& rules) {
-  stoker::RegionSpec spec;
-  spec.name = nb::cast<std::string>(rules["name"]);
-  spec.budget = nb::cast<std::uint64_t>(rules["budget"]);
-  spec.order = static_cast<stoker::Order>(nb::cast<int>(rules["order"]));
-  spec.admission = static_cast<stoker::Admission>(nb::cast<int>(rules["admission"]));
-  spec.pop = static_cast<stoker::Pop>(nb::cast<int>(rules["pop"]));
-  spec.visits = nb::cast<std::uint8_t>(rules["visits"]);
-  spec.ties = nb::cast<bool>(rules["ties"]);
-  spec.strict = nb::cast<bool>(rules["strict"]);
-  spec.holds_bytes = nb::cast<bool>(rules["holds_bytes"]);
-  spec.promote_to = nb::cast<std::string>(rules["promote_to"]);
-  spec.ghost = nb::cast<std::string>(rules["ghost"]);
-  return spec;
 }
 
 nb::dict stats(const PyArena& self) {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard, get_args
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -426,9 +426,6 @@ def _rules(region: Region, budget: int) -> dict[str, Any]:
     del rules["share"]
     return rules | {
         "budget": budget,
-        "order": get_args(Order).index(region.order),
-        "admission": get_args(Admission).index(region.admission),
-        "pop": get_args(Pop).index(region.pop),
         "promote_to": region.promote_to or "",
         "ghost": region.ghost or "",
     }
