@@ -65,8 +65,6 @@ STRANGE = re.compile(
 )
 """Words that a native engineer would not write here: say again, no process, the caller, raises,
 available, in the middle, resume or continue."""
-NOT_YET = {"sim"}
-"""Packages of src/ that still have some; take a name out once it has none."""
 
 
 def strange_lines(path: Path) -> list[str]:
@@ -90,10 +88,10 @@ def test_documents_are_in_plain_english(page: Path) -> None:
 
 
 def parts() -> dict[str, list[Path]]:
-    """The files of each package of the source that is to be clean, and of the native code."""
+    """The files of each package of the source, and of the native code."""
     source = ROOT / "src" / "stoker"
     folders = {path.name: path for path in source.iterdir() if (path / "__init__.py").exists()}
-    files = {name: [*path.rglob("*.py")] for name, path in folders.items() if name not in NOT_YET}
+    files = {name: [*path.rglob("*.py")] for name, path in folders.items()}
     files["stoker"] = [*source.glob("*.py"), *source.glob("*.pyi")]
     for name in ("benchmarks", "examples"):
         files[name] = [*(ROOT / name).rglob("*.py")]

@@ -26,7 +26,7 @@ class AccountingArena(Arena):
     def __init__(self, lengths: NDArray[np.int64], capacity_bytes: int, *, seed: int = 0) -> None:
         if not len(lengths) or int(lengths.min()) < 0 or capacity_bytes < 0:
             raise ConfigError(
-                f"capacity_bytes={capacity_bytes} and {len(lengths)} lengths are refused: give "
+                f"capacity_bytes={capacity_bytes} and {len(lengths)} lengths are invalid: give "
                 "0 bytes or more, for one sample at least"
             )
         self._lengths = np.ascontiguousarray(lengths, np.int64)
@@ -69,7 +69,7 @@ class AccountingArena(Arena):
         those missed are put with theirs. With ``after`` (``f64[n]``), ``keys`` are for puts only,
         and the samples of a batch have these keys when it is over. Of several misses of a sample in
         one batch the first counts, the others hit. ``regions`` (``u8[n]``, as indices): where each
-        goes if it is put; else to ``entrance``; what is refused goes to ``overflow``.
+        goes if it is put; else to ``entrance``; what is not admitted goes to ``overflow``.
 
         The same as :meth:`get_many`, :meth:`set_keys`, :meth:`claim` and :meth:`put_many`, batch
         after batch, at ten times the speed. Raises :class:`~stoker.errors.ConfigError` for ids and

@@ -12,8 +12,8 @@ The pipeline is that of the Loader, access by access:
   and decodes.
 - **Training** takes batches in order, and computes.
 
-What the cache serves takes no time but that of decoding. Packages are requests that nobody waits
-for; samples that are scored anew between epochs take no time.
+What the cache serves takes no time but that of decoding. Packages are requests that
+no batch waits for; samples rescored between epochs take no time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Conditions:
     def __post_init__(self) -> None:
         for name in ("compute_rate", "bandwidth", "iops", "concurrency", "ahead"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is refused: give more than 0")
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range: give more than 0")
         for name in (
             "latency",
             "tail",
@@ -79,7 +79,7 @@ class Conditions:
             "workers",
         ):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is refused: give 0 or more")
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range: give 0 or more")
         if not (math.isfinite(self.latency + self.tail) and self.start_seconds >= 0):
             raise ConfigError(
                 f"latency={self.latency}, tail={self.tail}, start_seconds={self.start_seconds} are "
@@ -106,7 +106,7 @@ class Clock:
     """Computes the time of epochs from how their samples were served; one thread.
 
     ``sizes``: ``i64[N]``, bytes. ``knows_next``: whether the plan of the next epoch is known
-    before this one ends, so that prefetch goes on across the boundary. :meth:`add` batches, then
+    before this one ends, so that prefetch continues across the boundary. :meth:`add` batches, then
     :meth:`end_epoch`. Latencies depend on ``seed`` and the number of requests before. Takes some
     .4 us for an access that is fetched, and 20 us for a batch.
     """

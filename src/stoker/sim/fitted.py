@@ -66,7 +66,7 @@ class FittedLosses:
 
     def __init__(self, model: LossModel, num_samples: int, seed: int = 0) -> None:
         if num_samples < 1:
-            raise ConfigError(f"num_samples={num_samples} is refused: give at least 1")
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1")
         self._model, self._count, self._seed = model, num_samples, seed
         self._hardness = self._normal(0, 0)
         self._epoch = -1

@@ -81,7 +81,7 @@ def replay_jobs(
     """
     count = len(recipes)
     if not 1 <= count <= MOST_JOBS:
-        raise ConfigError(f"{count} jobs are refused: give 1 to {MOST_JOBS} recipes")
+        raise ConfigError(f"{count} jobs cannot be replayed: give 1 to {MOST_JOBS} recipes")
     speeds = np.full(count, 1000.0) if rates is None else np.asarray(rates, np.float64)
     drawn = list(range(count)) if seeds is None else list(seeds)
     if speeds.shape != (count,) or not (speeds > 0).all() or len(drawn) != count:
@@ -120,7 +120,7 @@ def replay_jobs(
 def _interleave(
     trainings: list[_Training], shared: _Shared, flights: _Flights, progress: Callable[[], None]
 ) -> None:
-    """Let the job whose batch is over first go on, until all are through."""
+    """Advance the job whose batch is over first, until all are through."""
     due = [(0.0, number) for number in range(len(trainings))]
     while due:
         shared.now, number = due[0]

@@ -141,7 +141,7 @@ def super_epoch_repeats(repeat: ArrayLike) -> NDArray[np.float64]:
     """
     times = np.asarray(repeat, np.float64)
     if not (times >= 1).all():
-        raise ConfigError(f"repeat={repeat!r} is refused: give 1 epoch or more")
+        raise ConfigError(f"repeat={repeat!r} is out of range: give 1 epoch or more")
     return np.power(1 - 1 / times, times)
 
 
@@ -251,7 +251,7 @@ def _solve(held: Callable[[float], float], wanted: float) -> float:
 def _probabilities(p: ArrayLike) -> NDArray[np.float64]:
     weights = _non_negative("p", p)
     if weights.ndim != 1 or not weights.sum() > 0:
-        raise ConfigError(f"p of shape {weights.shape} is refused: give weights [N], not all 0")
+        raise ConfigError(f"p of shape {weights.shape} is invalid: give weights [N], not all 0")
     shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
@@ -259,12 +259,12 @@ def _probabilities(p: ArrayLike) -> NDArray[np.float64]:
 def _non_negative(name: str, given: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(given, np.float64)
     if not (array >= 0).all():
-        raise ConfigError(f"{name}={given!r} is refused: give 0 or more")
+        raise ConfigError(f"{name}={given!r} is out of range: give 0 or more")
     return array
 
 
 def _positive(name: str, given: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(given, np.float64)
     if not (array > 0).all():
-        raise ConfigError(f"{name}={given!r} is refused: give more than 0")
+        raise ConfigError(f"{name}={given!r} is out of range: give more than 0")
     return array

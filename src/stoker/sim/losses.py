@@ -1,4 +1,4 @@
-"""Losses of samples that nobody trains on: given, or of a population made up."""
+"""Losses of samples without a training: given, or of a population made up."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class GivenLosses:
         table = np.atleast_2d(np.asarray(losses, np.float64))
         if table.ndim != 2 or table.shape[1] != num_samples or not len(table):
             raise ConfigError(
-                f"losses of shape {np.shape(losses)} are refused: give one for each of "
+                f"losses of shape {np.shape(losses)} are invalid: give one for each of "
                 f"{num_samples} samples, [N] or [epochs, N]"
             )
         if not (np.isfinite(table) & (table >= 0)).all():
-            raise ConfigError("losses are refused: give finite numbers, 0 or more")
+            raise ConfigError("losses are invalid: give finite numbers, 0 or more")
         self._table = table
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:

@@ -46,7 +46,7 @@ class MadeUpGraph(Scorer):
     ) -> None:
         if not 0 < degree <= neighbor_max or not 0 <= mixing <= 0.5:
             raise ConfigError(
-                f"degree={degree}, mixing={mixing} are refused: give more than 0 and at most "
+                f"degree={degree}, mixing={mixing} are out of range: give more than 0 and at most "
                 f"neighbor_max={neighbor_max}, and a share from 0 to 0.5"
             )
         rng = np.random.default_rng([seed, 0x62A])

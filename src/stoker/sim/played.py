@@ -98,7 +98,7 @@ class Player(Scorer):
     """A scorer that gives out the scores of a trace, whatever it is shown.
 
     Where training had scored so many visits, it gives the scores of as many. Samples that had been
-    scored anew before an epoch get their scores as it begins.
+    rescored before an epoch get their scores as it begins.
     """
 
     needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
@@ -155,7 +155,7 @@ class RecordedLosses:
         self._rewind()
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
-        """Return the losses of ``ids`` in ``epoch``; those of the last one go on."""
+        """Return the losses of ``ids`` in ``epoch``; those of the last one are repeated."""
         if epoch < self._at:
             self._rewind()
         while self._at < min(epoch, len(self._numbers) - 1):

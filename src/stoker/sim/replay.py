@@ -89,7 +89,9 @@ def replay(
     lengths = as_sizes(sizes, num_samples)
     batch_size = default_batch(num_samples) if batch_size is None else batch_size
     if epochs < 1 or batch_size < 1:
-        raise ConfigError(f"epochs={epochs}, batch_size={batch_size} are refused: give 1 or more")
+        raise ConfigError(
+            f"epochs={epochs}, batch_size={batch_size} are out of range: give 1 or more"
+        )
     share = as_share(cache, lengths)
     told = as_losses(losses, num_samples, seed)
     job = Job(chosen, lengths, share, told, epochs, batch_size, seed, accesses)
@@ -125,7 +127,9 @@ class _Trace:
         self._ids = [np.asarray(ids) for ids in epochs]
         for ids in self._ids:
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                raise ConfigError(f"a trace of {ids.shape}, {ids.dtype} is refused: give [A] ids")
+                raise ConfigError(
+                    f"a trace of {ids.shape}, {ids.dtype} is no list of ids: give [A] ids"
+                )
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_samples:
                 raise ConfigError(
                     f"the trace has ids from {ids.min()} to {ids.max()}: there are {num_samples}"
@@ -232,7 +236,7 @@ class Job:
                 f"{', '.join(sorted(unknown))}, and a replay has losses only"
             )
         scorer.cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
-        self._scores = Scores(count if self._is_scored else 1)  # else nobody asks for them
+        self._scores = Scores(count if self._is_scored else 1)  # else not asked for
         settings = EpochSettings(
             seed=seed,
             epochs=epochs,
@@ -301,7 +305,7 @@ class Job:
         return self._end(tally, right, 0)
 
     def _serve_plan(self, plan: Plan, tally: Tally, right: _Right) -> None:
-        """Serve a plan, which nobody needs afterwards.
+        """Serve a plan, which is not needed afterwards.
 
         A thread walks the cache through a run while the next one is scored here, and the one before
         is counted: neither depends on what hits.
@@ -383,13 +387,13 @@ class _Right:
 def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
     """Return ``i64[num_samples]`` bytes; ConfigError for what are none."""
     if num_samples < 1:
-        raise ConfigError(f"num_samples={num_samples} is refused: give at least 1")
+        raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1")
     if sizes is None:
         return np.full(num_samples, IMAGENET_MEAN, np.int64)
     lengths = np.asarray(sizes)
     if lengths.shape != (num_samples,) or lengths.dtype.kind not in "iu" or (lengths < 1).any():
         raise ConfigError(
-            f"sizes of shape {lengths.shape}, {lengths.dtype} are refused: give bytes, 1 or more, "
+            f"sizes of shape {lengths.shape}, {lengths.dtype} are no sizes: give bytes, 1 or more, "
             f"as integers for each of {num_samples} samples"
         )
     return lengths.astype(np.int64)
@@ -400,7 +404,7 @@ def as_share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:
     total = int(sizes.sum())
     if isinstance(cache, float):
         if not math.isfinite(cache) or not 0 <= cache <= 1:
-            raise ConfigError(f"cache={cache!r} is refused: a float is a share, from 0 to 1")
+            raise ConfigError(f"cache={cache!r} is out of range: a float is a share, from 0 to 1")
         return cache
     return min(1.0, parse_bytes(cache, of=total) / total)
 

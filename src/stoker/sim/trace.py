@@ -43,7 +43,7 @@ class Shown(NamedTuple):
     losses: NDArray[np.float64]
     """``f64[n]``."""
     is_aside: bool
-    """Whether they were scored anew before the epoch, and not by a step of training."""
+    """Whether they were rescored before the epoch, and not by a step of training."""
 
 
 class Update(NamedTuple):
@@ -55,7 +55,7 @@ class Update(NamedTuple):
     """``f64[n]``."""
     neighbours: Neighbours | None
     is_aside: bool
-    """Whether they were scored anew before the epoch, and not by a step of training."""
+    """Whether they were rescored before the epoch, and not by a step of training."""
 
 
 @dataclass
@@ -83,14 +83,14 @@ class EpochTrace:
     ready: bool = True
     """Whether the scorer was past its warm-up as the epoch began."""
     volatile: Ids = field(default_factory=lambda: _NO_IDS)
-    """``u32[m]``, samples that the scorer wanted to be scored anew."""
+    """``u32[m]``, samples that the scorer wanted to be rescored."""
 
 
 class Trace:
     """A recorded training; the files of several ranks (``path``, ``path.1`` ...) as one.
 
     Holds an index of blocks, and reads the epochs asked for. What a run did again, after it had
-    gone on from an earlier state, counts as it was done last. Also a context manager; used by one
+    resumed from an earlier state, counts as it was done last. Also a context manager; used by one
     thread. Raises :class:`~stoker.errors.ConfigError` for files that are no traces, do not belong
     together, or are damaged; and OSError when they cannot be read.
     """
@@ -227,7 +227,7 @@ class _RankTrace:
         self.epochs = {e: blocks for e, blocks in self.epochs.items() if len(blocks) > 1}
 
     def _forget_from(self, epoch: int, consumed: int) -> None:
-        """What begins in the midst of ``epoch`` takes the place of what came after that."""
+        """What begins in the middle of ``epoch`` takes the place of what came after that."""
         self.epochs = {e: b for e, b in self.epochs.items() if e < epoch + bool(consumed)}
 
 
