@@ -194,5 +194,5 @@ def test_effective_sample_size():
     ],
 )
 def test_what_has_no_meaning_is_refused(call):
-    with pytest.raises(ConfigError, match="is out of range|is invalid"):
+    with pytest.raises(ConfigError, match=r"is out of range|is invalid"):
         call()

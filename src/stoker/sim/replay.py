@@ -127,9 +127,7 @@ class _Trace:
         self._ids = [np.asarray(ids) for ids in epochs]
         for ids in self._ids:
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                raise ConfigError(
-                    f"a trace of {ids.shape}, {ids.dtype} is no list of ids: give [A] ids"
-                )
+                raise ConfigError(f"a trace of {ids.shape}, {ids.dtype}: give [A] ids")
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_samples:
                 raise ConfigError(
                     f"the trace has ids from {ids.min()} to {ids.max()}: there are {num_samples}"
