@@ -21,7 +21,7 @@ SOURCE = Path(stoker.errors.__file__).parent
 AGREED = [
     *sorted((SOURCE / "cluster").glob("*.py")),
     *(SOURCE / "sampler" / name for name in ("homes.py", "draws.py")),
-    *(SOURCE / "epoch" / name for name in ("nodes.py", "agreement.py")),
+    *(SOURCE / "epoch" / name for name in ("ranks.py", "agreement.py")),
     SOURCE / "pytorch" / "distributed_sampler.py",
 ]
 

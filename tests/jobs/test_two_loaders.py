@@ -249,7 +249,9 @@ def test_s4_a_probe_measures_what_the_cache_gains_and_nothing_else(
         together([one], 2)
         hits = one.epoch_stats[-1].hits / 400  # of the 60 batches, 20 are read past the cache
         assert 0.3 < hits < 0.5
-        assert benefit_of("probed") == pytest.approx(1 / (1 - hits), rel=0.1)
+        # Workers are up to 2 batches each ahead of the block of 20 that is measured.
+        within = 0.1 + 2 * num_workers / 20 / 2
+        assert benefit_of("probed") == pytest.approx(1 / (1 - hits), rel=within)
         assert source.given.array[0] == one.stats.fetched, "nothing is read in vain"
 
 

@@ -94,9 +94,7 @@ def test_every_recipe_trains(name: str, num_workers: int) -> None:
 def test_s8_without_rescore_nothing_is_reserved_for_it_and_that_is_said(evaluation: str) -> None:
     options = {"parts": "iis+hc", "warm_up": 1}
     recipe = recipes.impact(evaluation=evaluation, **options)
-    with pytest.warns(
-        RuntimeWarning, match=r"'impact' scores samples anew .* Give the Loader resc"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"'impact' rescores samples .* Give the Loader resc"):
         loader = loader_of(recipe)
     with loader, loader_of(recipes.impact(evaluation="history", **options)) as plain:
         assert (train(loader, 4) == train(plain, 4)).all()

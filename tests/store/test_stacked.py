@@ -229,7 +229,7 @@ def test_a_disk_that_is_cut_short(make, tmp_path):
     tier = make(disk_samples=NUM, keeps_all=True)
     put(tier, range(50))
     os.truncate(tmp_path / "samples0", 5000)
-    with pytest.warns(RuntimeWarning, match="disk cache fails, and the cache in memory goes on"):
+    with pytest.warns(RuntimeWarning, match="disk cache fails, and the cache in memory continues"):
         assert get(tier, range(50)).sum() == 10
     assert tier.stats()["disk_errors"] == 1
     assert tier.stats()["disk"]["io_errors"] == 40

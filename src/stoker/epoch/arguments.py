@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
+from stoker.epoch.warn import warn_caller
 from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
 from stoker.recipes.base import Recipe, uniform
@@ -22,18 +22,16 @@ def check_accuracy(accuracy: Any) -> float:
     if 0 <= value <= 1:
         return value
     hint = f": if that is per cent, give {value / 100:g}" if 1 < value <= 100 else ""
-    raise ConfigError(f"accuracy={value:g}: give a share from 0 to 1{hint}")
+    raise ConfigError(f"accuracy={value:g} is not a share: give a share from 0 to 1{hint}")
 
 
 def check_known_end(recipe: Recipe, epochs: int | None) -> None:
     """Warn if ``recipe`` divides its cache by the progress of a training of unknown length."""
     without = "" if recipe.shares is None else recipe.shares.without_epochs
     if epochs is None and without:
-        warnings.warn(
+        warn_caller(
             f"recipe {recipe.name!r} goes by how far training is, and does not know how long it "
-            f"will be: {without}. Give the Loader epochs=",
-            RuntimeWarning,
-            stacklevel=3,
+            f"will be: {without}. Give the Loader epochs="
         )
 
 
@@ -55,13 +53,11 @@ def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
     """Return what ``recipe`` is with ``rescore``, a function or None; warns if it lacks one."""
     if rescore is not None or recipe.unscored is None:
         return recipe
-    warnings.warn(
+    warn_caller(
         f"recipe {recipe.name!r} rescores samples between epochs, and there is no function to "
         "do it: samples keep the score of their last visit, and the cache has no region for those "
         "to be scored. Give the Loader rescore=, a function from a batch to its losses, or choose "
-        "that by stoker.recipes.impact(evaluation='history')",
-        RuntimeWarning,
-        stacklevel=3,
+        "that by stoker.recipes.impact(evaluation='history')"
     )
     return recipe.unscored
 
@@ -73,12 +69,10 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
     """
     if rescore is None:
         if scorer.rescores:
-            warnings.warn(
+            warn_caller(
                 f"recipe {recipe.name!r} rescores samples between epochs, and there "
                 "is no function to do it: they keep the score of their last visit. Give the "
-                "Loader rescore=, a function from a batch to its losses",
-                RuntimeWarning,
-                stacklevel=3,
+                "Loader rescore=, a function from a batch to its losses"
             )
         return
     if not callable(rescore):

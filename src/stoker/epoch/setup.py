@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import uuid
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from stoker.epoch.population import Population
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
 from stoker.epoch.stage import Samples, make_stage
+from stoker.epoch.warn import warn_caller
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
@@ -219,7 +219,7 @@ class CacheSetup:
             return self._disk.open(self.policy.regions())
         except SegmentError as error:
             message = f"there will be no disk cache: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=5)
+            warn_caller(message)
             return None
 
     def _tier(self, opened: list[SharedArena]) -> RegionTier:
@@ -272,11 +272,9 @@ class CacheSetup:
                 f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory"
             )
         if allowed < wanted:
-            warnings.warn(
+            warn_caller(
                 f"the cache has {format_bytes(allowed)}, not the {format_bytes(wanted)} asked for: "
-                "the service of this node has no room for more",
-                RuntimeWarning,
-                stacklevel=5,
+                "the service of this node has no room for more"
             )
         return allowed
 
@@ -289,11 +287,9 @@ class CacheSetup:
         """Return the private key that all ranks use."""
         agreed = agree(self.stage.key, ranks)
         if agreed is None:
-            warnings.warn(
+            warn_caller(
                 f"{ranks.world_size} ranks each keep a cache of their own, as they cannot agree "
-                "on one: initialize torch.distributed first, or give wrap() a name",
-                RuntimeWarning,
-                stacklevel=5,
+                "on one: initialize torch.distributed first, or give wrap() a name"
             )
         return agreed or self.stage.key
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.trace_file import Kind, TraceWriter
+from stoker.epoch.warn import warn_caller
 from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours
 from stoker.plan import Plan
@@ -185,11 +185,7 @@ class Tracer:
         if self._file is not None:
             self._file.close()
             self._file = None
-        warnings.warn(
-            f"the trace {str(self._path)!r} ends here, training continues: {error!r}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warn_caller(f"the trace {str(self._path)!r} ends here, training continues: {error!r}")
 
 
 class _Rows:
