@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import stoker.errors
-from stoker.epoch.epoch_cache import EpochCache
+from stoker.epoch.placing import EpochCache
 from stoker.importance.base import Scorer
 from stoker.policy import Policy, Shares
 from stoker.sampler import Sampler

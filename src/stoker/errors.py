@@ -1,4 +1,4 @@
-"""Every exception that Stoker raises.
+"""Every exception that Stoker raises, and its warnings.
 
 ::
 
@@ -21,7 +21,10 @@ and tokens of addresses in it.
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
@@ -96,3 +99,18 @@ class RanksUnavailable(StokerError):
 
 class SegmentError(StokerError):
     """A cache segment has another version, is damaged, or breaks an invariant."""
+
+
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+def warn_caller(message: str) -> None:
+    """Warn (RuntimeWarning) at the line outside of this package that led here."""
+    level, frame = 1, sys._getframe().f_back
+    while frame is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level + 1)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE)

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stoker import recipes
-from stoker.epoch.batch import ServedBatch
+from stoker.epoch.batch import BatchSpec, ServedBatch
 from stoker.epoch.controller import Begun, Controller, Opened
 from stoker.epoch.placing import Placing
-from stoker.epoch.planner import BatchSpec
-from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, launched_ranks
-from stoker.epoch.records import Records
-from stoker.epoch.settings import EpochSettings
+from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import Owner, RankState
+from stoker.epoch.stats import Records
 from stoker.errors import ConfigError
 from stoker.importance.base import as_scorer
 from stoker.jobs.merged import Merged

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from stoker import recipes
 from stoker.epoch.cursor import Cursor
 from stoker.epoch.planner import Planner
-from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, launched_ranks
-from stoker.epoch.settings import EpochSettings
+from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
 from stoker.scores import Scores
 

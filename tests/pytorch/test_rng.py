@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from stoker.epoch.requests import sample_seeds
+from stoker.epoch.batch import sample_seeds
 from stoker.pytorch.rng import preserved_generators, seed_generators
 
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster import Collective, exchange
 from stoker.epoch.observer import Observer
-from stoker.epoch.warn import warn_caller
-from stoker.errors import ConfigError, StateMismatch
+from stoker.errors import ConfigError, StateMismatch, warn_caller
 from stoker.scores import MAX_EPOCHS, Scores
 from stoker.store.claims import NOBODY
 

@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from stoker.cluster import Alone, Collective
 from stoker.epoch.agreement import AgreedRescore, Agreement, Ended, put_together, scores_of
-from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.epoch_cache import EpochCache
 from stoker.epoch.observer import Arrived, Observer, Signals
-from stoker.epoch.planner import BatchSpec, Planner
-from stoker.epoch.population import Population
+from stoker.epoch.placing import EpochCache
+from stoker.epoch.planner import Planner
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.read_ahead import ReadAhead
-from stoker.epoch.records import Records
-from stoker.epoch.settings import EpochSettings
+from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
-from stoker.epoch.stats import Stats
+from stoker.epoch.stats import Records, Stats
 from stoker.epoch.tracing import Tracer
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Neighbours, Scorer

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import ServedBatch, Use
-from stoker.epoch.warn import warn_caller
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, warn_caller
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.scores import Scores

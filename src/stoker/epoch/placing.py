@@ -1,13 +1,15 @@
-"""Which samples belong where in the cache, and by which keys they are kept, epoch by epoch."""
+"""The cache as a controller of epochs sees it: which samples belong where, and by which keys."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packager
-from stoker.epoch.epoch_cache import EpochCache
-from stoker.epoch.warn import warn_caller
+from stoker.errors import warn_caller
 from stoker.importance.base import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
@@ -22,6 +24,77 @@ from stoker.store.store import Store
 from stoker.store.tier import NOWHERE
 
 _NONE = np.empty(0, np.uint32)
+
+
+class EpochCache(ABC):
+    """Decides when an epoch begins which samples belong where, and follows scores within it.
+
+    :class:`Placing` does so for a real cache, a simulator has its own.
+    """
+
+    @property
+    def follows_scores(self) -> bool:
+        """Whether :meth:`follow` is to be called for samples that were scored."""
+        return False
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether the plan of the whole epoch decides where samples belong."""
+        return False
+
+    @property
+    def claims(self) -> Claims | None:
+        """Who was served in the epoch; None where samples are not served for one another."""
+        return None
+
+    @property
+    def accesses(self) -> dict[str, int]:
+        """Accesses of the whole job by region, in the epoch that began last."""
+        return {}
+
+    @property
+    def accesses_before(self) -> dict[str, int]:
+        """Those of the epoch before it."""
+        return {}
+
+    def resume(self, accesses: dict[str, int]) -> None:
+        """Continue from a saved state with its :attr:`accesses`."""
+
+    @abstractmethod
+    def begin_epoch(
+        self,
+        scores: Scores,
+        plan: Plan,
+        whole: Plan,
+        epochs: int | None,
+        earlier: NDArray[np.uint32],
+        are_here: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Arrange the cache for an epoch; there are ``epochs`` in all, if that is known.
+
+        ``plan`` is what is left of it, and ``whole`` all of it, both of all ranks; ``scores`` are
+        those that they were made from. ``earlier`` (``u32[n]``) are no substitutes any more: what
+        was served before, and what ranks of other nodes take. With several nodes ``are_here``
+        (``bool[N]``) are the samples that this node is to keep.
+        """
+
+    def end_epoch(self) -> None:
+        """Let go of what was needed for the epoch in progress only."""
+
+    def write_keys(self, scores: Scores) -> None:
+        """Rewrite the keys of all cached samples, since jobs that share the cache came or went."""
+
+    def note_missed(self, ids: NDArray[np.uint32]) -> None:
+        """Note samples ``u32[n]`` that were asked for and not cached."""
+
+    def follow(
+        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
+    ) -> None:
+        """Give samples ``u32[n]`` that were scored just now their new keys."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts for :class:`~stoker.epoch.stats.Stats`, by name."""
+        return {}
 
 
 class Placing(EpochCache):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.batch import BatchSpec
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, Locality, Nodes
-from stoker.epoch.settings import EpochSettings
-from stoker.epoch.warn import warn_caller
-from stoker.errors import ConfigError
+from stoker.epoch.settings import EpochSettings, Population
+from stoker.errors import ConfigError, warn_caller
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes.base import SamplerFactory, uniform
@@ -24,23 +22,6 @@ from stoker.store.claims import still_due
 from stoker.store.tier import Keys
 
 log = logging.getLogger("stoker")
-
-
-class BatchSpec(NamedTuple):
-    """What one batch is to hold."""
-
-    ids: NDArray[np.uint32]
-    """``u32[n]``, ids of the base data set."""
-    positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job."""
-    weights: NDArray[np.float32] | None = None
-    """``f32[n]``, or None when all are one."""
-    keys: NDArray[np.float64] | None = None
-    """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
-    first: int = 0
-    """Place of the first sample among this rank's accesses of the epoch."""
-    single: bool = False
-    """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
 
 
 class Planner:

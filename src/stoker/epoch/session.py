@@ -14,20 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import Collective
-from stoker.epoch.arguments import check_known_end, check_rescore
-from stoker.epoch.batch import Failure
+from stoker.epoch.batch import BatchSpec, Failure, RequestSampler, rescoring_specs
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
-from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
-from stoker.epoch.records import Records
-from stoker.epoch.requests import RequestSampler
-from stoker.epoch.settings import EpochSettings
+from stoker.epoch.settings import EpochSettings, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
-from stoker.epoch.stats import Stats
+from stoker.epoch.stats import Records, Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path
 from stoker.errors import StokerError
@@ -224,8 +220,10 @@ class Session:
         )
         return begun
 
-    def begin_aside(self, epoch: int, specs: Callable[[], Iterator[BatchSpec]]) -> None:
-        """Make :attr:`requests` batches that are none of training's, to be scored."""
+    def begin_aside(self, ids: NDArray[np.uint32], epoch: int) -> None:
+        """Make :attr:`requests` this rank's batches of ``ids`` ``u32[m]``, to be scored again."""
+        ranks, size, keys = self._ranks.now(), self._epochs.batch_size, self.controller.planner.keys
+        specs = partial(rescoring_specs, ids, ranks, size, keys)
         none = np.empty(0, np.uint32)
         self.requests.begin(self._next_token(), epoch, specs, none, is_aside=True)
 

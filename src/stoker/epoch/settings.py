@@ -1,8 +1,18 @@
-"""What a training's epochs are like."""
+"""What a training visits and how, and the arguments of a front end that make no sense."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, warn_caller
+from stoker.importance.base import Scorer
+from stoker.recipes.base import Recipe, uniform
+from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -32,3 +42,165 @@ class EpochSettings:
     is_resumable: bool = True
     """Whether states are saved, also within an epoch: the scores that its plan was made from are
     kept for them."""
+
+
+class Population:
+    """The samples that are visited, of a data set of ``num_samples``: the view of a training.
+
+    ``ids`` (``u32[n]``) are those of the data set that the indices of the view stand for, in any
+    order, some perhaps several times; None: all, in order. Scores and caches speak of ids of the
+    data set whatever part of it is visited. Immutable.
+    """
+
+    def __init__(self, num_samples: int, ids: NDArray[np.uint32] | None = None) -> None:
+        self.num_samples = num_samples
+        """Samples of the data set, visited or not."""
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return self.num_samples if self._ids is None else len(self._ids)
+
+    def ids(self, indices: NDArray[np.int64] | NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return base ids ``u32[n]`` for indices of the view ``[n]``; negative ones count back.
+
+        Raises :class:`~stoker.errors.ConfigError` for those out of range.
+        """
+        if indices.size and not -len(self) <= indices.min() <= indices.max() < len(self):
+            raise ConfigError(
+                f"the sampler gave indices from {indices.min()} to {indices.max()}, which is out "
+                f"of range: there are {len(self)} samples, 0 to {len(self) - 1}"
+            )
+        if indices.dtype.kind == "i":
+            indices = np.where(indices < 0, indices + len(self), indices)
+        chosen = indices if self._ids is None else self._ids[indices]
+        return np.ascontiguousarray(chosen, np.uint32)
+
+    def sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the base's ``sizes``, ``i64[N]``, that are visited, each once."""
+        return sizes if self._ids is None else sizes[np.unique(self._ids)]
+
+    def visited(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return those of ``ids`` ``u32[n]`` of the base that are visited."""
+        return ids if self._ids is None else ids[np.isin(ids, self._ids)]
+
+    def spread(self, times: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return f32[N], ``times`` f32[n] until samples of the view are used, by id of the base.
+
+        Of a sample that comes twice in the view the earlier; one that does not, at the very end.
+        """
+        if self._ids is None:
+            return times
+        by_id = np.full(self.num_samples, np.finfo(np.float32).max / 2, np.float32)
+        np.minimum.at(by_id, self._ids, times)
+        return by_id
+
+    def scores(self, scores: Scores) -> Scores:
+        """Return the scores of the samples that are visited, by index of the view.
+
+        For the whole data set these are ``scores`` themselves, else a copy.
+        """
+        if self._ids is None:
+            return scores
+        part = Scores(len(self))
+        arrays = scores.arrays()
+        for name in ("values", "last", "seen", "volatile", "basis"):
+            arrays[name] = arrays[name][self._ids]
+        part.restore(**arrays)
+        return part
+
+    @property
+    def label(self) -> str:
+        """Empty for the whole data set, else a short hash of the subset's ids."""
+        if self._ids is None:
+            return ""
+        return hashlib.blake2b(self._ids.tobytes(), digest_size=8).hexdigest()
+
+
+def check_epochs(epochs: int | None) -> None:
+    """Raise ConfigError unless it is None or a count of epochs."""
+    if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
+        raise ConfigError(f"epochs={epochs!r}: give how many there will be, 1 or more")
+
+
+def check_accuracy(accuracy: Any) -> float:
+    """Return an accuracy as a float; ConfigError unless it is a share from 0 to 1."""
+    value = float(accuracy)
+    if 0 <= value <= 1:
+        return value
+    hint = f": if that is per cent, give {value / 100:g}" if 1 < value <= 100 else ""
+    raise ConfigError(f"accuracy={value:g} is not a share: give a share from 0 to 1{hint}")
+
+
+def check_known_end(recipe: Recipe, epochs: int | None) -> None:
+    """Warn if ``recipe`` divides its cache by the progress of a training of unknown length."""
+    without = "" if recipe.shares is None else recipe.shares.without_epochs
+    if epochs is None and without:
+        warn_caller(
+            f"recipe {recipe.name!r} goes by how far training is, and does not know how long it "
+            f"will be: {without}. Give the Loader epochs="
+        )
+
+
+def check_own_order(recipe: Recipe) -> None:
+    """Raise ConfigError unless ``recipe`` goes with a sampler of the user's."""
+    if recipe.sampler is not uniform:
+        raise ConfigError(
+            f"recipe {recipe.name!r} draws samples itself: leave out sampler and batch_sampler, "
+            "or use a recipe that only caches, like 'minio'"
+        )
+    if recipe.needs_plan:
+        raise ConfigError(
+            f"recipe {recipe.name!r} needs a plan, which a sampler does not give: leave out "
+            "sampler and batch_sampler, or use a recipe like 'minio'"
+        )
+
+
+def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
+    """Return what ``recipe`` is with ``rescore``, a function or None; warns if it lacks one."""
+    if rescore is not None or recipe.unscored is None:
+        return recipe
+    warn_caller(
+        f"recipe {recipe.name!r} rescores samples between epochs, and there is no function to "
+        "do it: samples keep the score of their last visit, and the cache has no region for those "
+        "to be scored. Give the Loader rescore=, a function from a batch to its losses, or choose "
+        "that by stoker.recipes.impact(evaluation='history')"
+    )
+    return recipe.unscored
+
+
+def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
+    """Raise ConfigError unless ``rescore`` is a function that ``recipe`` has a use for, or None.
+
+    Warns where it is None and ``recipe`` would have a use for it.
+    """
+    if rescore is None:
+        if scorer.rescores:
+            warn_caller(
+                f"recipe {recipe.name!r} rescores samples between epochs, and there "
+                "is no function to do it: they keep the score of their last visit. Give the "
+                "Loader rescore=, a function from a batch to its losses"
+            )
+        return
+    if not callable(rescore):
+        raise ConfigError(f"rescore={rescore!r} is no function: give one from a batch to losses")
+    if not scorer.rescores:
+        raise ConfigError(
+            f"rescore= is of no use to recipe {recipe.name!r}, which rescores nothing: leave it "
+            "out, or use a recipe like 'impact'"
+        )
+    if others := scorer.needs - {"losses"}:
+        raise ConfigError(
+            f"rescore= gives losses, and recipe {recipe.name!r} scores by {', '.join(others)}: "
+            "leave it out, or use a scorer of losses"
+        )
+
+
+def without_accuracy(recipe: Recipe) -> str:
+    """Return what becomes of the cache where no accuracy is told; empty if that is no matter."""
+    return "" if recipe.shares is None else recipe.shares.without_accuracy
+
+
+def needs_scores(recipe: Recipe) -> bool:
+    """Whether the cache of ``recipe`` depends on scores, even if its plans do not."""
+    policy = recipe.policy
+    return recipe.shares is not None or policy.has_places or policy.follows_scores

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from stoker.epoch.cached import CachedSamples
-from stoker.epoch.population import Population
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
+from stoker.epoch.settings import Population
 from stoker.epoch.stage import Samples, make_stage
-from stoker.epoch.warn import warn_caller
-from stoker.errors import CapacityError, ConfigError, SegmentError, redacted
+from stoker.errors import CapacityError, ConfigError, SegmentError, redacted, warn_caller
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened

@@ -159,7 +159,7 @@ def dataset_name(source: Source, label: str) -> str:
     """Return what names the visited samples of ``source`` from one run to the next.
 
     The fingerprint; for a wrapped data set without a name, its class and length. ``label`` is
-    :attr:`Population.label <stoker.epoch.population.Population.label>`.
+    :attr:`Population.label <stoker.epoch.settings.Population.label>`.
     """
     if source.is_private:
         kind = type(getattr(source, "dataset", source))

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.trace_file import Kind, TraceWriter
-from stoker.epoch.warn import warn_caller
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, warn_caller
 from stoker.importance.base import Neighbours
 from stoker.plan import Plan
 

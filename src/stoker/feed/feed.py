@@ -15,20 +15,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.cluster import Alone, Collective
-from stoker.epoch.arguments import (
+from stoker.epoch.batch import Failure, Request, sample_seeds
+from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
+from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
+from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
+from stoker.epoch.settings import (
+    EpochSettings,
+    Population,
     as_scored,
     check_accuracy,
     check_epochs,
     needs_scores,
     without_accuracy,
 )
-from stoker.epoch.batch import Failure, Request
-from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
-from stoker.epoch.population import Population
-from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
-from stoker.epoch.requests import rescoring_specs, sample_seeds
-from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
-from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
@@ -121,7 +120,7 @@ class Feed(FrontEnd):
         self._threads, self._ready = threads, 2 * threads if ready is None else ready
         self._on_error: OnError = on_error
         self._rescore = rescore
-        self._ranks = LazyRanks(rank, world_size, launched_ranks)
+        ranks = LazyRanks(rank, world_size, launched_ranks)
         setup = CacheSetup(
             samples,
             Population(len(samples)),
@@ -152,7 +151,7 @@ class Feed(FrontEnd):
                 locality=False,
                 trace=trace_path(trace),
             ),
-            self._ranks,
+            ranks,
             Network(alone, lambda ranks: None, _join),
             rescore,
         )
@@ -382,8 +381,7 @@ class Feed(FrontEnd):
             return None
 
         def run(ids: NDArray[np.uint32], epoch: int) -> None:
-            keys, ranks = self._planner.keys, self._ranks.now()
-            session.begin_aside(epoch, partial(rescoring_specs, ids, ranks, self.batch_size, keys))
+            session.begin_aside(ids, epoch)
             serve = partial(self._serve, self._replacers(cached))
             for batch, _, _ in in_order(serve, iter(session.requests), self._threads, self._ready):
                 signals = Shown(rescore(batch)).signals(frozenset(), len(batch))

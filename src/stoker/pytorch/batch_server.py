@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
-from stoker.epoch.batch import Failure, Request
+from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer
-from stoker.epoch.requests import sample_seeds
 from stoker.prefetch.progress import Progress
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.pytorch.rng import preserved_generators, seed_generators

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
+from stoker.epoch.batch import BatchSpec
 from stoker.epoch.cached import OnError
 from stoker.epoch.controller import Begun
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.planner import BatchSpec
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.requests import rescoring_specs
 from stoker.epoch.session import Session
 from stoker.epoch.state import RankState
 from stoker.errors import ConfigError
@@ -154,8 +153,7 @@ class Engine:
             return None
 
         def run(ids: NDArray[np.uint32], epoch: int) -> None:
-            keys, ranks = session.controller.planner.keys, self._ranks.now()
-            session.begin_aside(epoch, partial(rescoring_specs, ids, ranks, outer.batch_size, keys))
+            session.begin_aside(ids, epoch)
             for envelope in inner:
                 self.observer.rescore(envelope.meta, rescore(envelope.batch))
 

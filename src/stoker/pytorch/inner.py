@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from stoker.epoch.requests import RequestSampler
+from stoker.epoch.batch import RequestSampler
 from stoker.errors import CapacityError
 from stoker.pytorch.batch_server import BatchServer, as_it_is
 from stoker.pytorch.hand_over import HandOver

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.cluster.group import joined
-from stoker.epoch.arguments import (
+from stoker.epoch.batch import ServedBatch
+from stoker.epoch.cached import OnError, check_on_error
+from stoker.epoch.cursor import Cursor
+from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
+from stoker.epoch.settings import (
+    EpochSettings,
     as_scored,
     check_accuracy,
     check_epochs,
@@ -23,12 +29,6 @@ from stoker.epoch.arguments import (
     needs_scores,
     without_accuracy,
 )
-from stoker.epoch.batch import ServedBatch
-from stoker.epoch.cached import OnError, check_on_error
-from stoker.epoch.cursor import Cursor
-from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
-from stoker.epoch.settings import EpochSettings
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import RankState
 from stoker.epoch.tracing import trace_path

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler as TorchSampler
 
+from stoker.epoch.batch import BatchSpec
 from stoker.epoch.cursor import Cursor
-from stoker.epoch.planner import BatchSpec, Planner
-from stoker.epoch.population import Population
+from stoker.epoch.planner import Planner
 from stoker.epoch.ranks import Ranks
+from stoker.epoch.settings import Population
 
 
 class PlanSampler(TorchSampler[int]):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, Subset
 
-from stoker.epoch.population import Population
+from stoker.epoch.settings import Population
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import SourceDataset
 

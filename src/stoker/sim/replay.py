@@ -13,9 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.controller import Controller, Opened
-from stoker.epoch.population import Population
 from stoker.epoch.ranks import LazyRanks, launched_ranks
-from stoker.epoch.settings import EpochSettings
+from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
 from stoker.importance.base import as_scorer
 from stoker.plan import Plan

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles import Packaging
-from stoker.epoch.epoch_cache import EpochCache
+from stoker.epoch.placing import EpochCache
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
 from stoker.plan import Plan
