@@ -5,7 +5,8 @@ import inspect
 import re
 from pathlib import Path
 
-import stoker.errors
+from support.modules import SOURCE, Module, modules
+
 from stoker.epoch.placing import EpochCache
 from stoker.importance.base import Scorer
 from stoker.policy import Policy, Shares
@@ -14,7 +15,6 @@ from stoker.source import Source
 from stoker.source.adapt import REQUIRED
 from stoker.store import Tier
 
-SOURCE = Path(stoker.errors.__file__).parent
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
@@ -37,22 +37,16 @@ def exists(part: str) -> bool:
     return (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
-def sources() -> list[Path]:
+def source_text() -> str:
     folders = (ROOT / "native", ROOT / "bindings", ROOT / "shim")
     native = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return [*modules(), *(p for p in native if p.suffix in {".h", ".cpp", ".c"})]
+    texts = [path.read_text() for path in native if path.suffix in {".h", ".cpp", ".c"}]
+    return "\n".join([*(module.text for module in modules()), *texts])
 
 
 def classes() -> set[str]:
     return {
-        node.name
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        node.name for module in modules() for node in module.nodes if isinstance(node, ast.ClassDef)
     }
 
 
@@ -69,18 +63,18 @@ def test_arrows_of_the_picture_are_imports() -> None:
     wrong = [
         f"{left} ─► {right}"
         for left, right in arrows
-        if not {left, right} & OUTSIDE and not any(knows(path, left, right) for path in modules())
+        if not {left, right} & OUTSIDE and not any(knows(each, left, right) for each in modules())
     ]
     assert wrong == []
 
 
-def knows(path: Path, *parts: str) -> bool:
+def knows(module: Module, *parts: str) -> bool:
     """Whether a module belongs to one of ``parts`` or imports it, for each of them."""
-    own, text = path.relative_to(SOURCE).with_suffix("").parts[0], path.read_text()
+    own = module.name.removesuffix(".py").split("/")[0]
     names = [CALLED.get(part, part) for part in parts]
     return all(
         name == own
-        or re.search(rf"^from stoker\.{name}\b|^from stoker import .*\b{name}\b", text, re.M)
+        or re.search(rf"^from stoker\.{name}\b|^from stoker import .*\b{name}\b", module.text, re.M)
         for name in names
     )
 
@@ -106,12 +100,12 @@ def test_classes_that_are_named_exist() -> None:
 
 
 def test_functions_and_constants_that_are_named_exist() -> None:
-    text = "\n".join(path.read_text() for path in sources())
+    text = source_text()
     named = set(re.findall(r"`(?:\w+\.)?(\w+)(?:\(\)|=)`", PAGE))
     named |= set(re.findall(r"`([A-Z]{3,})`", PAGE))
     named |= set(re.findall(r"`(\w+_\w+)`", PAGE))
     assert "verify" in named and "while_room" in named
-    assert [name for name in sorted(named) if not re.search(rf"\b{name}\b", text)] == []
+    assert named - set(re.findall(r"\w+", text)) == set()
 
 
 def test_the_protocols_have_the_members_of_the_table() -> None:

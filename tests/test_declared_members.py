@@ -3,16 +3,14 @@
 import ast
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 
-import stoker.errors
+from support.modules import Module, modules
+
 from stoker.importance.base import Scorer
 from stoker.policy import Policy, Shares
 from stoker.sampler import Sampler
 from stoker.source import Source
 from stoker.store import RegionTier
-
-SOURCE = Path(stoker.errors.__file__).parent
 
 # Here an object that a user wrote without our base classes gets what it lacks.
 COMPLETING = {
@@ -31,9 +29,9 @@ def members() -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def asked(path: Path) -> Iterator[tuple[int, str]]:
+def asked(module: Module) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every getattr and hasattr with a literal name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in module.nodes:
         if not isinstance(node, ast.Call) or ast.unparse(node.func) not in {"getattr", "hasattr"}:
             continue
         name = node.args[1]
@@ -45,10 +43,10 @@ def test_members_are_declared_and_not_searched_for() -> None:
     declared = members()
     assert {"looks_ahead", "foresees", "take_scored", "for_cache", "is_ready"} <= declared
     found = [
-        f"{path.relative_to(SOURCE)}:{line} asks for {name!r}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if str(path.relative_to(SOURCE)) not in COMPLETING
-        for line, name in asked(path)
+        f"{module.name}:{line} asks for {name!r}"
+        for module in modules()
+        if module.name not in COMPLETING
+        for line, name in asked(module)
         if name in declared
     ]
     assert found == []
@@ -56,10 +54,10 @@ def test_members_are_declared_and_not_searched_for() -> None:
 
 def test_no_policy_or_scorer_delegates_by_getattr() -> None:
     wrong = [
-        f"{path.relative_to(SOURCE)}:{node.lineno}"
-        for folder in ("policy", "importance", "sampler", "jobs", "store")
-        for path in sorted((SOURCE / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{module.name}:{node.lineno}"
+        for module in modules()
+        if module.name.startswith(("policy/", "importance/", "sampler/", "jobs/", "store/"))
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
     ]
     assert wrong == []

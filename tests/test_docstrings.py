@@ -3,21 +3,18 @@
 import ast
 from collections.abc import Iterator
 from inspect import isroutine
-from pathlib import Path
+from pathlib import PurePath
+
+from support.modules import modules
 
 import stoker._core
-import stoker.errors
 
-SOURCE = Path(stoker.errors.__file__).parent
 Symbol = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def is_public(path: Path) -> bool:
-    return not any(part.startswith("_") and part != "__init__.py" for part in path.parts)
-
-
-def public_modules() -> list[Path]:
-    return [p for p in sorted(SOURCE.rglob("*.py")) if is_public(p.relative_to(SOURCE))]
+def is_public(name: str) -> bool:
+    parts = PurePath(name).parts
+    return not any(part.startswith("_") and part != "__init__.py" for part in parts)
 
 
 def undocumented(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
@@ -42,10 +39,11 @@ def is_exempt(node: Symbol) -> bool:
 
 def test_every_public_symbol_is_documented() -> None:
     missing = []
-    for path in public_modules():
-        tree, name = ast.parse(path.read_text()), path.relative_to(SOURCE)
-        missing += [] if ast.get_docstring(tree) else [f"{name}: the module"]
-        missing += [f"{name}: {symbol}" for symbol in undocumented(tree.body)]
+    for module in modules():
+        if not is_public(module.name):
+            continue
+        missing += [] if ast.get_docstring(module.tree) else [f"{module.name}: the module"]
+        missing += [f"{module.name}: {symbol}" for symbol in undocumented(module.tree.body)]
     assert missing == []
 
 

@@ -2,14 +2,11 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-
-import stoker.errors
-
-SOURCE = Path(stoker.errors.__file__).parent
+from support.modules import SOURCE, Module, modules
 
 ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
@@ -44,34 +41,29 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else FACE
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    dotted = ".".join(("stoker", *path.relative_to(SOURCE).with_suffix("").parts))
-    return dotted.removesuffix(".__init__")
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, absolute module) of every import, wherever it stands."""
-    package = name_of(path) if path.stem == "__init__" else name_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def imports(module: Module) -> list[tuple[int, str]]:
+    """Return (line, absolute module) of every import, wherever it stands."""
+    found: list[tuple[int, str]] = []
+    is_package = module.path.stem == "__init__"
+    package = module.dotted if is_package else module.dotted.rpartition(".")[0]
+    for node in module.nodes:
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([node.module] if node.module else [])])
             if base == "stoker":
-                yield from ((node.lineno, as_module(alias.name)) for alias in node.names)
+                found += ((node.lineno, as_module(alias.name)) for alias in node.names)
             else:
-                yield node.lineno, base
+                found.append((node.lineno, base))
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             first = node.args[0] if node.args else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield node.lineno, first.value
+                found.append((node.lineno, first.value))
+    return found
 
 
 def as_module(name: str) -> str:
@@ -96,7 +88,7 @@ def allowed(importer: str, imported: str) -> bool:
 
 
 def test_every_part_has_a_rung() -> None:
-    parts = {part_of(name_of(path)) for path in modules()} - {FACE, TESTING, "__main__"}
+    parts = {part_of(module.dotted) for module in modules()} - {FACE, TESTING, "__main__"}
     assert parts <= RUNG_OF.keys(), "add the new part to the ladder in ARCHITECTURE.md"
 
 
@@ -120,22 +112,22 @@ def test_braces_are_read_to_the_last() -> None:
 
 def test_left_never_imports_right() -> None:
     wrong = [
-        f"{path.relative_to(SOURCE)}:{line} imports {module}"
-        for path in modules()
-        for line, module in imports(path)
-        if module.split(".")[0] == "stoker" and not allowed(part_of(name_of(path)), part_of(module))
+        f"{module.name}:{line} imports {name}"
+        for module in modules()
+        for line, name in imports(module)
+        if name.split(".")[0] == "stoker" and not allowed(part_of(module.dotted), part_of(name))
     ]
     assert not wrong
 
 
 def test_torch_is_imported_in_its_own_corner() -> None:
     wrong = [
-        f"{path.relative_to(SOURCE)}:{line} imports {module}"
-        for path in modules()
-        if part_of(name_of(path)) not in {"pytorch", "cli", TESTING}
-        and name_of(path) not in {TORCH_GROUP, *KNOW_TENSORS}
-        for line, module in imports(path)
-        if module.split(".")[0] in {"torch", "torchdata"}
+        f"{module.name}:{line} imports {name}"
+        for module in modules()
+        if part_of(module.dotted) not in {"pytorch", "cli", TESTING}
+        and module.dotted not in {TORCH_GROUP, *KNOW_TENSORS}
+        for line, name in imports(module)
+        if name.split(".")[0] in {"torch", "torchdata"}
     ]
     assert not wrong
 
@@ -144,19 +136,19 @@ def test_the_core_needs_numpy_only() -> None:
     """Below the frameworks, whatever is not NumPy is imported where it is used, not at the top."""
     allowed_roots = sys.stdlib_module_names | {"numpy", "stoker"}
     wrong = {
-        str(path.relative_to(SOURCE)): sorted(roots - allowed_roots)
-        for path in modules()
-        if part_of(name_of(path)) not in RUNGS[-1] | RUNGS[-2] | {TESTING}
-        and name_of(path) != TORCH_GROUP
-        and (roots := roots_at_the_top(path)) - allowed_roots
+        module.name: sorted(roots - allowed_roots)
+        for module in modules()
+        if part_of(module.dotted) not in RUNGS[-1] | RUNGS[-2] | {TESTING}
+        and module.dotted != TORCH_GROUP
+        and (roots := roots_at_the_top(module)) - allowed_roots
     }
     assert not wrong
 
 
-def roots_at_the_top(path: Path) -> set[str]:
+def roots_at_the_top(module: Module) -> set[str]:
     """Return the first parts of what a module imports when it is imported."""
     roots: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in module.tree.body:
         if isinstance(node, ast.Import):
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

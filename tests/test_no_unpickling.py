@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
 import pytest
-
-import stoker.errors
-
-SOURCE = Path(stoker.errors.__file__).parent
+from support.modules import modules
 
 OWN_PIPE = "an inherited descriptor of the process that started this one"
 ALLOWED = {
@@ -36,11 +32,11 @@ NAMES = {"load", "loads", "Unpickler", "open", "Shelf", "DbfilenameShelf"}
 RECEIVE = {"recv", "recv_bytes"}  # of multiprocessing: the first unpickles
 
 
-def unpickling(tree: ast.AST) -> Iterator[str]:
+def unpickling(nodes: Collection[ast.AST]) -> Iterator[str]:
     """Yield what a module uses that unpickles, or may."""
     modules: dict[str, str] = {}
     uses_connections = False
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 modules[alias.asname or alias.name] = alias.name
@@ -53,7 +49,7 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
                 if node.module == "stoker.epoch.compact" and alias.name == "loads":
                     yield "compact.loads"
                 modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             of = modules.get(ast.unparse(node.value), "")
             if of in MODULES and node.attr in NAMES:
@@ -79,8 +75,8 @@ def loading(call: ast.Call, modules: dict[str, str]) -> Iterator[str]:
         yield full
 
 
-def found_in(path: Path) -> set[str]:
-    return set(unpickling(ast.parse(path.read_text())))
+def found_in(code: str) -> set[str]:
+    return set(unpickling([*ast.walk(ast.parse(code))]))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def found_in(path: Path) -> set[str]:
     ],
 )
 def test_the_test_sees(code: str, found: str) -> None:
-    assert found in set(unpickling(ast.parse(code)))
+    assert found in found_in(code)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +113,11 @@ def test_the_test_sees(code: str, found: str) -> None:
     ],
 )
 def test_the_test_lets_pass(code: str) -> None:
-    assert not set(unpickling(ast.parse(code)))
+    assert not found_in(code)
 
 
 def test_c3_nothing_is_unpickled_that_others_could_write() -> None:
-    found = {
-        path.relative_to(SOURCE).as_posix(): names
-        for path in SOURCE.rglob("*.py")
-        if (names := found_in(path))
-    }
+    found = {module.name: names for module in modules() if (names := set(unpickling(module.nodes)))}
     of_compact = {name for name, uses in found.items() if "compact.loads" in uses}
     assert of_compact == CALLERS.keys()
     assert {

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.modules import SOURCE, module
 from support.parts import number_of, numbers
 from support.ranks import run_ranks
 
-import stoker.errors
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 
-SOURCE = Path(stoker.errors.__file__).parent
 AGREED = [
     *sorted((SOURCE / "cluster").glob("*.py")),
     *(SOURCE / "sampler" / name for name in ("homes.py", "draws.py")),
@@ -29,7 +28,7 @@ AGREED = [
 @pytest.mark.parametrize("path", AGREED, ids=lambda path: f"{path.parent.name}.{path.stem}")
 def test_nothing_that_nodes_agree_on_reads_a_clock(path: Path) -> None:
     imported = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in module(path).nodes:
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.modules import SOURCE, modules
 from support.processes import processes_of
 from support.waiting import await_true
 
-import stoker.errors
 from stoker.node.child import command
 from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
@@ -20,7 +20,6 @@ from stoker.source.remote.address import address_of
 from stoker.source.remote.helper import Helper
 from stoker.source.remote.outage import Outage
 
-SOURCE = Path(stoker.errors.__file__).parent
 # What the standard library's own modules are called, by which our processes begin.
 PLANTED = ("logging", "random", "json", "pickle", "socket", "threading", "sitecustomize")
 
@@ -139,10 +138,10 @@ def test_a_module_of_the_users_may_be_called_as_a_part_of_ours() -> None:
 def test_c4_no_process_is_started_by_m_or_by_code_of_its_own() -> None:
     """Python's command line is made in one place; nowhere else is there an interpreter's path."""
     found = []
-    for path in SOURCE.rglob("*.py"):
-        if path.name == "child.py" or "testing" in path.parts:
+    for module in modules():
+        if module.path.name == "child.py" or "testing" in module.name.split("/"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in module.nodes:
             is_interpreter = isinstance(node, ast.Attribute) and node.attr in (
                 "executable",
                 "get_executable",
@@ -151,5 +150,5 @@ def test_c4_no_process_is_started_by_m_or_by_code_of_its_own() -> None:
                 isinstance(each, ast.Constant) and each.value in ("-m", "-c") for each in node.elts
             )
             if is_interpreter or is_list:
-                found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+                found.append(f"{module.name}:{node.lineno}")
     assert found == []
