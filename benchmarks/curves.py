@@ -36,8 +36,8 @@ from stoker.cli._options import draw_sizes
 from stoker.policy.score import Score
 from stoker.recipes import Recipe
 from stoker.sim import Conditions, SimResult, limits, replay
-from stoker.sim.made_up_graph import with_made_up_graph
-from stoker.sim.report_chart import Line, chart
+from stoker.sim.report import Line, chart
+from stoker.sim.signals import with_made_up_graph
 
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 SIZES = {"equal": "equal", "ImageNet's": "lognormal:110000,0.6"}

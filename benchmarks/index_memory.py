@@ -14,8 +14,7 @@ import time
 import numpy as np
 from harness import Report, parser, private_bytes
 
-from stoker.importance.knn import VectorTable
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import HnswIndex, VectorTable
 
 CHUNK = 10_000
 NEAREST, NEIGHBORS, QUERIES = 50, 501, 128

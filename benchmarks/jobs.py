@@ -40,7 +40,7 @@ from stoker import recipes
 from stoker.jobs import Sharing
 from stoker.jobs.survey import survey
 from stoker.recipes import Recipe
-from stoker.sim.losses import MadeUpLosses
+from stoker.sim.signals import MadeUpLosses
 from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
 

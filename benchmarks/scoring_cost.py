@@ -34,7 +34,7 @@ from stoker.importance.base import Observation, Scorer
 from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid
-from stoker.pytorch.signals import Shown, start_copy
+from stoker.pytorch.observe import Shown, start_copy
 from stoker.scores import Scores
 
 CHEAP = ("loss", "rank", "gradient")

@@ -29,11 +29,11 @@ from stoker.policy.base import Region
 from stoker.policy.next_use import NextUse
 from stoker.policy.score import Score
 from stoker.recipes import Recipe
-from stoker.recipes.part import Same, part
+from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import limits, replay
-from stoker.sim.made_up_graph import with_made_up_graph
 from stoker.sim.result import SimResult
+from stoker.sim.signals import with_made_up_graph
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8)
 IMAGENET = 1_281_167

@@ -12,7 +12,7 @@ import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, H, L, two_regions
 
 from stoker.bundles import Packager, Packaging
-from stoker.policy.substitution import Substitution
+from stoker.policy.base import Substitution
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena

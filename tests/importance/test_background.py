@@ -137,7 +137,7 @@ import numpy as np
 from stoker.importance.background import Background
 from stoker.importance.base import Observation
 from stoker.importance.graph import Graph
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import HnswIndex
 from stoker.scores import Scores
 def give(scorer, scores, count):
     for step in range(4):

@@ -9,7 +9,7 @@ from stoker.importance.base import Scorer
 from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid, Realtime
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import HnswIndex
 from stoker.testing.scorer_conformance import ScorerConformance
 
 

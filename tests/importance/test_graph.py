@@ -6,8 +6,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.importance.graph import EXACT_UP_TO, Graph
-from stoker.importance.knn import FlatIndex
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import FlatIndex, HnswIndex
 from stoker.scores import Scores
 
 

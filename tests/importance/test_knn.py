@@ -8,8 +8,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.importance import knn
-from stoker.importance.knn import FlatIndex, NearestIndex, VectorTable
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import FlatIndex, HnswIndex, NearestIndex, VectorTable
 from stoker.pytorch.knn import TorchIndex
 
 DIMENSION = 8

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.policy import S3FIFO, Region
+from stoker.policy import S3FIFO, Homophily, Region, Substitution
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,21 @@ def test_a_region_is_a_value() -> None:
     region = Region("main", 0.5, order="recency")
     assert pickle.loads(pickle.dumps(region)) == region
     assert hash(region) == hash(Region("main", 0.5, order="recency"))
+
+
+def test_unknown_kinds_and_no_region_are_refused():
+    with pytest.raises(ConfigError, match="kind='other'"):
+        Substitution("other", "L")
+    with pytest.raises(ConfigError, match="region=''"):
+        Substitution("any", "")
+
+
+@pytest.mark.parametrize("wrong", [{"importance": 1.0}, {"transit": 0.0}])
+def test_homophily_refuses_shares_out_of_range(wrong):
+    with pytest.raises(ConfigError, match="out of range"):
+        Homophily(**wrong)
+
+
+def test_homophily_has_room_for_all_three():
+    shares = {region.name: region.share for region in Homophily(0.8, transit=0.1).regions()}
+    assert shares == pytest.approx({"importance": 0.72, "homophily": 0.18, "transit": 0.1})

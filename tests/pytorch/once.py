@@ -25,12 +25,12 @@ from torch import distributed
 from pytorch.test_recipes_live import signals
 from stoker import recipes
 from stoker.jobs import Sharing
+from stoker.policy.base import Substitution
 from stoker.policy.high_low import HighLow
 from stoker.policy.shares import FrequencySplit
-from stoker.policy.substitution import Substitution
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler.selective import SelectiveSampler
 from stoker.store.fill import preload
 from stoker.types import Outcome

@@ -14,8 +14,8 @@ from support.parts import number_of, numbers
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset
-from stoker.recipes.part import part
-from stoker.sim.made_up_graph import MadeUpGraph
+from stoker.recipes.base import part
+from stoker.sim.signals import MadeUpGraph
 
 NUM = 40
 

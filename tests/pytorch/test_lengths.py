@@ -15,7 +15,7 @@ from stoker.prefetch.progress import Marks, Progress
 from stoker.prefetch.walk import Segment, Walk
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.selective import SelectiveSampler
 from stoker.tiering.config import read_order

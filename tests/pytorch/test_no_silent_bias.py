@@ -15,7 +15,7 @@ from stoker.importance.base import Observation
 from stoker.policy.score import Score
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.weighted import WeightedSampler
 
@@ -161,7 +161,7 @@ def test_losses_that_are_all_equal_or_not_finite_do_no_harm() -> None:
 
 
 def test_gradient_norms_are_those_of_autograd() -> None:
-    from stoker.pytorch.losses import gradient_norms, per_sample_loss
+    from stoker.pytorch.observe import gradient_norms, per_sample_loss
 
     for shape in ((6,), (6, 5)):
         logits = torch.randn(*shape, 7, dtype=torch.float64, requires_grad=True)

@@ -13,13 +13,13 @@ from support.parts import number_of, numbers
 from pytorch.test_recipes_live import signals
 from stoker import recipes
 from stoker.errors import StateMismatch
+from stoker.policy.base import Substitution
 from stoker.policy.high_low import HighLow
 from stoker.policy.score import Score
 from stoker.policy.shares import FrequencySplit
-from stoker.policy.substitution import Substitution
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.selective import SelectiveSampler
@@ -200,7 +200,7 @@ def test_what_a_plan_was_made_from_is_part_of_it() -> None:
 def test_a_rank_leaves_to_another_what_that_one_observed() -> None:
     """Or the observations of the rank whose state all load would count once for each of them."""
     from stoker.epoch.state import RankState
-    from stoker.pytorch.state import array_of
+    from stoker.pytorch.torch_session import array_of
 
     with loader_of(RECIPES[2]) as loader:
         state = reloaded(Run(loader).go(25))

@@ -19,12 +19,12 @@ from support.ranks import run_ranks
 from pytorch.once import LOW
 from stoker import recipes
 from stoker.importance.baselines import LossHistory
+from stoker.policy.base import Substitution
 from stoker.policy.baselines import MinIO
 from stoker.policy.score import Score
-from stoker.policy.substitution import Substitution
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.weighted import WeightedSampler

@@ -22,8 +22,8 @@ from stoker import recipes
 from stoker.prefetch.progress import SERVED
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
-from stoker.recipes.part import part
-from stoker.sim.made_up_graph import MadeUpGraph
+from stoker.recipes.base import part
+from stoker.sim.signals import MadeUpGraph
 from stoker.testing.slow_source import SlowSource
 from stoker.types import Outcome
 

@@ -8,7 +8,7 @@ from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.policy import NextUse, OnceAnEpoch
 from stoker.policy.score import Score
-from stoker.recipes.part import part
+from stoker.recipes.base import part
 from stoker.sampler import ImportanceSampler, InfoBatchSampler, SuperEpochSampler
 from stoker.sim import replay
 

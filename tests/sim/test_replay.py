@@ -13,7 +13,7 @@ from stoker.importance.baselines import LossHistory
 from stoker.policy.baselines import LRU
 from stoker.policy.score import Score
 from stoker.recipes import Recipe
-from stoker.recipes.part import Same, part
+from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import limits, replay
 from stoker.sim.replay import Job

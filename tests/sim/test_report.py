@@ -9,8 +9,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.sim import limits
-from stoker.sim.report import html, write_html, write_plot
-from stoker.sim.report_chart import Line, chart
+from stoker.sim.report import Line, chart, html, write_html, write_plot
 
 SIZES = np.maximum(1, np.random.default_rng(0).lognormal(3, 1, 500)).astype(np.int64)
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,9 +17,8 @@ from stoker.errors import ConfigError
 from stoker.sim import Conditions, SimResult, Trace, replay
 from stoker.sim.fitted import fit
 from stoker.sim.jobs import MOST_JOBS, replay_jobs
-from stoker.sim.losses import Losses
-from stoker.sim.made_up_graph import with_made_up_graph
 from stoker.sim.played import RecordedLosses
+from stoker.sim.signals import Losses, with_made_up_graph
 from stoker.types import parse_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

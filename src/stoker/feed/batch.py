@@ -1,9 +1,13 @@
-"""One batch as the training loop gets it."""
+"""A batch as the training loop gets it, and threads that make batches in order."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,3 +48,31 @@ def stacked(samples: list[Any]) -> Any:
 
 
 _OF_NUMBERS = (np.ndarray, np.generic, bool, int, float)
+
+
+_Request = TypeVar("_Request")
+_Served = TypeVar("_Served")
+
+
+def in_order(
+    serve: Callable[[_Request], _Served], requests: Iterable[_Request], threads: int, ready: int
+) -> Iterator[_Served]:
+    """Yield what ``serve`` makes of each request, in order, at most ``ready`` ahead of the caller.
+
+    Raises what ``serve`` does, in its place. Without threads, and with ``ready`` 0, the caller
+    serves. Closing the iterator waits for those that are being served; the rest is dropped.
+    """
+    if not threads or not ready:
+        yield from map(serve, requests)
+        return
+    left = iter(requests)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-feed")
+    try:
+        running: deque[Future[_Served]] = deque()
+        running.extend(pool.submit(serve, request) for request in islice(left, ready))
+        while running:
+            served = running.popleft().result()
+            running.extend(pool.submit(serve, request) for request in islice(left, 1))
+            yield served
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

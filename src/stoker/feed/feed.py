@@ -33,8 +33,7 @@ from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
-from stoker.feed.batch import Batch, stacked
-from stoker.feed.pipeline import in_order
+from stoker.feed.batch import Batch, in_order, stacked
 from stoker.feed.samples import FeedSamples, Transform
 from stoker.feed.signals import Shown
 from stoker.jobs.member import Sharing

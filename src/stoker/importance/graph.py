@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
-from stoker.importance.knn import FlatIndex, MakeIndex, NearestIndex, VectorTable
-from stoker.importance.knn_hnsw import HnswIndex
+from stoker.importance.knn import FlatIndex, HnswIndex, MakeIndex, NearestIndex, VectorTable
 from stoker.scores import Scores
 
 EXACT_UP_TO = 100_000

@@ -1,7 +1,11 @@
-"""The latest embeddings, and an exact index of their nearest neighbours."""
+"""The latest embeddings, and indexes of their nearest neighbours: exact ones and one of usearch."""
 
 from __future__ import annotations
 
+import os
+import threading
+import warnings
+import weakref
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -143,3 +147,208 @@ class FlatIndex:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+_CHUNK = 4096
+"""Rows added at a time while an index is built, between looks at whether to stop."""
+_PROBES = 32
+"""Rows whose true neighbours are looked up to measure the recall."""
+_GATHER = 1 << 22
+"""Numbers of a table gathered at a time to measure distances."""
+
+
+class HnswIndex:
+    """A graph (HNSW) over the rows as they were, with distances to the rows as they are.
+
+    New rows are added at once, by the one thread that uses the index. A row that changes stays
+    where it was in the graph, since changing a graph in place costs recall, and its distance is
+    measured again whenever it is found. Once ``rebuild_share`` of the rows have changed, or a
+    measured recall is below ``min_recall``, a thread builds a new graph, which then replaces the
+    old one. usearch releases the GIL while it searches and builds. What is found depends
+    on when a build ends, so two runs may differ a little.
+
+    Raises :class:`~stoker.errors.ConfigError` if usearch or faiss is not installed.
+    """
+
+    def __init__(
+        self, table: VectorTable, *, rebuild_share: float = 0.25, min_recall: float = 0.9
+    ) -> None:
+        self.rebuilds = 0
+        """Graphs that have taken the place of an older one."""
+        self._table = table
+        self._rebuild_share, self._min_recall = rebuild_share, min_recall
+        self._exact = FlatIndex(table)
+        self._make: Any = load("usearch.index").Index
+        self._graph: Any = None
+        self._stale = np.zeros(table.capacity, np.bool_)
+        self._num_stale = 0
+        self._build: _Build | None = None
+        self._probes = np.random.default_rng(0)
+
+    def changed(self, rows: NDArray[np.int64]) -> None:
+        """Add the rows that are new and note the others; begin or end a rebuild if it is due."""
+        if self._graph is None:
+            self._graph = self._empty_graph()
+        if self._build is not None and self._build.is_done:
+            self._swap(self._build)
+        old = rows[rows < len(self._graph)]
+        self._num_stale += int(np.count_nonzero(~self._stale[old]))
+        self._stale[old] = True
+        if self._build is not None:
+            self._build.changed.append(old)
+        _add(self._graph, self._table, len(self._graph), self._table.count, threads=1)
+        if self._num_stale > self._rebuild_share * self._table.count:
+            self._start_build()
+
+    def search(self, queries: NDArray[np.float32], k: int) -> Nearest:
+        """Return what the graph finds, sorted by the distance to the rows as they are now."""
+        k = min(k, self._table.count)
+        rows = np.full((len(queries), k), -1, np.int64)
+        if not rows.size:
+            return Nearest(rows, np.empty(rows.shape, np.float32))
+        found = self._graph.search(np.ascontiguousarray(queries), k)
+        keys = found.keys.reshape(len(queries), -1)  # usearch flattens a single query's
+        counts = np.atleast_1d(getattr(found, "counts", keys.shape[1]))
+        valid = np.arange(keys.shape[1]) < counts[:, None]
+        rows[:, : keys.shape[1]] = np.where(valid, keys.astype(np.int64), -1)
+        distances = self._distances(queries, rows)
+        order = np.argsort(distances, axis=1, kind="stable")
+        return Nearest(
+            np.take_along_axis(rows, order, axis=1), np.take_along_axis(distances, order, axis=1)
+        )
+
+    def recall(self, k: int, m: int) -> float:
+        """Compare with an exact search for a few random rows; begin a rebuild if it is too low.
+
+        A row counts as found if one as near was found, so that equal vectors do not matter.
+        """
+        count = self._table.count
+        if not count:
+            return 1.0
+        probes = self._probes.choice(count, min(count, _PROBES), replace=False)
+        queries = self._table.vectors[probes]
+        true = self._distances(queries, self._exact.search(queries, k).rows)
+        found = self.search(queries, m).distances[:, : true.shape[1]]
+        share = float(np.mean(found <= true[:, -1:] * (1 + 1e-6)))
+        if share < self._min_recall:
+            self._start_build()
+        return share
+
+    def wait(self) -> None:
+        """Wait until a rebuild under way, if any, has replaced the graph."""
+        if self._build is not None:
+            self._build.join()
+            self._swap(self._build)
+
+    def close(self) -> None:
+        """End a rebuild that is under way, and free the graph."""
+        if self._build is not None:
+            self._build.stop()
+        self._build = self._graph = None
+
+    def _distances(self, queries: NDArray[np.float32], rows: NDArray[np.int64]) -> Any:
+        """Return f32[n, m], the distance of each query to its rows of the table."""
+        distances = np.full(rows.shape, np.inf, np.float32)
+        vectors = self._table.vectors
+        step = max(_GATHER // (rows.shape[1] * queries.shape[1]), 1)
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            difference = vectors[rows[part]] - queries[part, None]
+            squares = np.einsum("nmd,nmd->nm", difference, difference)
+            distances[part] = np.where(rows[part] < 0, np.inf, np.sqrt(squares))
+        return distances
+
+    def _empty_graph(self) -> Any:
+        return self._make(ndim=self._table.vectors.shape[1], metric="l2sq", dtype="f16")
+
+    def _start_build(self) -> None:
+        if self._build is None:
+            self._build = _Build(self._empty_graph(), self._table)
+
+    def _swap(self, build: _Build) -> None:
+        """Replace the old graph by the new one, and add rows that came while it was built.
+
+        If it could not be built the old one stays, until as many rows have changed again.
+        """
+        self._build = None
+        failure = build.join()
+        if failure is None:
+            _add(build.graph, self._table, build.count, len(self._graph))
+            self._graph = build.graph
+            self.rebuilds += 1
+        else:
+            warnings.warn(
+                f"an index of neighbours could not be rebuilt ({failure!r}): the old one is "
+                "searched, which misses more of them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._stale.fill(False)
+        for rows in build.changed:
+            self._stale[rows] = True
+        self._num_stale = int(np.count_nonzero(self._stale))
+
+
+class _Build:
+    """A thread that adds the rows of a table to a new graph; ends with the process."""
+
+    def __init__(self, graph: Any, table: VectorTable) -> None:
+        self.graph = graph
+        self.count = table.count
+        """Rows that the graph gets; it may see them half written, if they change meanwhile."""
+        self.changed: list[NDArray[np.int64]] = []
+        """Rows that changed since it began."""
+        self._failure: list[Exception] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=_fill,
+            args=(graph, table, self.count, self._stopping, self._failure),
+            name="stoker-hnsw-build",
+            daemon=True,
+        )
+        self._thread.start()
+        # Native code must not run on while the interpreter is taken down.
+        self._at_exit = weakref.finalize(self, _end, self._thread, self._stopping, os.getpid())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the graph is complete, or the build has failed."""
+        return not self._thread.is_alive()
+
+    def join(self) -> Exception | None:
+        """Wait for the graph; return what went wrong."""
+        self._thread.join()
+        return self._failure[0] if self._failure else None
+
+    def stop(self) -> None:
+        """End before the graph is complete."""
+        self._at_exit()
+
+
+def _fill(
+    graph: Any,
+    table: VectorTable,
+    count: int,
+    stopping: threading.Event,
+    failure: list[Exception],
+) -> None:
+    try:
+        for start in range(0, count, _CHUNK):
+            if stopping.is_set():
+                return
+            _add(graph, table, start, min(start + _CHUNK, count))
+    except Exception as error:
+        failure.append(error)
+
+
+def _end(thread: threading.Thread, stopping: threading.Event, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has no such thread
+        stopping.set()
+        thread.join()
+
+
+def _add(graph: Any, table: VectorTable, start: int, end: int, *, threads: int = 0) -> None:
+    """Add rows ``start`` to ``end`` of the table, with as many threads as there are CPUs if 0."""
+    if start < end:
+        keys = np.arange(start, end, dtype=np.uint64)
+        graph.add(keys, table.vectors[start:end], threads=threads)

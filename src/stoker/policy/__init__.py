@@ -1,13 +1,12 @@
 """Eviction policies: regions with an order, an admission rule and a pop rule."""
 
-from stoker.policy.base import Policy, Region
+from stoker.policy.base import Policy, Region, Substitution
 from stoker.policy.baselines import FIFO, LFU, LRU, S3FIFO, MinIO, Random, Sieve
 from stoker.policy.high_low import HighLow, StaticSet
 from stoker.policy.homophily import Homophily
 from stoker.policy.next_use import NextUse, OnceAnEpoch
 from stoker.policy.score import Score
 from stoker.policy.shares import ElasticSplit, FrequencySplit, Shares
-from stoker.policy.substitution import Substitution
 
 __all__ = [
     "FIFO",

@@ -13,11 +13,10 @@ from stoker.epoch.batch import Failure
 from stoker.epoch.stats import Stats
 from stoker.pytorch.cached import CachedDataset, with_cache
 from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
-from stoker.pytorch.distributed_sampler import DistributedImportanceSampler
+from stoker.pytorch.distributed_sampler import DistributedImportanceSampler, WithIds
 from stoker.pytorch.loader import Loader
-from stoker.pytorch.losses import per_sample_loss
 from stoker.pytorch.meta import Meta
-from stoker.pytorch.with_ids import WithIds
+from stoker.pytorch.observe import per_sample_loss
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 
 __all__ = [

@@ -1,18 +1,26 @@
-"""What runs in a worker: a Request in, an Envelope out."""
+"""What runs in a worker: a Request in, an Envelope out.
+
+Augmentation is tied to the place of a sample in the plan: Python's, NumPy's and torch's global
+generators are seeded before each sample, so that it depends on (seed, epoch, position) and not on
+which worker ran it or how many there were. Costs 7 µs a sample, and nothing for data sets without
+transforms. Generators that a transform owns itself are its own affair.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer
 from stoker.prefetch.progress import Progress
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.pytorch.rng import preserved_generators, seed_generators
 from stoker.types import Outcome
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
@@ -103,3 +111,25 @@ class BatchServer(Dataset[Any]):
 def as_it_is(envelope: Envelope) -> Envelope:
     """Return the argument: the collate function of the inner loader, whose batches are made."""
     return envelope
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's CPU generators of this process with 64 bits."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' transforms draw from the global one)
+    # torch.manual_seed would also visit every accelerator: 130 µs instead of 1.
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Give this process's global generators back as they were."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.default_generator.set_state(torch_state)

@@ -11,8 +11,7 @@ import numpy as np
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
-from stoker.pytorch.dataset import BatchDataset, SourceDataset
-from stoker.pytorch.population import DatasetPopulation
+from stoker.pytorch.dataset import BatchDataset, DatasetPopulation, SourceDataset
 from stoker.pytorch.ranks import current_ranks, from_rank_zero
 from stoker.recipes import Recipe, as_recipe
 

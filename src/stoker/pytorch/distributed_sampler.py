@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import distributed
+from torch.utils.data import Dataset
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.cluster import Alone, Collective, exchange
@@ -394,3 +395,26 @@ def _scores(tensors: Mapping[str, torch.Tensor], count: int) -> Scores:
     except (ConfigError, TypeError, AttributeError) as error:
         raise StateMismatch(f"the state is damaged: {error}") from error
     return scores
+
+
+class WithIds(Dataset[Any]):
+    """Gives ``(id, sample)`` where the map-style ``dataset`` gives ``sample``.
+
+    So the training loop knows whose losses it has. Pickles, and is safe in threads, as ``dataset``
+    is.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
+        """Return several samples, in one call of ``dataset`` if that can."""
+        batched = getattr(self.dataset, "__getitems__", None)
+        samples = map(self.dataset.__getitem__, indices) if batched is None else batched(indices)
+        return list(zip(indices, samples, strict=True))

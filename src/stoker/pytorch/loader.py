@@ -34,14 +34,11 @@ from stoker.epoch.state import RankState
 from stoker.epoch.tracing import trace_path
 from stoker.errors import ConfigError, SegmentError
 from stoker.jobs.member import Sharing
-from stoker.pytorch.engine import Engine
-from stoker.pytorch.iterator import LoaderIterator
+from stoker.pytorch.dataset import DatasetPopulation
 from stoker.pytorch.meta import Meta
-from stoker.pytorch.plan_sampler import PlanSampler
-from stoker.pytorch.population import DatasetPopulation
+from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero
-from stoker.pytorch.signals import Shown
-from stoker.pytorch.state import array_of, tensor_of
+from stoker.pytorch.torch_session import Engine, LoaderIterator, PlanSampler, array_of, tensor_of
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe
 from stoker.recipes.baselines import minio

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, IterableDataset
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.compact import same
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
+from stoker.pytorch.batch_server import preserved_generators, seed_generators
 from stoker.pytorch.dataset import SourceDataset, Transform
-from stoker.pytorch.rng import preserved_generators, seed_generators
 from stoker.source.base import BaseSource, check_ids
 
 _PROBES = 8  # samples read at construction

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from stoker.importance.backward import SelectiveBackward
+from stoker.policy.base import Substitution
 from stoker.policy.baselines import LFU, LRU, MinIO
 from stoker.policy.score import Score
-from stoker.policy.substitution import Substitution
-from stoker.recipes.base import Recipe
+from stoker.recipes.base import Recipe, part
 from stoker.recipes.baselines import lru_hit_ratio
-from stoker.recipes.part import part
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.selective import SelectiveSampler
 

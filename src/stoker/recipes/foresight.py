@@ -6,8 +6,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.policy.next_use import NextUse, OnceAnEpoch
-from stoker.recipes.base import Recipe, SamplerFactory
-from stoker.recipes.part import part
+from stoker.recipes.base import Recipe, SamplerFactory, part
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.bundles import Packaging
+from stoker.policy.base import Substitution
 from stoker.policy.baselines import LRU
 from stoker.policy.high_low import HighLow
 from stoker.policy.score import Score
 from stoker.policy.shares import FrequencySplit
-from stoker.policy.substitution import Substitution
-from stoker.recipes.base import Recipe
-from stoker.recipes.part import choose, part
+from stoker.recipes.base import Recipe, choose, part
 from stoker.sampler.selective import SelectiveSampler
 
 

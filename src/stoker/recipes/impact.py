@@ -10,11 +10,10 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
 from stoker.importance.baselines import LossHistory
 from stoker.importance.hybrid import Hybrid, Realtime
+from stoker.policy.base import Substitution
 from stoker.policy.high_low import HighLow, StaticSet
 from stoker.policy.shares import FrequencySplit
-from stoker.policy.substitution import Substitution
-from stoker.recipes.base import Recipe
-from stoker.recipes.part import Same, choose, part
+from stoker.recipes.base import Recipe, Same, choose, part
 from stoker.sampler.selective import SelectiveSampler
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stoker.importance.baselines import InBatchRank
 from stoker.policy.score import Score
-from stoker.recipes.base import Recipe
-from stoker.recipes.part import Same, part
+from stoker.recipes.base import Recipe, Same, part
 from stoker.sampler.pads import PadsSampler
 
 

@@ -8,12 +8,11 @@ from typing import Any
 from stoker.importance.background import Background
 from stoker.importance.base import Scorer
 from stoker.importance.graph import Graph
+from stoker.policy.base import Substitution
 from stoker.policy.homophily import Homophily
 from stoker.policy.score import Score
 from stoker.policy.shares import ElasticSplit
-from stoker.policy.substitution import Substitution
-from stoker.recipes.base import Recipe
-from stoker.recipes.part import choose, part
+from stoker.recipes.base import Recipe, choose, part
 from stoker.sampler.weighted import WeightedSampler
 
 

@@ -2,11 +2,11 @@
 
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.base import Sampler
+from stoker.sampler.draws import counts, coverage, ess, repeat_share
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.pads import PadsSampler
-from stoker.sampler.report import counts, coverage, ess, repeat_share
 from stoker.sampler.selective import SelectiveSampler
 from stoker.sampler.uniform import SuperEpochSampler, UniformSampler
 from stoker.sampler.weighted import WeightedSampler

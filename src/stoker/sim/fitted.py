@@ -57,7 +57,7 @@ class LossModel:
 
 
 class FittedLosses:
-    """Losses drawn from a model; see :class:`~stoker.sim.losses.Losses`.
+    """Losses drawn from a model; see :class:`~stoker.sim.signals.Losses`.
 
     Depend on ``seed``, the epoch and the sample only. Epochs after those of the model are like its
     last one. Holds some 40 bytes a sample. Raises :class:`~stoker.errors.ConfigError` for less

@@ -15,10 +15,10 @@ from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe, as_recipe
-from stoker.sim.losses import Losses
 from stoker.sim.replay import Job, Step, as_losses, as_share, as_sizes, default_batch
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.result import EpochResult, SimResult
+from stoker.sim.signals import Losses
 from stoker.types import Outcome
 
 MOST_JOBS = 8

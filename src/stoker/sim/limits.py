@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
 from stoker.recipes.baselines import lru_hit_ratio, random_hit_ratio
-from stoker.sampler.report import ess
+from stoker.sampler.draws import ess
 
 __all__ = [
     "belady_draws",

@@ -143,7 +143,7 @@ class Player(Scorer):
 
 
 class RecordedLosses:
-    """The loss of each sample in each epoch of a trace; see :class:`~stoker.sim.losses.Losses`.
+    """The loss of each sample in each epoch of a trace; see :class:`~stoker.sim.signals.Losses`.
 
     That of its latest visit up to then, and the mean of all where it had none. Raises
     :class:`~stoker.errors.ConfigError` when it is asked and the trace has no losses.

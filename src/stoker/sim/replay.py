@@ -24,10 +24,10 @@ from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
-from stoker.sim.losses import GivenLosses, Losses, MadeUpLosses
 from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
 from stoker.sim.replayed_cache import Outcomes, ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
+from stoker.sim.signals import GivenLosses, Losses, MadeUpLosses
 from stoker.sim.trace import Trace
 from stoker.store.claims import Served
 from stoker.store.tier import Keys
@@ -62,7 +62,7 @@ def replay(
     ``recipe``: a Recipe or its text. ``cache``: a share of the data set's bytes
     if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
     :data:`IMAGENET_MEAN`. ``losses``: ``f64[N]``, ``f64[epochs, N]`` or a function of (ids, epoch);
-    by default :class:`~stoker.sim.losses.MadeUpLosses`. ``trace``: the accesses of each epoch
+    by default :class:`~stoker.sim.signals.MadeUpLosses`. ``trace``: the accesses of each epoch
     (``[A]`` integers) in place of the sampler's; or what ``Loader(trace=PATH)`` wrote, whose
     accesses, batches, sizes and losses are then those of the replay, and the scores and neighbours
     where the recipe scores by more than losses. ``batch_size`` is otherwise a five-hundredth

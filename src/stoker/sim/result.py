@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.sampler.report import coverage, ess
+from stoker.sampler.draws import coverage, ess
 from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
 

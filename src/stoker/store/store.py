@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SegmentError, StokerError
-from stoker.policy.base import Region
-from stoker.policy.substitution import Substitution
+from stoker.policy.base import Region, Substitution
 from stoker.shared import SharedArray
 from stoker.source.adapt import as_source
 from stoker.source.base import Source, check_ids

@@ -22,7 +22,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 from accelerate.utils import send_to_device
 
-from stoker.pytorch.integrations.weigh import check_returns_meta
+from stoker.pytorch.integrations import check_returns_meta
 from stoker.pytorch.loader import Loader
 
 _END = object()

@@ -14,10 +14,10 @@ import torch
 from transformers import Trainer
 
 from stoker.errors import ConfigError
+from stoker.pytorch.integrations import check_returns_meta, observe_and_weigh
 from stoker.pytorch.integrations.accelerate import PreparedLoader, prepare
-from stoker.pytorch.integrations.weigh import check_returns_meta, observe_and_weigh
 from stoker.pytorch.loader import Loader
-from stoker.pytorch.losses import per_sample_loss
+from stoker.pytorch.observe import per_sample_loss
 
 
 class LoaderTrainer(Trainer):  # type: ignore[misc]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stoker.epoch.batch import sample_seeds
-from stoker.pytorch.rng import preserved_generators, seed_generators
+from stoker.pytorch.batch_server import preserved_generators, seed_generators
 
 
 def draws() -> tuple[float, float, float]:

@@ -10,24 +10,24 @@ import sys
 import pytest
 import torch
 
-from stoker.pytorch import Loader, SampleDataset, inner
-from stoker.pytorch.inner import BeginWorker
+from stoker.pytorch import Loader, SampleDataset, torch_session
+from stoker.pytorch.torch_session import BeginWorker
 from stoker.source.in_memory import MemorySource
 
 TRAINING = """
 import multiprocessing, os, sys, threading, time
-from stoker.pytorch import inner
+from stoker.pytorch import torch_session
 
-inner._LOOK = inner._GRACE = 0.1
+torch_session._LOOK = torch_session._GRACE = 0.1
 
 def worker(parent, when):
     print(os.getpid(), flush=True)
     if when == "later":
-        inner.BeginWorker(None, "fork")(0)
+        torch_session.BeginWorker(None, "fork")(0)
     while os.getppid() == parent:
         time.sleep(0.01)
     if when == "at once":
-        inner.BeginWorker(None, "fork")(0)
+        torch_session.BeginWorker(None, "fork")(0)
     threading.Event().wait()
 
 multiprocessing.set_start_method("fork")
@@ -62,11 +62,11 @@ def test_workers_stay_as_long_as_training_does(method: str) -> None:
 
 
 def hurry(worker: int) -> None:
-    inner._LOOK = inner._GRACE = 0.0
+    torch_session._LOOK = torch_session._GRACE = 0.0
 
 
 def test_what_the_user_wants_done_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inner, "_end_after", lambda parent: None)
+    monkeypatch.setattr(torch_session, "_end_after", lambda parent: None)
     begun: list[int] = []
     BeginWorker(begun.append, "fork")(3)
     assert begun == [3]

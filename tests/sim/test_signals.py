@@ -8,7 +8,7 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.scores import Scores
 from stoker.sim import replay
-from stoker.sim.made_up_graph import MadeUpGraph, with_made_up_graph
+from stoker.sim.signals import MadeUpGraph, with_made_up_graph
 
 N = 3000
 

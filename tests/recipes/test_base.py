@@ -1,7 +1,7 @@
 import pickle
 
 from stoker.importance.baselines import InBatchRank, LossHistory
-from stoker.recipes.part import Same, part
+from stoker.recipes.base import Same, part
 from stoker.sampler import SelectiveSampler
 
 
