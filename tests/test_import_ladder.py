@@ -67,8 +67,11 @@ def imports(module: Module) -> list[tuple[int, str]]:
 
 
 def as_module(name: str) -> str:
-    """``from stoker import plan`` is an import of the part, ``import Loader`` of the face."""
-    known = name in RUNG_OF or name == TESTING
+    """``from stoker import plan`` is an import of the part, ``import Loader`` of the face.
+
+    So is ``import _core``: the compiled core stands below all, the face above.
+    """
+    known = name in RUNG_OF.keys() - {"_core"} or name == TESTING
     return f"stoker.{name}" if known else "stoker"
 
 

@@ -218,7 +218,7 @@ def killed(store: Store, when: str) -> None:
     if when == "after the move":
         Deadly.dies = True
     else:
-        substitutes._core = type("Core", (), {"mark_once": die})  # type: ignore[assignment]
+        substitutes.mark_once = die
     keep(store, (1, [20, 21]), (2, [30]))
 
 

@@ -664,7 +664,7 @@ def test_t2_a_program_reads_what_it_changed(how: str, source: Path, tmp_path: Pa
 def test_a_build_without_the_preload_library_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher._core, "__file__", str(tmp_path / "_core.so"))
+    monkeypatch.setattr(launcher, "_core_file", str(tmp_path / "_core.so"))
     with pytest.raises(ConfigError, match=r"libstoker_preload\.so is missing: .* needs glibc"):
         launcher.shim_file(launcher._LIBRARY)
     with pytest.raises(ConfigError, match="no preload library"):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import _core
+from stoker._core import crc32c
 from stoker.errors import SegmentError
 from stoker.source.base import Source
 from stoker.source.packed import Packed
@@ -56,9 +56,7 @@ def encode(package: Package, stamp: bytes) -> list[bytes | memoryview]:
     payload = np.ascontiguousarray(data[offsets[0] : offsets[-1]])
     table = (offsets - offsets[0]).astype("<i8").tobytes() + package.ids.astype("<u4").tobytes()
     fixed = bytearray(
-        _FIXED.pack(
-            _MAGIC, _VERSION, len(package.ids), stamp, len(payload), _core.crc32c(payload), 0
-        )
+        _FIXED.pack(_MAGIC, _VERSION, len(package.ids), stamp, len(payload), crc32c(payload), 0)
     )
     struct.pack_into("<I", fixed, _HEAD_CRC, _crc(bytes(fixed) + table))
     return [bytes(fixed), table, payload.data]
@@ -100,7 +98,7 @@ def decode(data: bytes | memoryview, stamp: bytes, num_samples: int) -> Package:
     """
     ids, offsets, crc = _decode_head(data, stamp, num_samples)
     payload = np.frombuffer(data, np.uint8)[head_bytes(data) :]
-    if len(payload) != offsets[-1] or _core.crc32c(payload) != crc:
+    if len(payload) != offsets[-1] or crc32c(payload) != crc:
         raise SegmentError(f"the payload of a package of {len(ids)} samples is damaged")
     return Package(ids, Packed(payload, offsets))
 
@@ -128,4 +126,4 @@ def _decode_head(
 
 
 def _crc(data: bytes | bytearray) -> int:
-    return _core.crc32c(np.frombuffer(data, np.uint8))
+    return crc32c(np.frombuffer(data, np.uint8))

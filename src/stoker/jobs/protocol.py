@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker import _core
+from stoker._core import segment_bytes
 from stoker.errors import SegmentError
 from stoker.node import descriptors
 from stoker.node.messages import connect, parse, read_line
@@ -68,7 +68,7 @@ def capacity_allowed(
     does not answer, returns ``capacity``.
     """
     mean = max(1, round(mean_size))
-    needed = _core.segment_bytes(num_ids, capacity, mean, False)
+    needed = segment_bytes(num_ids, capacity, mean, False)
     room = _ask(
         "admit",
         name=RendezvousFiles.of(runtime_dir(), rendezvous_key(key, num_ids)).name,
@@ -79,7 +79,7 @@ def capacity_allowed(
     if room is None:
         return capacity
     # What comes on top of the payload grows with it, but for what each sample takes.
-    least = _core.segment_bytes(num_ids, 0, mean, False)
+    least = segment_bytes(num_ids, 0, mean, False)
     return max(0, int(capacity * (room - least) / max(1, needed - least)))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
-from stoker import _core
+from stoker._core import Arena as Core
+from stoker._core import segment_bytes
 from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
@@ -292,14 +293,14 @@ class AccountingArena(Arena):
             )
         self._lengths = np.ascontiguousarray(lengths, np.int64)
         mean = max(1, round(float(lengths.mean())))
-        needed = _core.segment_bytes(len(lengths), capacity_bytes, mean, False, True)
+        needed = segment_bytes(len(lengths), capacity_bytes, mean, False, True)
         available = read_memory().available
         if needed > available:
             raise CapacityError(
                 f"accounting for {len(lengths)} samples takes {format_bytes(needed)} of memory, "
                 f"and {format_bytes(available)} are free here: replay fewer samples"
             )
-        self._core = _core.Arena.create(len(lengths), capacity_bytes, mean, "", True, seed, True)
+        self._core = Core.create(len(lengths), capacity_bytes, mean, "", True, seed, True)
 
     def put_many(
         self,

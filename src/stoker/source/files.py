@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker import _core
+from stoker._core import Reader
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
@@ -55,7 +55,7 @@ class FileSource(PackedSource):
         self._fingerprint = listing.fingerprint
         self._local_identity = listing.local_identity
         self._threads, self._drop_page_cache = threads, drop_page_cache
-        self._reader: _core.Reader | None = _core.Reader(threads)
+        self._reader: Reader | None = Reader(threads)
         self._stored: ListingCache | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class FileSource(PackedSource):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._reader = None if closed else _core.Reader(self._threads)
+        self._reader = None if closed else Reader(self._threads)
 
     def __len__(self) -> int:
         return len(self._sizes.array)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker import _core
+from stoker._core import Reader
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.source.packed import Bytes, Offsets, offsets_of
 
@@ -96,7 +96,7 @@ def list_names(root: bytes, names: list[bytes], threads: int) -> Listing:
         raise ConfigError("a path contains a NUL byte, which no file system allows")
     sizes, mtimes_ns, ctimes_ns = (np.empty_like(offsets[1:]) for _ in range(3))
     status = np.empty(len(names), np.int32)
-    _core.Reader(threads).stat(root, packed, offsets, sizes, mtimes_ns, ctimes_ns, status)
+    Reader(threads).stat(root, packed, offsets, sizes, mtimes_ns, ctimes_ns, status)
     if status.any():
         first = int(np.flatnonzero(status)[0])
         raise failure(os.fsdecode(root + names[first]), int(status[first]))
@@ -112,16 +112,16 @@ def _digest(*parts: Bytes | Offsets) -> str:
 
 
 def failure(path: str, status: int, listed: int | None = None) -> SourceError:
-    """Return the error for what ``_core.Reader`` said of a file.
+    """Return the error for what the core's ``Reader`` said of a file.
 
     ``listed`` is the size in bytes it had when the listing was made, when that is known.
     """
-    if status in (_core.Reader.SHRANK, _core.Reader.GREW):
-        verb = "shrank" if status == _core.Reader.SHRANK else "grew"
+    if status in (Reader.SHRANK, Reader.GREW):
+        verb = "shrank" if status == Reader.SHRANK else "grew"
         return SampleCorrupt(
             f"{path} {verb} since it was listed with {listed} bytes: {_LIST_AGAIN}"
         )
-    if status == _core.Reader.NOT_A_FILE:
+    if status == Reader.NOT_A_FILE:
         return SampleCorrupt(f"{path} is not a regular file: leave it out of the data set")
     reason = os.strerror(status)
     if status in (errno.ENOENT, errno.ENOTDIR):

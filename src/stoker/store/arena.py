@@ -12,7 +12,8 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker import _core
+from stoker._core import ABI, segment_bytes
+from stoker._core import Arena as Core
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.descriptors import Handle
 from stoker.node.memory_limits import read_memory
@@ -73,7 +74,7 @@ class Arena:
         if not 0 < mean_size <= _MAX_BYTES:
             raise ConfigError(f"mean_size={mean_size} is invalid: give bytes above 0")
         mean = max(1, round(mean_size))
-        needed = _core.segment_bytes(num_ids, capacity_bytes, mean, path is not None)
+        needed = segment_bytes(num_ids, capacity_bytes, mean, path is not None)
         available = read_memory().available
         if needed > available:
             raise CapacityError(
@@ -81,7 +82,7 @@ class Arena:
                 f"{format_bytes(needed)} of memory, and {format_bytes(available)} are free here "
                 "(machine and cgroup limits together): ask for a smaller cache"
             )
-        self._core = _core.Arena.create(
+        self._core = Core.create(
             num_ids, capacity_bytes, mean, "" if path is None else str(Path(path)), exact, seed
         )
 
@@ -105,13 +106,13 @@ class Arena:
                 "handle came from open, and pass handles only while a process is spawned"
             ) from error
         self = cls.__new__(cls)
-        self._core = _core.Arena.attach(fds[0], fds[1] if len(fds) > 1 else -1)
+        self._core = Core.attach(fds[0], fds[1] if len(fds) > 1 else -1)
         return self
 
     @property
     def handle(self) -> Handle:
         """What another process needs to join; valid while this arena is open."""
-        return Handle(tuple(fd for fd in self._core.descriptors if fd >= 0), {"abi": _core.ABI})
+        return Handle(tuple(fd for fd in self._core.descriptors if fd >= 0), {"abi": ABI})
 
     @property
     def num_ids(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from stoker import _core
+from stoker._core import ABI
 from stoker.errors import ConfigError, SegmentError, StateMismatch, UntrustedPlace
 from stoker.node import owned
 from stoker.node.locks import await_lock, try_lock
@@ -36,7 +36,7 @@ class DiskMeta:
     """Payload bytes that fit."""
     mean_size: int
     """Expected bytes of a sample; the block size follows from it."""
-    version: int = _core.ABI
+    version: int = ABI
     """Layout of the segment."""
     local_identity: str = ""
     """Tells the files from others with the same key; see :mod:`stoker.source.base`."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker import _core
+from stoker._core import mark_once
 from stoker.errors import SourceError
 from stoker.shared import SharedArray
 from stoker.store.registry import Layout, SharedArrays
@@ -87,7 +87,7 @@ class Claims:
         What was claimed before and is not among them may be served again.
         """
         stamp = max(epoch + 1, self.stamp + 1)
-        _core.mark_once(self.served.array, earlier, stamp)
+        mark_once(self.served.array, earlier, stamp)
         self.note_turns(earlier, earlier, stamp)
         self._epoch.array[:] = stamp, rank_seed % 2**32
 
@@ -98,7 +98,7 @@ class Claims:
 
     def claim(self, ids: Ids, stamp: int) -> Mask:
         """Mark ``ids`` as served, and return which were not served before."""
-        first: Mask = _core.mark_once(self.served.array, ids, stamp)
+        first: Mask = mark_once(self.served.array, ids, stamp)
         return first
 
     def are_free(self, ids: Ids, stamp: int) -> Mask:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import _core
+from stoker._core import file_bytes as core_file_bytes
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
@@ -66,7 +66,7 @@ def open_disk(
 
 def file_bytes(meta: DiskMeta) -> int:
     """Return the bytes that a disk cache takes on disk."""
-    return _core.file_bytes(meta.num_ids, meta.capacity_bytes, meta.mean_size)
+    return core_file_bytes(meta.num_ids, meta.capacity_bytes, meta.mean_size)
 
 
 def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:

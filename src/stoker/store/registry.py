@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker import _core
+from stoker._core import ABI
 from stoker.errors import SegmentError, UntrustedPlace
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Handle
@@ -153,7 +153,7 @@ def open_arena(
 
 def rendezvous_key(key: str, num_ids: int) -> str:
     """Return what processes that share an arena meet by."""
-    return f"{key} {num_ids} {_core.ABI}"
+    return f"{key} {num_ids} {ABI}"
 
 
 def list_arenas() -> list[ArenaInfo]:

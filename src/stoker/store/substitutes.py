@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import _core
+from stoker._core import mark_once
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
@@ -307,7 +307,7 @@ class ByNeighbour:
                 continue
             copy = int(self._tier.copies(key, self._region)[0])
             # Another rank may have moved it there at the same time: who marks it has made it.
-            if copy and _core.mark_once(self._keyed, key, copy)[0]:
+            if copy and mark_once(self._keyed, key, copy)[0]:
                 entry = np.uint64(copy << 32 | int(key[0]))
                 self._serves[neighbours[offsets[index] : offsets[index + 1]]] = entry
                 return int(key[0])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker import _core
+from stoker._core import __file__ as _core_file
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.tiering.config import SHORTAGES, Config
 from stoker.tiering.membership import Membership
@@ -108,7 +108,7 @@ def explain() -> str:
 
 def shim_file(name: str) -> Path:
     """Return a file that was built beside the core; ConfigError if it is missing."""
-    path = Path(_core.__file__).with_name(name)
+    path = Path(_core_file).with_name(name)
     if not path.is_file():
         raise ConfigError(
             f"{path} is missing: this build of Stoker has no preload library, which needs glibc on "
