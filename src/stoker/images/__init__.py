@@ -1,5 +1,7 @@
-"""Images without a framework: encoded bytes to pixels."""
+"""Images without a framework: encoded bytes to pixels, whole or cut and resized for training."""
 
+from stoker.images.canvas import Canvas
 from stoker.images.decode import decode_image, to_pil
+from stoker.images.transforms import Eval, ImageTransform, Train
 
-__all__ = ["decode_image", "to_pil"]
+__all__ = ["Canvas", "Eval", "ImageTransform", "Train", "decode_image", "to_pil"]

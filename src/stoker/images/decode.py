@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,15 +42,56 @@ def decode_image(data: bytes | memoryview, max_pixels: int | None = None) -> NDA
     a damaged or truncated one. EXIF orientation is not applied, as in torchvision. Safe in any
     thread.
     """
-    if simplejpeg is not None and bytes(data[:3]) == _JPEG_START:
-        try:
-            height, width, *_ = simplejpeg.decode_jpeg_header(data)
-            _check_pixels(width, height, _pillow_limit() if max_pixels is None else max_pixels)
-            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
-            return pixels
-        except ValueError:
-            pass
-    return _decode_with_pillow(data, max_pixels)
+    return EncodedImage(data, max_pixels).pixels()[0]
+
+
+class EncodedImage:
+    """An encoded image of which only the header was read; see :func:`decode_image`."""
+
+    def __init__(self, data: bytes | memoryview, max_pixels: int | None = None) -> None:
+        self._data = data
+        self._max_pixels = max_pixels
+        self._opened: Any = None
+        self.width: int
+        self.height: int
+        if simplejpeg is not None and bytes(data[:3]) == _JPEG_START:
+            try:
+                self.height, self.width, *_ = simplejpeg.decode_jpeg_header(data)
+                most = _pillow_limit() if max_pixels is None else max_pixels
+                _check_pixels(self.width, self.height, most)
+                return
+            except ValueError:
+                pass
+        self._open_with_pillow()
+
+    def pixels(self, shrink: int = 1) -> tuple[NDArray[np.uint8], int]:
+        """Return the pixels and by how much each side was shrunk: ``shrink``, 1, 2, 4 or 8, or 1.
+
+        JPEG is shrunk in its inverse transform, which takes less time than decoding all pixels;
+        sides are rounded up. Other formats are not shrunk.
+        """
+        if self._opened is None:
+            try:
+                decoded: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                    self._data,
+                    "RGB",
+                    min_width=-(-self.width // shrink),
+                    min_height=-(-self.height // shrink),
+                    strict=True,
+                )
+                return decoded, shrink
+            except ValueError:
+                self._open_with_pillow()
+        with _other_errors_as_corrupt(self._data), self._opened as image:
+            if shrink > 1:
+                image.draft(None, (max(1, self.width // shrink), max(1, self.height // shrink)))
+            is_shrunk = image.size != (self.width, self.height)
+            return np.array(image.convert("RGB")), shrink if is_shrunk else 1
+
+    def _open_with_pillow(self) -> None:
+        with _other_errors_as_corrupt(self._data):
+            self._opened = _opened(_pillow(), bytes(self._data), self._max_pixels)
+        self.width, self.height = self._opened.size
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Any:
@@ -56,12 +99,12 @@ def to_pil(pixels: NDArray[np.uint8]) -> Any:
     return _pillow().fromarray(pixels)
 
 
-def _decode_with_pillow(data: bytes | memoryview, max_pixels: int | None) -> NDArray[np.uint8]:
+@contextmanager
+def _other_errors_as_corrupt(data: bytes | memoryview) -> Iterator[None]:
+    """Turn what Pillow raises into SampleCorrupt."""
     image_module = _pillow()
-    raw = bytes(data)
     try:
-        with _opened(image_module, raw, max_pixels) as image:
-            return np.array(image.convert("RGB"))
+        yield
     except SampleCorrupt:
         raise
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
@@ -69,7 +112,7 @@ def _decode_with_pillow(data: bytes | memoryview, max_pixels: int | None) -> NDA
     # Pillow lets decoders raise what they like: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise SampleCorrupt(f"{len(raw)} bytes do not decode to an image: {reason}") from error
+        raise SampleCorrupt(f"{len(data)} bytes do not decode to an image: {reason}") from error
 
 
 def _opened(image_module: Any, raw: bytes, max_pixels: int | None) -> Any:
@@ -105,7 +148,7 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ConfigError(
-            "images need Pillow, which is not installed: pip install 'stoker[torch]', or pass "
+            "images need Pillow, which is not installed: pip install 'stoker[images]', or pass "
             "your own decode="
         ) from error
     return Image

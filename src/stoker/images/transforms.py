@@ -1,0 +1,191 @@
+"""From an encoded image to the square of pixels that a network takes."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.images.boxes import Box, centre_box, random_box
+from stoker.images.decode import EncodedImage
+from stoker.images.resize import resize_box
+
+_SHRINKS = (8, 4, 2)
+_ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
+
+
+class Cut(NamedTuple):
+    """What of an image is kept, and how."""
+
+    box: Box
+    is_flipped: bool = False
+    has_context: bool = False
+    """Whether the image is resized before it is cut."""
+
+
+class ImageTransform(ABC):
+    """Makes ``u8[3, size, size]`` or ``u8[size, size, 3]``, RGB, of an image.
+
+    A data set or a Feed takes one as the first of its transforms, and hands it the encoded bytes,
+    so that a JPEG is decoded at half, a quarter or an eighth of its size where the part that is
+    kept stays half as large again as the result. Alone, call it with bytes, an array
+    ``u8[height, width, 3]`` or a ``PIL.Image``. Immutable; safe in any thread and process.
+    """
+
+    size: int
+    layout: Literal["chw", "hwc"]
+    max_pixels: int | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the result."""
+        size = self.size
+        return (3, size, size) if self.layout == "chw" else (size, size, 3)
+
+    @property
+    @abstractmethod
+    def is_random(self) -> bool:
+        """Whether random numbers are drawn."""
+
+    @abstractmethod
+    def cut(self, width: int, height: int, rng: np.random.Generator | None) -> Cut:
+        """Return what is kept of an image of that size; ``rng`` may be None if nothing is drawn."""
+
+    def __call__(
+        self,
+        image: Any,
+        rng: np.random.Generator | None = None,
+        out: NDArray[np.uint8] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Return the pixels, in ``out`` if given, an array of :attr:`shape`.
+
+        Without ``rng`` random numbers come from a generator seeded by Python's ``random``, which
+        every Loader seeds for each sample. Raises :class:`~stoker.errors.SampleCorrupt` for bytes
+        that do not decode, and for an image without pixels.
+        """
+        if rng is None and self.is_random:
+            rng = np.random.default_rng(random.getrandbits(64))
+        if out is None:
+            out = np.empty(self.shape, np.uint8)
+        if isinstance(image, bytes | bytearray | memoryview):
+            encoded = EncodedImage(memoryview(image), self.max_pixels)
+            cut = self.cut(encoded.width, encoded.height, rng)
+            pixels, shrunk = encoded.pixels(self._shrink(cut.box))
+        else:
+            pixels, shrunk = _rgb(image), 1
+            cut = self.cut(pixels.shape[1], pixels.shape[0], rng)
+        square = resize_box(pixels, cut.box.over(shrunk), self.size, context=cut.has_context)
+        _lay(square, cut.is_flipped, self.layout, out)
+        return out
+
+    def _shrink(self, box: Box) -> int:
+        """Return by how much an image may be shrunk before ``box`` becomes too small."""
+        side = min(box.width, box.height)
+        return next((by for by in _SHRINKS if side >= _ROOM * by * self.size), 1)
+
+    def _check(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size={self.size!r}: give 1 or more pixels")
+        if self.layout not in ("chw", "hwc"):
+            raise ConfigError(f"layout={self.layout!r} is not known: use 'chw' or 'hwc'")
+        if self.max_pixels is not None and not self.max_pixels >= 1:
+            raise ConfigError(f"max_pixels={self.max_pixels!r}: give 1 or more")
+
+
+@dataclass(frozen=True)
+class Train(ImageTransform):
+    """A part of the image of random size and shape, resized to ``size`` x ``size``, or its mirror.
+
+    The part is that of torchvision's RandomResizedCrop: ``scale`` is the range of its share of the
+    area, ``ratio`` that of width / height. ``flip`` is the probability of the mirror image.
+    Resized with Pillow's antialiased bilinear filter. ``max_pixels`` is that of
+    :func:`~stoker.images.decode_image`. ConfigError for ranges that make no sense.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    layout: Literal["chw", "hwc"] = field(default="chw", kw_only=True)
+    max_pixels: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check()
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ConfigError(f"{name}={(low, high)}: give (low, high), 0 < low <= high")
+        if not self.scale[1] <= 1:
+            raise ConfigError(f"scale={self.scale}: no part is larger than the image, 1")
+        if not 0 <= self.flip <= 1:
+            raise ConfigError(f"flip={self.flip!r}: give a probability, 0 to 1")
+
+    @property
+    def is_random(self) -> bool:
+        """True."""
+        return True
+
+    def cut(self, width: int, height: int, rng: np.random.Generator | None) -> Cut:
+        """Draw a part; see :class:`ImageTransform`."""
+        assert rng is not None
+        is_flipped = bool(rng.random() < self.flip)
+        return Cut(random_box(width, height, self.scale, self.ratio, rng), is_flipped)
+
+
+@dataclass(frozen=True)
+class Eval(ImageTransform):
+    """The centre, ``size`` x ``size``, of the image whose short side was resized to ``short_side``.
+
+    As torchvision's Resize and CenterCrop. ConfigError for a ``size`` above ``short_side``.
+    """
+
+    short_side: int
+    size: int
+    layout: Literal["chw", "hwc"] = field(default="chw", kw_only=True)
+    max_pixels: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.size > self.short_side:
+            raise ConfigError(
+                f"Eval({self.short_side}, {self.size}): the centre cannot be larger than the "
+                "resized image, whose short side comes first"
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """False."""
+        return False
+
+    def cut(self, width: int, height: int, rng: np.random.Generator | None) -> Cut:
+        """Return the centre; see :class:`ImageTransform`."""
+        return Cut(centre_box(width, height, self.short_side, self.size), has_context=True)
+
+
+def _lay(square: NDArray[np.uint8], is_flipped: bool, layout: str, out: NDArray[np.uint8]) -> None:
+    """Write ``u8[size, size, 3]``, contiguous, into ``out``."""
+    if layout == "chw":
+        planes = square.transpose(2, 0, 1)
+        out[...] = planes[..., ::-1] if is_flipped else planes
+    elif is_flipped:  # whole pixels at once take half the time
+        out[...] = np.ascontiguousarray(square.view("V3")[:, ::-1]).view(np.uint8)
+    else:
+        out[...] = square
+
+
+def _rgb(image: Any) -> NDArray[np.uint8]:
+    """Return a decoded image as ``u8[height, width, 3]``."""
+    convert = getattr(image, "convert", None)
+    pixels = np.asarray(image if convert is None else convert("RGB"))
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise ConfigError(
+            f"an image of shape {list(pixels.shape)} and type {pixels.dtype}: give encoded bytes, "
+            "u8[height, width, 3] or a PIL.Image"
+        )
+    if not pixels.size:
+        raise SampleCorrupt(f"an image of {pixels.shape[1]} x {pixels.shape[0]} has no pixels")
+    return pixels
