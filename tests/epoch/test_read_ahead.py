@@ -7,7 +7,7 @@ import pytest
 from stoker.epoch.ranks import Ranks
 from stoker.epoch.read_ahead import ranks_on_node, window_bytes, with_window
 from stoker.policy.base import Region
-from stoker.prefetch.fetcher import WINDOW
+from stoker.prefetch.reading import WINDOW
 
 
 @pytest.fixture(autouse=True)

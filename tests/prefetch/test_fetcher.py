@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from stoker.errors import SampleCorrupt, SourceUnavailable
 from stoker.policy.base import Region
-from stoker.prefetch.fetcher import ConcurrencyLimit, Fetcher
+from stoker.prefetch.fetcher import Fetcher
+from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.progress import SERVED, STARTED, Marks
 from stoker.prefetch.walk import Segment, Walk
 from stoker.source.in_memory import MemorySource
@@ -45,7 +47,8 @@ class Rank:
         self.walk = Walk(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
         self.walk.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
         self.fresh = np.zeros(NUM, np.uint8)
-        self.meter = Meter(np.zeros(2))
+        self.totals = np.zeros(2)
+        self.meter = Meter(self.totals)
         self.ready: deque = deque()
         self.spared: deque = deque()
         self.stand_ins: ByNeighbour | None = None
@@ -59,19 +62,28 @@ def arena() -> Iterator[Arena]:
         yield arena
 
 
-@pytest.fixture
-def source() -> SlowSource:
-    return SlowSource(MemorySource(SAMPLES), latency=0.001)
+class OneByOne(SlowSource):
+    """Read by threads, sample by sample."""
+
+    @property
+    def lanes(self) -> int:
+        return 4
+
+
+@pytest.fixture(params=[SlowSource, OneByOne])
+def source(request: pytest.FixtureRequest) -> SlowSource:
+    made: SlowSource = request.param(MemorySource(SAMPLES), latency=0.001)
+    return made
 
 
 def run(fetcher: Fetcher, rank: Rank) -> list[int]:
     """Let the fetcher do what there is to do; return what is cached then."""
     fetcher.step([rank])
     deadline = time.monotonic() + 10
-    while fetcher._under_way and time.monotonic() < deadline:
+    while not fetcher.is_idle and time.monotonic() < deadline:
         time.sleep(0.001)
         fetcher.step([rank])
-    assert not fetcher._under_way
+    assert fetcher.is_idle
     return np.flatnonzero(rank.tier.arena.contains(np.arange(NUM, dtype=np.uint32))).tolist()
 
 
@@ -162,3 +174,35 @@ def until_read(fetcher: Fetcher, rank: Rank, ids: list[int]) -> None:
     while not rank.tier.arena.contains(ids).all() and time.monotonic() < deadline:
         run(fetcher, rank)
     assert rank.tier.arena.contains(ids).all()
+
+
+class Failing(OneByOne):
+    """Samples 2 and 5 cannot be read, the latter because the storage is away."""
+
+    def read_one(self, sample_id: int) -> bytes:
+        if sample_id == 2:
+            raise SampleCorrupt("sample 2 is cut", [2])
+        if sample_id == 5:
+            raise SourceUnavailable("away", [5])
+        return super().read_one(sample_id)
+
+
+def test_what_cannot_be_read_one_by_one_is_left_to_the_worker(arena: Arena) -> None:
+    source = Failing(MemorySource(SAMPLES), latency=0.001)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
+    assert run(fetcher, rank)[:4] == [0, 1, 3, 4]
+    fetcher.step([rank])
+    assert fetcher.is_idle, "it pauses after a storage that gave up"
+    until_read(fetcher, rank, [6, 7, 8, 9])
+    assert arena.claim(np.array([2, 5], np.uint32)).all()
+    assert rank.fresh[[2, 5]].tolist() == [0, 0]
+    fetcher.close()
+
+
+def test_samples_read_one_by_one_are_counted_with_the_time_of_the_reads(arena: Arena) -> None:
+    source = OneByOne(MemorySource(SAMPLES), latency=0.01, tail=0.0)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
+    run(fetcher, rank)
+    assert rank.totals[0] == 10
+    assert 0.1 <= rank.totals[1] < 1.0
+    fetcher.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.prefetch.fetcher import ConcurrencyLimit
+from stoker.prefetch.lanes import ConcurrencyLimit
 
 
 def run(

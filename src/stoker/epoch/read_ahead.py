@@ -14,9 +14,9 @@ from stoker.epoch.ranks import Ranks
 from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
-from stoker.prefetch.fetcher import WINDOW
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Progress
+from stoker.prefetch.reading import WINDOW
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
 from stoker.store.memory_tier import MemoryTier

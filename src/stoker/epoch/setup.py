@@ -22,7 +22,7 @@ from stoker.jobs.merged import Merged
 from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
-from stoker.prefetch.fetcher import WINDOW
+from stoker.prefetch.reading import WINDOW
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit_packages, fit_shares, make_store
 from stoker.sampler.homes import Homes

@@ -16,9 +16,10 @@ import numpy as np
 from stoker.errors import StokerError
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
-from stoker.prefetch.fetcher import WINDOW, Fetcher
+from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
+from stoker.prefetch.reading import WINDOW
 from stoker.prefetch.walk import Group, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter

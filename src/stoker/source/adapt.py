@@ -20,6 +20,8 @@ _OPTIONAL = (
     "name",
     "read_each",
     "read_packed",
+    "lanes",
+    "read_one",
     "close",
 )
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, SourceUnavailable
-from stoker.source.packed import Bytes, Offsets, offsets_of, pack, unpack
+from stoker.source.packed import Buffer, Bytes, Offsets, offsets_of, pack, unpack
 
 Errors = dict[int, SourceError]
 PackedRead = tuple[Bytes, Offsets, Errors]
@@ -94,6 +94,18 @@ class Source(Protocol):
         """
         ...
 
+    @property
+    def lanes(self) -> int:
+        """How many threads that each call :meth:`read_one` read best in this process.
+
+        0 where a read of many is better, so that :meth:`read_packed` should be called.
+        """
+        ...
+
+    def read_one(self, sample_id: int) -> Buffer:
+        """Return one sample, in whatever memory it arrived; raises as :meth:`read` does."""
+        ...
+
     def close(self) -> None:
         """Release what is held (threads, descriptors); reading afterwards raises."""
         ...
@@ -176,6 +188,15 @@ class BaseSource:
             except SourceError:
                 failed[index] = True
         return failed
+
+    @property
+    def lanes(self) -> int:
+        """0: what is needed at once is better read at once."""
+        return 0
+
+    def read_one(self, sample_id: int) -> Buffer:
+        """Return one sample; see :meth:`Source.read_one`."""
+        return self.read([sample_id])[0]
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""

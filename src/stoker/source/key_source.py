@@ -10,10 +10,10 @@ from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.keys import Keys
 from stoker.source.listing_cache import ListingCache
-from stoker.source.packed import Offsets, offsets_of
+from stoker.source.packed import Buffer, Offsets, offsets_of
 from stoker.source.remote.backend import Why
 from stoker.source.remote.client import Client
-from stoker.source.remote.request import Tally, Wanted, error_of
+from stoker.source.remote.request import Failure, Tally, Wanted, error_of
 
 _STALE = (Why.NOT_FOUND, None)  # the object is gone, or another one
 
@@ -82,8 +82,7 @@ class KeySource(PackedSource):
         Raises :class:`ConfigError` also when the credentials are rejected, after asking for new
         ones: that is not a matter of these samples.
         """
-        if self._closed:
-            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         sizes = self._sizes.array[wanted]
         data, failures = self._client.fetch(
@@ -103,6 +102,33 @@ class KeySource(PackedSource):
         if any(failure.why in _STALE for failure in failures.values()):
             self._discard_listing()
         return without(errors, data, offsets_of(sizes))
+
+    @property
+    def lanes(self) -> int:
+        """As many as requests may be under way, if the storage's client is in this process."""
+        return self._client.concurrency if self._client.is_here else 0
+
+    def read_one(self, sample_id: int) -> Buffer:
+        """Return one object as its client gives it; see :meth:`Source.read_one`."""
+        if not self._client.is_here:
+            return super().read_one(sample_id)
+        self._check_open()
+        sizes = self._sizes.array
+        if not 0 <= sample_id < len(sizes):
+            check_ids([sample_id], len(sizes))
+        size = int(sizes[sample_id])
+        if not size:
+            return b""
+        got = self._client.get(self._key(sample_id), size, int(self._tags.array[sample_id]))
+        if isinstance(got, Failure):
+            if got.why in _STALE:
+                self._discard_listing()
+            raise error_of(self.name(sample_id), got, [sample_id])
+        return got
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
 
     def _discard_listing(self) -> None:
         """Discard the stored listing, once: a new data set would use it."""

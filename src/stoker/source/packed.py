@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
+Buffer = bytes | memoryview
+"""One sample's bytes, flat."""
 
 
-def pack(samples: Sequence[bytes]) -> tuple[Bytes, Offsets]:
+def pack(samples: Sequence[Buffer]) -> tuple[Bytes, Offsets]:
     """Return the samples one after the other as u8[total], and where each begins as i64[n + 1]."""
     return np.frombuffer(b"".join(samples), np.uint8), offsets_of(
         np.fromiter(map(len, samples), np.int64, len(samples))

@@ -53,18 +53,26 @@ class Meter:
     @contextmanager
     def reading(self, count: int) -> Iterator[None]:
         """Count what happens inside as a read of so many samples."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end(count)
+
+    def begin(self) -> None:
+        """Note that a read begins."""
         with self._mutex:
             if not self._under_way:
                 self._since = time.perf_counter()
             self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._mutex:
-                now = time.perf_counter()
-                self._totals += count, now - self._since
-                self._since = now
-                self._under_way -= 1
+
+    def end(self, count: int) -> None:
+        """Note that it is over, and was of so many samples."""
+        with self._mutex:
+            now = time.perf_counter()
+            self._totals += count, now - self._since
+            self._since = now
+            self._under_way -= 1
 
 
 class Upstream:

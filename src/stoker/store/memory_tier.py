@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from stoker.policy.base import Region
 from stoker.shared import SharedArray
-from stoker.source.packed import Packed, pick
-from stoker.store.arena import Arena, turns_of
+from stoker.source.packed import Buffer, Packed, pick
+from stoker.store.arena import Arena, Samples, turns_of
 from stoker.store.tier import NOWHERE, Ids, Keys, Mask
 
 if TYPE_CHECKING:
@@ -70,21 +70,23 @@ class MemoryTier:
             self.arena.set_keys(ids[found], keys[found])
         return Packed(data, offsets), found
 
-    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
-        """Offer samples, and return which are cached now.
+    def put_many(
+        self, ids: Ids, samples: Packed | list[Buffer], keys: Keys = None, overflow: str = ""
+    ) -> Mask:
+        """Offer samples, packed or each in its buffer, and return which are cached now.
 
         ``overflow``: the region for rejected samples, in place of the tier's.
         """
         spare = overflow or self.overflow
         if self._places is None:
-            return self.arena.put_many(ids, tuple(samples), keys, self.entrance, spare)
+            return self.arena.put_many(ids, _as_put(samples), keys, self.entrance, spare)
         kept = np.zeros(len(ids), np.bool_)
         for region, chosen in self.targets(ids):
-            part = tuple(pick(samples, chosen))
             some = None if keys is None else keys[chosen]
+            part = _as_put(samples, chosen)
             kept[chosen] = self.arena.put_many(ids[chosen], part, some, region, spare)
         if overflow and (nowhere := np.flatnonzero(self._places.array[ids] == NOWHERE)).size:
-            part = tuple(pick(samples, nowhere))
+            part = _as_put(samples, nowhere)
             kept[nowhere] = self.arena.put_many(ids[nowhere], part, None, overflow)
         return kept
 
@@ -176,6 +178,13 @@ class MemoryTier:
         self.__dict__.update(state)
         arena_type, handle = state["arena"]
         self.arena = arena_type.attach(handle)
+
+
+def _as_put(samples: Packed | list[Buffer], chosen: NDArray[np.int64] | None = None) -> Samples:
+    """Return samples, all or the chosen ones, as the arena takes them."""
+    if isinstance(samples, Packed):
+        return tuple(samples if chosen is None else pick(samples, chosen))
+    return samples if chosen is None else [samples[i] for i in chosen.tolist()]
 
 
 def rearrange(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import SegmentError
 from stoker.shared import SharedArray
-from stoker.source.packed import Packed, gather, pick
+from stoker.source.packed import Buffer, Packed, gather, pack, pick
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
 from stoker.store.guarded import GuardedTier
@@ -101,12 +101,16 @@ class StackedTier:
         """
         return self._read(ids, keys, overflow)[1]
 
-    def put_many(self, ids: Ids, samples: Packed, keys: Keys = None, overflow: str = "") -> Mask:
-        """Offer samples, and return which are cached now; ends the caller's claims on those.
+    def put_many(
+        self, ids: Ids, samples: Packed | list[Buffer], keys: Keys = None, overflow: str = ""
+    ) -> Mask:
+        """Offer samples, packed or each in its buffer, and return which are cached now.
 
-        ``overflow``: the region of memory for samples that its entrance rejects; they go to disk
-        too.
+        It ends the caller's claims on those. ``overflow``: the region of memory for samples that
+        its entrance rejects; they go to disk too.
         """
+        if not isinstance(samples, Packed):
+            samples = Packed(*pack(samples))
         if self.keeps_all:
             admitted = self.memory.put_many(ids, samples, keys, overflow)
             return admitted | self._write(ids, samples, keys)

@@ -67,8 +67,8 @@ class SourceConformance:
         data, offsets, errors = source.read_packed([])
         assert (len(data), offsets.tolist(), errors) == (0, [0], {})
 
-    def test_the_three_ways_to_read_agree(self, source: Source) -> None:
-        """The packed and the tolerant forms return what read returns."""
+    def test_the_ways_to_read_agree(self, source: Source) -> None:
+        """The packed, the tolerant and the single form return what read returns."""
         ids = [9, 3, 0, 9, 20]
         data, offsets, errors = source.read_packed(ids)
         assert data.dtype == np.uint8
@@ -76,13 +76,17 @@ class SourceConformance:
         assert errors == {}
         assert unpack(data, offsets) == source.read(ids)
         assert source.read_each(ids) == (source.read(ids), {})
+        assert [bytes(source.read_one(i)) for i in ids] == source.read(ids)
+        assert source.lanes >= 0
 
     def test_an_id_out_of_range_is_refused(self, source: Source) -> None:
-        """By all three ways to read, with the value in the message."""
+        """By all ways to read, with the value in the message."""
         for bad in (-1, len(self.SAMPLES), 1 << 40):
             for read in (source.read, source.read_each, source.read_packed):
                 with pytest.raises(ConfigError, match=str(bad)):
                     read([0, bad])
+            with pytest.raises(ConfigError, match=str(bad)):
+                source.read_one(bad)
 
     def test_ids_that_are_not_integers_are_refused(self, source: Source) -> None:
         """Floats and tables are mistakes, not ids."""
@@ -135,3 +139,5 @@ class SourceConformance:
         for read in (source.read, source.read_each, source.read_packed):
             with pytest.raises(ConfigError, match="closed"):
                 read([0])
+        with pytest.raises(ConfigError, match="closed"):
+            source.read_one(0)

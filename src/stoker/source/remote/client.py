@@ -101,6 +101,22 @@ class Client:
         num_bytes = int(wanted.lengths.sum())
         return self._through(lambda link: link.fetch(wanted, num_bytes))
 
+    @property
+    def concurrency(self) -> int:
+        """Requests that may be under way in this process."""
+        return self._pace.concurrency
+
+    @property
+    def is_here(self) -> bool:
+        """Whether requests are made in this process, so that :meth:`get` costs no more than one."""
+        return self._in_process or _clients_here
+
+    def get(self, key: str, size: int, tag: int) -> memoryview | Failure:
+        """Return the object ``key``, or why it could not be had; see :meth:`Engine.get`."""
+        return cast(
+            memoryview | Failure, self._through(lambda link: link.call("get", key, size, tag))
+        )
+
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""
         return cast(list[Entry | Failure], self._through(lambda link: link.call("head", keys)))
@@ -122,7 +138,7 @@ class Client:
     @property
     def is_open(self) -> bool:
         """Whether a request can be made at once, with nothing to be started for it."""
-        return self._in_process or _clients_here or self._link is not None
+        return self.is_here or self._link is not None
 
     @property
     def tally(self) -> Tally:
@@ -160,8 +176,8 @@ class Client:
     def _open(self) -> _Link:
         with self._opening:
             if self._link is None:
-                here = self._in_process or _clients_here
-                self._link = (_Here if here else Helper)(self._place, self._pace, self._outage)
+                kind = _Here if self.is_here else Helper
+                self._link = kind(self._place, self._pace, self._outage)
             return self._link
 
     def _forget(self, link: _Link) -> None:

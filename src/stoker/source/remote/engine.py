@@ -138,7 +138,7 @@ class Engine:
             ask = -1 if start < 0 else length
 
             def attempt() -> Got:
-                got = self._hedged(lambda: self._get(key, max(start, 0), ask, length))
+                got = self._hedged(key, max(start, 0), ask, length)
                 _check(got, length, sizes[index], tags[index])
                 return got
 
@@ -149,6 +149,19 @@ class Engine:
 
         self._spread(piece, len(lengths))
         return failures
+
+    def get(self, key: str, size: int, tag: int) -> memoryview | Failure:
+        """Return the object ``key``, listed with ``size`` and ``tag``, in the memory it came in.
+
+        Or why it could not be had. The caller sees to it that not too many threads are in here.
+        """
+
+        def attempt() -> memoryview:
+            got = self._hedged(key, 0, -1, size)
+            _check(got, size, size, tag)
+            return got.data
+
+        return self._answer(attempt, time.monotonic())
 
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""
@@ -305,19 +318,27 @@ class Engine:
     def _get(self, key: str, start: int, ask: int, length: int) -> Got:
         if self._limit is not None:
             self._limit.wait(length, self._closing)
-        begin = time.monotonic()
-        self._count(requests=1)
-        got = self._backend.get(key, start, ask)
-        self._count(received_bytes=len(got.data))
+        begin, received = time.monotonic(), 0
+        try:
+            got = self._backend.get(key, start, ask)
+            received = len(got.data)
+        finally:
+            with self._lock:
+                self.tally.requests += 1
+                self.tally.received_bytes += received
         if self._latencies is not None:
             self._latencies.add(time.monotonic() - begin)
         return got
 
-    def _hedged(self, request: Callable[[], Got]) -> Got:
-        """Return the answer to ``request``, or to a second one like it if the first is late."""
+    def _hedged(self, key: str, start: int, ask: int, length: int) -> Got:
+        """Return the answer to a request, or to a second one like it if the first is late."""
         late = self._latencies.late if self._latencies is not None else None
         if late is None:
-            return request()
+            return self._get(key, start, ask, length)
+
+        def request() -> Got:
+            return self._get(key, start, ask, length)
+
         first: Future[Got] = self._spares.submit(request)
         if wait((first,), late).done:
             return first.result()

@@ -1,0 +1,228 @@
+"""Threads that read, as many as make the storage faster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+_GROWTH = 1.5
+_GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
+_CALM = 10  # intervals between two attempts to grow
+_RECOVERY = 10  # intervals of quiet after the storage asked for less
+
+
+class ConcurrencyLimit:
+    """A limit on concurrency that climbs while throughput climbs, and halves when throttled.
+
+    ``least`` and ``most`` bound it; it starts at ``first``, by default ``least``. ``interval``
+    seconds of reading with the limit reached make one measurement. It never looks at a clock
+    itself: the caller says how late it is. Not thread-safe.
+    """
+
+    def __init__(
+        self, least: int = 4, most: int = 64, interval: float = 0.1, first: int = 0
+    ) -> None:
+        self.limit = min(most, max(least, first))
+        """Reads that may be under way now."""
+        self._least, self._most, self._interval = least, most, interval
+        self._before: tuple[int, float] | None = None  # limit and rate before the attempt under way
+        self._quiet = 0  # intervals to wait before the next attempt
+        self._bytes = 0
+        self._began: float | None = None
+
+    def done(self, num_bytes: int, now: float, saturated: bool) -> None:
+        """Note a finished read; ``saturated``: the limit was what held others back."""
+        if not saturated:
+            self._began = None
+            return
+        if self._began is None:
+            self._began, self._bytes = now, 0
+            return
+        self._bytes += num_bytes
+        if now - self._began >= self._interval:
+            self._measured(self._bytes / (now - self._began))
+            self._began, self._bytes = now, 0
+
+    def throttled(self) -> None:
+        """Note that the storage throttled or failed: back off for a while."""
+        self.limit = max(self._least, self.limit // 2)
+        self._before, self._quiet, self._began = None, _RECOVERY, None
+
+    def _measured(self, rate: float) -> None:
+        if self._quiet > 0:
+            self._quiet -= 1
+        elif self._before is None or rate > self._before[1] * _GAIN:
+            self._before = self.limit, rate
+            self.limit = min(self._most, int(self.limit * _GROWTH) + 1)
+        else:
+            self.limit = self._before[0]
+            self._before, self._quiet = None, _CALM
+
+
+class Work(Protocol):
+    """Pieces that may be read at the same time, by several threads."""
+
+    @property
+    def num_pieces(self) -> int:
+        """How many there are; 1 at least."""
+        ...
+
+    def read(self, piece: int) -> int:
+        """Read one piece and return its bytes; raises nothing."""
+        ...
+
+    def finish(self) -> bool:
+        """Do what is to be done after the last piece; return False if the storage is in trouble.
+
+        Called once, in one of the threads; raises nothing.
+        """
+        ...
+
+
+class _Unfinished:
+    """Work, and how much of it is begun and left."""
+
+    __slots__ = ("begun", "left", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.begun, self.left = work, 0, work.num_pieces
+
+
+class Lanes:
+    """Threads that take the pieces of work in the order in which the work was added.
+
+    A thread goes from one piece to the next without being handed it, which would cost more than
+    a small read does. As many read as ``limit`` says, and ``ahead`` times as many pieces should
+    lie ready for them. The descriptor :meth:`fileno` becomes readable when fewer do, if
+    :attr:`has_room` was false before. Thread-safe.
+    """
+
+    def __init__(self, limit: ConcurrencyLimit, ahead: int = 0) -> None:
+        self._limit, self._ahead = limit, ahead
+        self._changed = threading.Condition()
+        self._queue: deque[_Unfinished] = deque()
+        self._waiting = 0  # pieces that no thread has taken
+        self._works = 0  # that are not finished
+        self._busy = self._idle = self._threads = 0
+        self._is_closing = self._has_failed = False
+        self._is_held_back = self._is_asked = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll; it is readable until :meth:`hear`."""
+        return self._wake
+
+    def hear(self) -> None:
+        """Make the descriptor unreadable until something happens again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether work should be added, so that all threads have something to do."""
+        with self._changed:
+            self._is_held_back = self._is_asked = not self._lack
+            return not self._is_asked
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the storage gave up since this was last looked at."""
+        failed, self._has_failed = self._has_failed, False
+        return failed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all work is finished."""
+        return self._works == 0
+
+    def add(self, work: Work) -> None:
+        """Have all pieces of ``work`` read."""
+        with self._changed:
+            self._queue.append(_Unfinished(work))
+            self._waiting += work.num_pieces
+            self._works += 1
+            self._call()
+
+    def close(self) -> None:
+        """Start no more pieces. Those under way are not waited for: a storage may hang."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    @property
+    def _lack(self) -> bool:
+        return self._waiting + self._busy < self._limit.limit * (1 + self._ahead)
+
+    def _call(self) -> None:
+        """Have as many threads at work as there are pieces for, within the limit."""
+        wanted = min(self._waiting, self._limit.limit - self._busy)
+        self._changed.notify(max(0, min(wanted, self._idle)))
+        for _ in range(min(wanted - self._idle, self._limit.limit - self._threads)):
+            self._threads += 1
+            threading.Thread(target=self._run, name="stoker-fetch", daemon=True).start()
+
+    def _run(self) -> None:
+        """Be one thread."""
+        while (taken := self._wait()) is not None:
+            while taken is not None:
+                unfinished, piece = taken
+                num_bytes = unfinished.work.read(piece)
+                taken = self._done(unfinished, num_bytes)
+
+    def _wait(self) -> tuple[_Unfinished, int] | None:
+        """Wait for a piece, and return it; None when there will be none."""
+        with self._changed:
+            self._idle += 1
+            while not self._is_closing and not self._may_begin:
+                self._changed.wait()
+            self._idle -= 1
+            return None if self._is_closing else self._take()
+
+    @property
+    def _may_begin(self) -> bool:
+        return self._waiting > 0 and self._busy < self._limit.limit
+
+    def _take(self) -> tuple[_Unfinished, int]:
+        first = self._queue[0]
+        piece = first.begun
+        first.begun += 1
+        if first.begun == first.work.num_pieces:
+            self._queue.popleft()
+        self._waiting -= 1
+        self._busy += 1
+        return first, piece
+
+    def _done(self, unfinished: _Unfinished, num_bytes: int) -> tuple[_Unfinished, int] | None:
+        """Note that a piece is read; return the next one, unless there is none to begin."""
+        with self._changed:
+            unfinished.left -= 1
+            is_last = unfinished.left == 0
+            if not is_last:
+                taken = self._turn(num_bytes)
+        if is_last:
+            is_fine = unfinished.work.finish()
+            with self._changed:
+                self._works -= 1
+                if not is_fine:
+                    self._has_failed = True
+                    self._limit.throttled()
+                taken = self._turn(num_bytes)
+        if self._is_asked and self._lack:
+            self._is_asked = False
+            # Not with the lock held: the interpreter may go to another thread in here.
+            os.eventfd_write(self._wake, 1)
+        return taken
+
+    def _turn(self, num_bytes: int) -> tuple[_Unfinished, int] | None:
+        before = self._limit.limit
+        self._busy -= 1
+        is_saturated = self._is_held_back or self._waiting > 0
+        self._limit.done(num_bytes, time.monotonic(), is_saturated)
+        taken = self._take() if self._may_begin and not self._is_closing else None
+        if self._limit.limit > before:
+            self._call()
+        return taken

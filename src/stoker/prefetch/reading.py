@@ -1,0 +1,175 @@
+"""Groups on their way from the source into the cache."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import SourceUnavailable, StokerError
+from stoker.prefetch.walk import Group
+from stoker.source.base import Source
+from stoker.source.packed import Buffer, Packed
+from stoker.store.arena import Arena
+from stoker.store.flight import Meter, Upstream
+from stoker.store.memory_tier import MemoryTier
+from stoker.store.stacked import StackedTier
+from stoker.store.tier import Pool
+
+log = logging.getLogger("stoker.prefetch")
+WINDOW = "window"
+"""Name of the arena's region for samples that wait for their access and are not to stay."""
+_LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
+_NOTHING = np.empty(0, np.uint32)
+
+
+class Place(Protocol):
+    """Where samples are brought for a rank."""
+
+    tier: MemoryTier | StackedTier
+    """A membership of its own, so that its leases and claims end with it."""
+    fresh: NDArray[np.uint8]
+    """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
+    meter: Meter
+    """What is being read for the rank."""
+
+
+class Together:
+    """A group that is brought at once, from the disk or with one read; see :class:`Work`.
+
+    Those of it that are ``own`` are claimed: they are read.
+    """
+
+    num_pieces = 1
+
+    def __init__(
+        self, source: Source, pool: Pool | None, place: Place, group: Group, own: NDArray[np.bool_]
+    ) -> None:
+        self._source, self._pool, self._place = source, pool, place
+        self._group, self._own = group, own
+        self._is_fine = True
+
+    def read(self, piece: int) -> int:
+        """Bring the group; return the bytes."""
+        try:
+            return self._rise() + self._read()
+        except SourceUnavailable as error:
+            log.info("the storage does not keep up: %s", error)
+            self._is_fine = False
+        except (StokerError, OSError) as error:
+            log.info("not prefetched: %s", error)
+        return 0
+
+    def finish(self) -> bool:
+        """Return whether the storage keeps up."""
+        return self._is_fine
+
+    def _rise(self) -> int:
+        below = self._group.part(~self._own)
+        if not below.ids.size:
+            return 0
+        risen = self._place.tier.rise(below.ids, below.keys, WINDOW)
+        return int(self._source.sizes[below.ids[risen]].sum())
+
+    def _read(self) -> int:
+        group = self._group.part(self._own)
+        left = group.ids
+        if not left.size:
+            return 0
+        try:
+            upstream = Upstream(self._source, self._pool)
+            brought = upstream.read(group.ids, group.keys, self._place.meter)
+            (data, offsets), errors, pooled, _ = brought
+            good = np.ones(len(group.ids), bool)
+            good[list(errors)] = False
+            if good.any():
+                lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
+                packed = Packed(data, np.concatenate([[0], np.cumsum(lengths)]))
+                kept = _publish(self._place, group.part(good), packed, ~pooled[good])
+                left = np.setdiff1d(group.ids, kept, assume_unique=True)
+            throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
+            if throttled:
+                raise throttled[0]
+            return len(data)
+        finally:
+            if left.size:
+                self._place.tier.abandon(left)
+
+
+class OneByOne:
+    """A group that is claimed, and read sample by sample; see :class:`Work`.
+
+    What was read stays in the memory it came in until it is copied to its place in the cache.
+    """
+
+    def __init__(self, source: Source, place: Place, group: Group) -> None:
+        self._source, self._place, self._group = source, place, group
+        self._ids: list[int] = group.ids.tolist()
+        self._buffers: list[Buffer | None] = [None] * len(self._ids)
+        self._error: Exception | None = None
+        self.num_pieces = len(self._ids)
+
+    def read(self, piece: int) -> int:
+        """Read one sample; return its bytes."""
+        if piece == 0:
+            self._place.meter.begin()
+        try:
+            buffer = self._source.read_one(self._ids[piece])
+        except Exception as error:  # the claims are given back, whatever a source raises
+            if not isinstance(self._error, SourceUnavailable):
+                self._error = error
+            return 0
+        self._buffers[piece] = buffer
+        return len(buffer)
+
+    def finish(self) -> bool:
+        """Publish what was read; return whether the storage keeps up."""
+        self._place.meter.end(len(self._ids))
+        left = self._group.ids
+        try:
+            kept = self._publish()
+            left = left[~np.isin(left, kept)] if len(kept) < len(left) else _NOTHING
+        except (StokerError, OSError) as error:
+            log.info("not prefetched: %s", error)
+        finally:
+            if left.size:
+                self._place.tier.abandon(left)
+        if self._error is not None:
+            log.info("not prefetched: %s", self._error)
+        return not isinstance(self._error, SourceUnavailable)
+
+    def _publish(self) -> NDArray[np.uint32]:
+        samples = [buffer for buffer in self._buffers if buffer is not None]
+        group = self._group
+        if len(samples) < len(self._ids):
+            group = group.part(np.array([buffer is not None for buffer in self._buffers]))
+        return _publish(self._place, group, samples, np.True_) if samples else _NOTHING
+
+
+def _publish(
+    place: Place,
+    group: Group,
+    samples: Packed | list[Buffer],
+    is_read: NDArray[np.bool_] | np.bool_,
+) -> NDArray[np.uint32]:
+    """Put samples into the cache, which were read where ``is_read``; return those there."""
+    _await_lock(place.tier.arena, group.position)
+    place.fresh[group.ids] |= is_read
+    admitted = place.tier.put_many(group.ids, samples, group.keys, WINDOW)
+    if admitted.all():
+        return group.ids
+    place.fresh[group.ids[~admitted]] = 0
+    return group.ids[admitted]
+
+
+def _await_lock(arena: Arena, position: int) -> None:
+    """Wait for the arena's lock, for a while.
+
+    A put that does not get it loses what was read, and must not wait for long itself.
+    """
+    deadline = time.monotonic() + _LOCKED
+    while not arena.lease(_NOTHING, position) and time.monotonic() < deadline:
+        time.sleep(0.01)
