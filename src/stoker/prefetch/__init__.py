@@ -2,7 +2,8 @@
 
 The one arrow: ``Prefetcher`` (in each rank) publishes coming accesses over a ``Channel``; the
 process keeps a ``Walk`` per rank, and its ``Fetcher`` claims what a walk's window allows and has
-``Lanes`` read it, as many at once as the ``ConcurrencyLimit`` finds useful. If the process dies, workers read for themselves.
+``Lanes`` read it, as many at once as the ``ConcurrencyLimit`` finds useful. If the process dies,
+workers read for themselves.
 """
 
 from stoker.prefetch.prefetcher import Prefetcher
