@@ -1,4 +1,4 @@
-"""Plans of epochs: foreseen ones are those that come, and ranks divide them."""
+"""Plans of epochs: foreseen ones are those that come."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker import recipes
 from stoker.epoch.cursor import Cursor
@@ -51,38 +49,10 @@ def test_a_plan_is_the_same_whether_it_was_foreseen_or_not(recipe: str, ids: Any
 def test_what_was_foreseen_is_forgotten_where_training_resumes_elsewhere() -> None:
     planner = planner_of("belady")
     planner.plan(Cursor(0))
-    planner.resume(Cursor(1, 8, 2), np.arange(8, dtype=np.uint32))
+    planner.note_served(Cursor(1, 8, 2), np.arange(8, dtype=np.uint32))
     rest = planner.plan(Cursor(1, 8, 2))
     assert len(rest) == N - 8
     assert set(rest.ids.tolist()) == set(range(8, N)), "what was served is not served again"
-
-
-@given(
-    batch_size=st.integers(1, 9),
-    world_size=st.integers(1, 4),
-    drop_last=st.booleans(),
-    epoch=st.integers(0, 3),
-)
-def test_ranks_divide_a_plan_into_equal_batches(
-    batch_size: int, world_size: int, drop_last: bool, epoch: int
-) -> None:
-    at, places, lengths = Cursor(epoch), [], []
-    for rank in range(world_size):
-        planner = planner_of("minio", rank, world_size, batch_size=batch_size, drop_last=drop_last)
-        plan = planner.plan(at)
-        specs = list(planner.batch_specs(plan, at))
-        assert len(specs) == planner.batches(at)
-        assert [spec.first for spec in specs] == [batch_size * i for i in range(len(specs))]
-        for spec in specs:
-            assert spec.ids.tolist() == plan.ids[spec.positions].tolist()
-            assert set((spec.positions % world_size).tolist()) <= {rank}
-        places += [spec.positions for spec in specs]
-        lengths.append([len(spec.ids) for spec in specs])
-    assert all(each == lengths[0] for each in lengths)
-    taken = np.concatenate(places or [np.empty(0, np.int64)])
-    assert len(set(taken.tolist())) == len(taken)
-    if not drop_last:
-        assert set(planner.plan(at).ids[taken].tolist()) == set(range(N))
 
 
 def test_a_step_larger_than_a_group_is_refused() -> None:

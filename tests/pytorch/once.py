@@ -215,7 +215,7 @@ class Rank:
         session: Any = self.loader._session
         if self.running is not None and self.loader._session.controller.walk is not None:
             return self.running
-        epoch = self.loader._session.controller.planner.coming.epoch
+        epoch = self.loader._session.controller.share.coming.epoch
         if epoch >= EPOCHS:
             return None
         self.running = iter(self.loader)

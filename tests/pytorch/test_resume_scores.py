@@ -56,7 +56,7 @@ class Run:
 
     def go(self, stop: int | None = None) -> Any:
         """Train to the end, or return a state after ``stop`` steps of this run."""
-        epoch = self.loader._session.controller.planner.coming.epoch
+        epoch = self.loader._session.controller.share.coming.epoch
         while epoch < EPOCHS:
             for ids, _, meta in self.loader:
                 losses = ((ids * 37 + self.step * 11) % 101).double() / 50

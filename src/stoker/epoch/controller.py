@@ -17,6 +17,7 @@ from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.observer import Arrived, Observer, Signals
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Planner
+from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.read_ahead import ReadAhead
 from stoker.epoch.settings import EpochSettings, Population
@@ -100,6 +101,8 @@ class Controller:
         self.settings = settings
         self.planner = Planner(population, make_sampler, ranks, settings, policy, scores)
         """Makes the plans."""
+        self.share = RankShare(self.planner, ranks, settings, policy, scores)
+        """Takes this rank's share of them."""
         follows = settings.is_planned and (settings.needs_scores or self.planner.uses_scores)
         self.observer = Observer(
             scores,
@@ -120,7 +123,7 @@ class Controller:
         self.records = records
         self.walk: Walk | None = None
         """Where the training loop is in the epoch in progress; None between epochs."""
-        self._population = population
+        self._population, self._scores = population, scores
         self._ranks = ranks
         self._join = join
         self._opened: Opened | None = None
@@ -147,8 +150,8 @@ class Controller:
         scorer names; without it they keep their scores. Raises what the exchange with other ranks
         does, and :class:`~stoker.errors.ConfigError` where they made different plans.
         """
-        opened, planner = self._running, self.planner
-        at = planner.begin()
+        opened, share = self._running, self.share
+        at = share.begin()
         self.observer.begin_epoch()
         if opened.tracer is not None:
             opened.tracer.begin(at.epoch, at.consumed, run)
@@ -159,7 +162,7 @@ class Controller:
                 opened.member.begin_epoch(None, 0, 2 * self.settings.probe)
             walk, earlier = Walk(at, None, None, self._ranks.now().world_size), _NONE
         else:
-            walk, earlier = planner.walk(plan, at), planner.earlier(at)
+            walk, earlier = share.walk(plan, at), share.earlier(at)
         if self.records is not None:
             self.records.begin_epoch(at.epoch, earlier, now)
         self.walk = walk
@@ -169,7 +172,7 @@ class Controller:
     def batch_specs(self, begun: Begun) -> Iterator[BatchSpec]:
         """Yield this rank's batches of an epoch that is planned."""
         assert begun.plan is not None, "the order is the user's"
-        return self.planner.batch_specs(begun.plan, begun.walk.start)
+        return self.share.batch_specs(begun.plan, begun.walk.start)
 
     def receive(
         self,
@@ -254,7 +257,7 @@ class Controller:
         """Return the identity of the plan of the epoch at hand, or of the coming one."""
         if not self.settings.is_planned:
             return OWN_ORDER
-        at = self.planner.coming if self.walk is None else self.walk.cursor
+        at = self.share.coming if self.walk is None else self.walk.cursor
         return self.planner.identity(at.epoch)
 
     def identity_of(self, state: RankState) -> str:
@@ -275,7 +278,7 @@ class Controller:
         served for others, 10 seconds at most.
         """
         walk, observer, agreement = self.walk, self.observer, self.agreement
-        coming = self.planner.coming
+        coming = self.share.coming
         has_begun = walk is not None or self._resumed == coming.epoch
         if self._opened is not None:
             cache = self._opened.cache
@@ -319,7 +322,7 @@ class Controller:
         self._accesses = state.accesses
         if self._opened is not None:
             self._opened.cache.resume(state.accesses)
-        self.planner.resume(state.cursor, state.served)
+        self.share.resume(state.cursor, state.served)
         self._resumed = state.cursor.epoch if state.has_begun else None
         if self.records is not None:
             self.records.restore(state.stats, state.failures, self.stats())
@@ -380,7 +383,7 @@ class Controller:
         member = self._running.member
         if member is None:
             return False
-        batches = 0 if at.consumed else self.planner.batches(at)
+        batches = 0 if at.consumed else self.share.batches(at)
         member.begin_epoch(plan, at.consumed + len(plan), batches)
         self._followed = plan
         return not member.probe.is_over
@@ -416,7 +419,7 @@ class Controller:
         plan, start = self._followed, 0 if self.walk is None else self.walk.start.consumed
         places = batch.positions - start if plan is not None else _NO_PLACES
         if member.received(places, stall_seconds):
-            opened.cache.write_keys(self.planner.latest)
+            opened.cache.write_keys(self._scores)
         ahead = opened.ahead
         if ahead is None:
             return

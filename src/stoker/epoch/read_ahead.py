@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.cursor import Cursor
-from stoker.epoch.planner import Planner
+from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import Ranks
 from stoker.plan import Plan
 from stoker.policy.base import Region
@@ -72,17 +72,17 @@ class ReadAhead:
         self,
         key: str,
         store: Store,
-        planner: Planner,
+        share: RankShare,
         window: int,
         leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
     ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
         source = store.source
-        self._length = planner.most_accesses
+        self._length = share.most_accesses
         self.progress = Progress(self._length, source)
         """For the workers, who say in it how far they are."""
-        self._planner = planner
+        self._share = share
         self._leaves_out = leaves_out
         self._published: list[int] = []
         self._held: Cursor | None = None
@@ -134,7 +134,7 @@ class ReadAhead:
         if first - done >= self._ahead:
             return
         self._known = done + 2 * self._ahead
-        keys = self._planner.later_keys(plan, first, self._known)
+        keys = self._share.later_keys(plan, first, self._known)
         if keys is not None:
             self._prefetcher.write_keys(plan.epoch, first, keys)
 
@@ -143,7 +143,7 @@ class ReadAhead:
         self._prefetcher.close()
 
     def _publish(self, at: Cursor, marks: SharedArray) -> None:
-        ids, keys = self._planner.upcoming(at)
+        ids, keys = self._share.upcoming(at)
         self.progress.leave_out(at.epoch, self._leaves_out(ids))
         self._prefetcher.publish(at.epoch, ids, marks, keys)
         self._published = [*self._published[-1:], at.epoch]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import Collective
-from stoker.epoch.batch import BatchSpec, Failure, RequestSampler, rescoring_specs
+from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
@@ -152,7 +152,7 @@ class Session:
             if window and can_prefetch(cached.store):
                 skip = self._placing.may_be_served_by_others
                 share = window // ranks_here
-                self._ahead = ReadAhead(setup.key, cached.store, planner, share, skip)
+                self._ahead = ReadAhead(setup.key, cached.store, self.controller.share, share, skip)
         except BaseException:
             cached.close()
             raise
@@ -222,8 +222,7 @@ class Session:
 
     def begin_aside(self, ids: NDArray[np.uint32], epoch: int) -> None:
         """Make :attr:`requests` this rank's batches of ``ids`` ``u32[m]``, to be scored again."""
-        ranks, size, keys = self._ranks.now(), self._epochs.batch_size, self.controller.planner.keys
-        specs = partial(rescoring_specs, ids, ranks, size, keys)
+        specs = partial(self.controller.share.rescoring_specs, ids)
         none = np.empty(0, np.uint32)
         self.requests.begin(self._next_token(), epoch, specs, none, is_aside=True)
 

@@ -155,7 +155,7 @@ class Feed(FrontEnd):
             rescore,
         )
         self._controller = self._session.controller
-        self._planner = self._controller.planner
+        self._share = self._controller.share
         self._running: Iterator[Batch] | None = None
         self._closed = False
         self._dimension = 0  # of the embeddings observed, once there were some
@@ -181,7 +181,7 @@ class Feed(FrontEnd):
         :meth:`load_state_dict`, those that are left of the restored epoch.
         """
         walk = self._controller.walk
-        return self._planner.batches(self._planner.coming if walk is None else walk.start)
+        return self._share.batches(self._share.coming if walk is None else walk.start)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; ConfigError for a negative one.
@@ -189,14 +189,14 @@ class Feed(FrontEnd):
         Optional: iterating again advances by itself. A restored epoch resumes; another one leaves
         its rest out, with a warning.
         """
-        self._planner.set_epoch(epoch)
+        self._share.set_epoch(epoch)
 
     def total_steps(self) -> int:
         """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
         epochs = self._controller.settings.epochs
         if epochs is None:
             raise ConfigError("total_steps() needs the number of epochs: give the Feed epochs=")
-        return self._planner.planned_batches(epochs)
+        return self._share.planned_batches(epochs)
 
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.

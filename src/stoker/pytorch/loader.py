@@ -196,12 +196,12 @@ class Loader(FrontEnd, DataLoader[Any]):
             rescore,
         )
         self._controller = self._session.controller
-        self._planner = self._controller.planner
+        self._share = self._controller.share
         super().__init__(
             dataset,
             batch_size,
             shuffle if own_order else None,
-            sampler if own_order else PlanSampler(self._planner),
+            sampler if own_order else PlanSampler(self._share),
             batch_sampler,
             num_workers,
             collate_fn,
@@ -248,7 +248,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         """
         walk = self._controller.walk
         if walk is None:
-            return self._engine.batches_from(self, self._planner.coming)
+            return self._engine.batches_from(self, self._share.coming)
         return walk.start.steps + self._engine.batches_from(self, walk.start)
 
     def set_epoch(self, epoch: int) -> None:
@@ -257,7 +257,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         Optional: iterating again advances by itself. The restored epoch resumes;
         another one leaves its rest out, with a warning. ConfigError for a negative epoch.
         """
-        self._planner.set_epoch(epoch)
+        self._share.set_epoch(epoch)
         self._tell_epoch(epoch)
 
     def total_steps(self) -> int:
@@ -269,7 +269,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             raise ConfigError("total_steps() needs the number of epochs: give the Loader epochs=")
         if self._own_order:
             return self._engine.batches_from(self, Cursor()) * self._epochs
-        return self._planner.planned_batches(self._epochs)
+        return self._share.planned_batches(self._epochs)
 
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.

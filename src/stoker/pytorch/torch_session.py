@@ -21,7 +21,7 @@ from stoker.epoch.batch import BatchSpec, RequestSampler
 from stoker.epoch.cached import OnError
 from stoker.epoch.controller import Begun
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.planner import Planner
+from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.epoch.session import Session
 from stoker.epoch.settings import Population
@@ -79,13 +79,13 @@ class Engine:
     def is_redirected(self, walk: Walk) -> bool:
         """Whether ``set_epoch`` came after ``walk`` began, for another epoch."""
         controller = self._session.controller
-        return walk is controller.walk and controller.planner.is_redirected(walk.start)
+        return walk is controller.walk and controller.share.is_redirected(walk.start)
 
     def batches_from(self, outer: DataLoader[Any], at: Cursor) -> int:
         """Return this rank's batches of an epoch from ``at`` on."""
         controller, size = self._session.controller, outer.batch_size
         if controller.settings.is_planned:
-            return controller.planner.batches(at)
+            return controller.share.batches(at)
         skipped = at.consumed // self._ranks.now().world_size // size if size else at.steps
         return DataLoader.__len__(outer) - skipped
 
@@ -314,18 +314,18 @@ class PlanSampler(TorchSampler[int]):
     Yields this rank's indices of the loader's data set for the iteration that comes next.
     """
 
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+    def __init__(self, share: RankShare) -> None:
+        self._share = share
 
     def __iter__(self) -> Iterator[int]:
-        return self._planner.indices()
+        return self._share.indices()
 
     def __len__(self) -> int:
-        return self._planner.accesses(self._planner.coming)
+        return self._share.accesses(self._share.coming)
 
     def set_epoch(self, epoch: int) -> None:
         """Do as ``Loader.set_epoch``: Lightning and others tell the sampler, as in torch."""
-        self._planner.set_epoch(epoch)
+        self._share.set_epoch(epoch)
 
 
 def sampled_batch_specs(

@@ -1,0 +1,197 @@
+"""The part of one rank in the plans of its job: what comes next, and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.epoch.batch import BatchSpec
+from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.planner import Planner
+from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.settings import EpochSettings
+from stoker.errors import ConfigError, warn_caller
+from stoker.plan import Plan
+from stoker.policy.base import Policy
+from stoker.scores import Scores
+from stoker.store.tier import Keys
+
+
+class RankShare:
+    """Takes this rank's share of the plans that ``planner`` makes, and knows which one is next.
+
+    ``policy`` gives the keys of samples after an access, by ``scores`` as they change while
+    training continues. Used by the training process only, from one thread.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        ranks: LazyRanks,
+        settings: EpochSettings,
+        policy: Policy,
+        scores: Scores,
+    ) -> None:
+        self.coming = Cursor()
+        """Where the next iteration begins."""
+        self._planner = planner
+        self._ranks = ranks
+        self._settings = settings
+        self._policy = policy
+        self._scores = scores
+        self._told = False
+
+    # --- what comes next ---
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; it resumes if it is the restored one.
+
+        Otherwise the rest of the restored one is left out, with a warning. ConfigError for a
+        negative epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch}: epochs count from 0")
+        self._told = True
+        if epoch == self.coming.epoch:
+            return
+        if self.coming.consumed and self.batches(self.coming):
+            warn_caller(
+                f"set_epoch({epoch}) leaves out the rest of the restored epoch "
+                f"{self.coming.epoch}: give set_epoch() that epoch to resume it"
+            )
+        self.coming = Cursor(int(epoch))
+
+    def begin(self) -> Cursor:
+        """Return the current cursor and advance the epoch."""
+        begun = self.coming
+        self.coming = Cursor(begun.epoch + 1)
+        self._told = False
+        return begun
+
+    def resume(self, at: Cursor, served: NDArray[np.uint32] | None) -> None:
+        """Make the next iteration resume from ``at``.
+
+        ``served`` (``u32[at.consumed]``) is what the accesses before it were really served, in ids
+        of the base data set; None: what the plan has there.
+        """
+        self.coming = Cursor(at.epoch)  # nothing is left out with a warning
+        self.set_epoch(at.epoch)
+        self.coming = at
+        self._planner.note_served(at, served)
+
+    def is_redirected(self, begun: Cursor) -> bool:
+        """Whether :meth:`set_epoch` was called since ``begun`` began, and not for its epoch."""
+        return self._told and (self.coming.epoch != begun.epoch or self.coming.consumed > 0)
+
+    # --- counts ---
+
+    def accesses(self, at: Cursor) -> int:
+        """Return how many accesses of the epoch this rank has from ``at`` on."""
+        rank, world_size = self._ranks.now()
+        return len(range(rank, self._planner.left(at), world_size))
+
+    def batches(self, at: Cursor) -> int:
+        """Return how many batches of the epoch this rank has from ``at`` on."""
+        return self._in_batches(self.accesses(at))
+
+    def planned_batches(self, epochs: int) -> int:
+        """Return how many batches this rank has in so many epochs, as far as can be foreseen."""
+        rank, world_size = self._ranks.now()
+        lengths = self._planner.lengths(epochs)
+        return sum(self._in_batches(len(range(rank, length, world_size))) for length in lengths)
+
+    @property
+    def most_accesses(self) -> int:
+        """Accesses that this rank has at most in an epoch."""
+        rank, world_size = self._ranks.now()
+        return len(range(rank, self._planner.longest, world_size))
+
+    # --- accesses, and the keys of samples after them ---
+
+    def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
+        """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
+        plan = self._planner.plan(at)
+        positions = self._own(plan, 0, self._batched(plan))
+        ids = plan.ids[positions]
+        return ids, self._policy.keys(ids, self._scores, plan, positions)
+
+    def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
+        """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""
+        positions = self._own(plan, first, end)
+        return self._policy.keys(plan.ids[positions], self._scores, plan, positions)
+
+    def earlier(self, at: Cursor) -> NDArray[np.uint32]:
+        """Return the ids ``u32[n]`` of this rank's accesses of the epoch before ``at``."""
+        if not at.consumed:
+            return np.empty(0, np.uint32)
+        plan = Plan(at.epoch, 0, self._planner.served(at))
+        return plan.ids[self._own(plan)]
+
+    def walk(self, plan: Plan, at: Cursor) -> Walk:
+        """Return the training loop's way through ``plan``, which begins at ``at``."""
+        world_size = self._ranks.now().world_size
+        stride = (self._settings.batch_size or 1) * world_size
+        return Walk(at, stride, at.consumed + len(plan), world_size)
+
+    def indices(self) -> Iterator[int]:
+        """Yield this rank's share of the coming iteration, in indices of the population's view."""
+        order = self._planner.order(self.coming)
+        return iter(order.ids[self._own(self._planner.with_ids(order))].tolist())
+
+    def batch_specs(self, plan: Plan, at: Cursor) -> Iterator[BatchSpec]:
+        """Yield this rank's batches of ``plan``, which begins at ``at``.
+
+        One by one with ``batch_size=None``.
+        """
+        plan.rank_view(*self._ranks.now(), equal=self._settings.shuffle)  # refuses unequal parts
+        size, end = self._settings.batch_size or 1, self._batched(plan)
+        for begin in range(0, end, size):
+            places = self._own(plan, begin, min(begin + size, end))
+            wanted = plan.ids[places]
+            yield BatchSpec(
+                wanted,
+                at.consumed + places,
+                None if plan.weights is None else plan.weights[places],
+                self._policy.keys(wanted, self._scores, plan, places),
+                first=begin,
+                single=self._settings.batch_size is None,
+            )
+
+    def rescoring_specs(self, ids: NDArray[np.uint32]) -> Iterator[BatchSpec]:
+        """Yield the batches of this rank's part of ``ids`` ``u32[m]``, which are scored again.
+
+        Parts are filled up to equal lengths, since the forward pass of a model that is wrapped for
+        several ranks may talk to the others. Augmentation is that of the places ``ids``.
+        """
+        (rank, world_size), batch_size = self._ranks.now(), self._settings.batch_size
+        size = batch_size or 1
+        own = np.resize(ids, -(-len(ids) // world_size) * world_size)
+        own = np.ascontiguousarray(own[rank::world_size])
+        for begin in range(0, len(own), size):
+            part = own[begin : begin + size]
+            places, keys = part.astype(np.int64), self._policy.keys(part, self._scores, None, None)
+            yield BatchSpec(part, places, keys=keys, first=begin, single=batch_size is None)
+
+    # --- inside ---
+
+    def _own(self, plan: Plan, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
+        """Return i64[n], places in ``plan`` of this rank's accesses ``first`` to ``end``."""
+        rank, world_size = self._ranks.now()
+        own = range(rank, len(plan), world_size)[first:end]
+        if self._planner.locality is None:
+            return np.arange(own.start, own.stop, own.step)
+        return self._planner.divided_order(plan)[own.start : own.stop : own.step]
+
+    def _in_batches(self, accesses: int) -> int:
+        size = self._settings.batch_size or 1
+        return accesses // size if self._settings.drop_last else -(-accesses // size)
+
+    def _batched(self, plan: Plan) -> int:
+        """Return this rank's accesses of ``plan`` that make it into a batch."""
+        rank, world_size = self._ranks.now()
+        accesses = len(range(rank, len(plan), world_size))
+        return accesses - (
+            accesses % (self._settings.batch_size or 1) if self._settings.drop_last else 0
+        )
