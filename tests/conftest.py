@@ -24,7 +24,10 @@ for number, handler in (
 # Tests share the processors with each other: threads that spin while they wait take them away.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-multiprocessing.set_forkserver_preload(["torch"])  # once, not in each child
+# Once, not in each child.
+multiprocessing.set_forkserver_preload(
+    ["torch.distributed", "stoker.pytorch", "hypothesis.strategies", "numpy.random", "pytest"]
+)
 
 # The tests of each of these go to one worker, one after another: fleets of processes that take all
 # processors, and files whose tests have something in common that takes long to make.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 from bundles_bench import Bench
+from support.processes import warm
 from support.servers import bucket, moto  # noqa: F401
 
 
@@ -22,5 +22,5 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.fixture(scope="session")
 def far() -> Iterator[Executor]:
     """A process for clients of object stores."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as far:
+    with ProcessPoolExecutor(1, warm) as far:
         yield far

@@ -1,15 +1,10 @@
-"""A training job for torchrun that saves its state at each step, and may be told to die.
-
-``elastic_job.py FOLDER SAMPLES BATCH EPOCHS DIE_AT``: rank 1 kills itself after step DIE_AT of the
-first attempt. What each rank was given is written to FOLDER, a line per batch.
-"""
+"""A training job for torchrun's agent that saves its state at each step, and may die."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,8 +23,11 @@ def augmented(number: int) -> tuple[int, float]:
     return number, torch.rand(()).item()
 
 
-def main() -> None:
-    folder, count, batch, epochs, die_at = Path(sys.argv[1]), *map(int, sys.argv[2:])
+def main(folder: Path, count: int, batch: int, epochs: int, die_at: int) -> None:
+    """Train on ``count`` samples; each rank writes what it was given to ``folder``, a line a batch.
+
+    Rank 1 kills itself after step ``die_at`` of the first attempt.
+    """
     # Two processes of one agent are two nodes here, as are those of two agents.
     os.environ["STOKER_NODE"] = f"n{os.environ['RANK']}"
     distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
@@ -64,7 +62,3 @@ def main() -> None:
                     (folder / "died").touch()
                     os.kill(os.getpid(), signal.SIGKILL)
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

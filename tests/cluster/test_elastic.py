@@ -1,39 +1,50 @@
-"""torchrun for real: ranks on several nodes that die, and go on as others."""
+"""torchrun's agent for real: ranks on several nodes that die, and go on as others."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import warm
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-JOB = Path(__file__).with_name("elastic_job.py")
+from cluster import elastic_job
+
 COUNT, BATCH, EPOCHS = 96, 4, 2
 
 Seen = dict[tuple[int, int], tuple[int, float]]
 """(epoch, place in the plan) -> the sample and its augmentation."""
 
 
-def torchrun(
-    folder: Path, processes: int, *, die_at: int = 0, restarts: int = 0
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
-    command += [str(JOB), str(folder), str(COUNT), str(BATCH), str(EPOCHS), str(die_at)]
-    environment = {
-        **os.environ,
-        "STOKER_RUNTIME_DIR": str(folder / "run"),
-        "OMP_NUM_THREADS": "1",
-        # Else gloo finds the addresses of the attempt before in the agent's store.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=150, check=False
+def torchrun(folder: Path, processes: int, *, die_at: int = 0, restarts: int = 0) -> int:
+    """What ``torchrun --standalone`` does; returns the exit status of its agent."""
+    arguments = (folder, COUNT, BATCH, EPOCHS, die_at)
+    agent = warm.Process(target=run_agent, args=(processes, restarts, arguments))
+    agent.start()
+    agent.join(150)
+    assert agent.exitcode is not None, "it hangs"
+    return agent.exitcode
+
+
+def run_agent(processes: int, restarts: int, arguments: tuple[Any, ...]) -> None:
+    os.environ["STOKER_RUNTIME_DIR"] = str(arguments[0] / "run")
+    # Else gloo finds the addresses of the attempt before in the agent's store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="fork",  # of an agent that has imported what the ranks need
     )
+    elastic_launch(config, elastic_job.main)(*arguments)
 
 
 def seen_in(folder: Path) -> Seen:
@@ -62,8 +73,7 @@ def lengths_in(folder: Path) -> dict[tuple[int, int], list[int]]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("whole")
-    run = torchrun(folder, 1)
-    assert run.returncode == 0, run.stderr
+    assert torchrun(folder, 1) == 0
     return seen_in(folder)
 
 
@@ -71,16 +81,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 def test_ranks_that_die_go_on_as_another_number(
     after: int, uninterrupted: Seen, tmp_path: Path
 ) -> None:
-    run = torchrun(tmp_path, 2, die_at=5)
-    assert run.returncode != 0 and (tmp_path / "died").exists()
-    run = torchrun(tmp_path, after)
-    assert run.returncode == 0, run.stderr
+    assert torchrun(tmp_path, 2, die_at=5) != 0 and (tmp_path / "died").exists()
+    assert torchrun(tmp_path, after) == 0
     assert_the_same(tmp_path, uninterrupted)
 
 
 def test_torchrun_starts_a_dead_rank_again(uninterrupted: Seen, tmp_path: Path) -> None:
-    run = torchrun(tmp_path, 2, die_at=5, restarts=1)
-    assert run.returncode == 0, run.stderr
+    assert torchrun(tmp_path, 2, die_at=5, restarts=1) == 0
     assert (tmp_path / "died").exists()
     assert_the_same(tmp_path, uninterrupted)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import warm
 from torch import distributed
 
 from stoker.cluster.group import Group
@@ -52,11 +52,10 @@ def meet(
 def test_a_rank_that_does_not_answer(
     ask: Callable[[int], int], fate: signal.Signals, tmp_path: Path
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready, results, go = context.Queue(), context.SimpleQueue(), tmp_path / "go"
+    ready, results, go = warm.Queue(), warm.SimpleQueue(), tmp_path / "go"
     meeting = f"file://{tmp_path}/meeting"
     ranks = [
-        context.Process(target=meet, args=(rank, ask, meeting, ready, go, results))
+        warm.Process(target=meet, args=(rank, ask, meeting, ready, go, results))
         for rank in range(2)
     ]
     try:

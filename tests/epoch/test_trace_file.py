@@ -1,11 +1,10 @@
 """Blocks of columns: the same back, whole up to where a file was cut, and nothing that is wrong."""
 
-import multiprocessing
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import warm
 
 from stoker.epoch.trace_file import MAGIC, Kind, TraceReader, TraceWriter, check_continues
 from stoker.errors import ConfigError
@@ -112,11 +111,10 @@ def write_too(path, told):
 
 
 def test_one_process_writes_at_a_time(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    told = context.Queue()
+    told = warm.Queue()
     writer = TraceWriter(tmp_path / "t", ABOUT, SIZES)
     writer.append(Kind.ROWS, 0, ROWS[0])
-    other = context.Process(target=write_too, args=(tmp_path / "t", told))
+    other = warm.Process(target=write_too, args=(tmp_path / "t", told))
     other.start()
     assert "another process" in told.get(timeout=60)
     other.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.parts import number_of, numbers
+from support.processes import warm
 
 from jobs.telling_source import TellingSource
 from stoker import recipes
@@ -316,7 +316,7 @@ def read_slowly(source: SlowSource) -> None:
 
 def test_a_job_killed_while_another_waits_for_what_it_reads() -> None:
     source = SlowSource(numbers(20), latency=1.5, tail=0.0)
-    other = multiprocessing.get_context("spawn").Process(target=read_slowly, args=(source,))
+    other = warm.Process(target=read_slowly, args=(source,))
     other.start()
     while not source.reads.sum():  # it has claimed a batch and reads it
         assert other.is_alive()

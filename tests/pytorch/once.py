@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import traceback
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from support.parts import number_of, numbers
+from support.processes import warm
 from torch import distributed
 
 from pytorch.test_recipes_live import signals
@@ -298,10 +298,9 @@ class Standby:
         self._ranks = []
 
     def _started(self) -> list[tuple[Any, Any]]:
-        context = multiprocessing.get_context("spawn")
         while len(self._ranks) < WORLD:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_stand_by, args=(theirs, str(self._place)))
+            ours, theirs = warm.Pipe()
+            process = warm.Process(target=_stand_by, args=(theirs, str(self._place)))
             process.start()
             self._ranks.append((process, ours))
         return self._ranks

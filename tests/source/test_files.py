@@ -6,13 +6,13 @@ import os
 import pickle
 import subprocess
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.processes import warm
 
 from stoker.errors import (
     ConfigError,
@@ -221,7 +221,7 @@ def _check_closed(source: FileSource) -> None:
 def test_a_closed_source_stays_closed_in_a_child(paths: list[Path]) -> None:
     source = FileSource(paths)
     source.close()
-    child = get_context("spawn").Process(target=_check_closed, args=(source,))
+    child = warm.Process(target=_check_closed, args=(source,))
     child.start()
     child.join()
     assert child.exitcode == 0

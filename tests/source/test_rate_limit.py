@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import struct
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import warm
 
 from stoker.errors import ConfigError, UntrustedPlace
 from stoker.source.rate_limit import RateLimit
@@ -37,7 +37,7 @@ def take(limit: RateLimit, times: int) -> None:
 
 def test_processes_share_it_by_name(folder: Path) -> None:
     limit = RateLimit("a", requests=100)
-    child = multiprocessing.get_context("spawn").Process(target=take, args=(limit, 200))
+    child = warm.Process(target=take, args=(limit, 200))
     child.start()
     child.join()
     assert RateLimit("a", requests=100).take(0) > 0.5

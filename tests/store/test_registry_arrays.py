@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import numpy as np
 import pytest
+from support.processes import warm
 
 from stoker import _core
 from stoker.errors import SegmentError
@@ -32,12 +31,11 @@ def mark_all(results):
 
 
 def test_processes_find_the_same_memory():
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results = warm.Queue()
     with open_arrays("job", LAYOUT) as opened:
         assert opened.shared
         opened["served"].array[:10] = 1
-        children = [context.Process(target=mark_all, args=(results,)) for _ in range(2)]
+        children = [warm.Process(target=mark_all, args=(results,)) for _ in range(2)]
         for child in children:
             child.start()
         said = [results.get(timeout=120) for _ in range(4)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -12,18 +10,15 @@ from typing import Any
 
 from torch import distributed
 
+from support.processes import warm
+
 
 def run_ranks(world_size: int, place: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return ``task(rank, *arguments)`` of each rank; ``task`` is importable."""
-    # Its server has imported torch already, which takes longer than most tasks.
-    context = multiprocessing.get_context("forkserver")
-    results: Any = context.Queue()
+    results: Any = warm.Queue()
     meeting = f"file://{place}/meeting"
     processes = [
-        context.Process(
-            target=_rank,
-            args=(dict(os.environ), rank, world_size, meeting, results, task, arguments),
-        )
+        warm.Process(target=_rank, args=(rank, world_size, meeting, results, task, arguments))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -38,7 +33,6 @@ def run_ranks(world_size: int, place: Path, task: Callable[..., Any], *arguments
 
 
 def _rank(
-    environment: dict[str, str],
     rank: int,
     world_size: int,
     meeting: str,
@@ -46,8 +40,6 @@ def _rank(
     task: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    os.environ.clear()  # of the server, which began in an earlier test
-    os.environ.update(environment)
     # More workers than cores, and a machine with little memory, are no matter here.
     warnings.filterwarnings("ignore", "This DataLoader will create")
     try:

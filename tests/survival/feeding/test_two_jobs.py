@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from typing import Any
 
 import pytest
+from support.processes import warm
 
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
@@ -48,11 +48,9 @@ def train(source: WatchedSource, seed: int, recipe: str, ready: Any, answers: An
 def test_they_read_together(recipe: str) -> None:
     samples = MemorySource([sample(number) for number in range(NUM)])
     source = WatchedSource(samples, latency=0.005)
-    context = multiprocessing.get_context("spawn")
-    ready, answers = context.Barrier(2), context.Queue()
+    ready, answers = warm.Barrier(2), warm.Queue()
     jobs = [
-        context.Process(target=train, args=(source, seed, recipe, ready, answers))
-        for seed in (1, 2)
+        warm.Process(target=train, args=(source, seed, recipe, ready, answers)) for seed in (1, 2)
     ]
     for job in jobs:
         job.start()
