@@ -5,6 +5,7 @@
 #   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
 # WORKERS is how many processes the tests share; 0 for one alone, which a debugger needs.
 # SECONDS is how long each fuzzer looks for new input, and a survival test lasts: make fuzz SECONDS=600
+# JOBS is how many fuzzers of C and C++ look at once.
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -15,6 +16,7 @@ SHELL       := /bin/bash
 PYTHON ?= python3
 ARGS   ?=
 SECONDS ?= 60
+JOBS ?= 2
 # More than processors, because many tests wait; few, because some look at the clock.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 VENV   := .venv
@@ -96,7 +98,7 @@ arm-test: $(STAMPS)/installed
 	  python -m pytest -q tests/shim/test_calls.py tests/shim/test_sharing.py \
 	  -k "not documented and not preadv2 and not vfork and not parent_and_child and not identity and not slowly"
 
-# Looks for input that breaks what reads bytes from outside, two fuzzers at once. What it finds lies
+# Looks for input that breaks what reads bytes from outside, JOBS fuzzers at once. What it finds lies
 # in build/fuzz; new inputs that are worth keeping go to native/fuzz/corpus by
 #   build/fuzz/X_fuzz -merge=1 native/fuzz/corpus/X_fuzz build/fuzz/corpus/X_fuzz
 fuzz-native: $(STAMPS)/tools
@@ -106,7 +108,7 @@ fuzz-native: $(STAMPS)/tools
 	  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
 	cmake --build build/fuzz
 	export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-	printf '%s\n' native/fuzz/*_fuzz.c* | xargs -P 2 -I{} bash -c '
+	printf '%s\n' native/fuzz/*_fuzz.c* | xargs -P $(JOBS) -I{} bash -c '
 	  name=$$(basename {}); name=$${name%.*}
 	  mkdir -p build/fuzz/corpus/$$name
 	  build/fuzz/$$name -max_total_time=$(SECONDS) -max_len=600 -rss_limit_mb=4096 -print_final_stats=1 \
