@@ -12,7 +12,7 @@ from stoker.importance.base import Scorer
 from stoker.policy import Policy, Shares
 from stoker.sampler import Sampler
 from stoker.source import Source
-from stoker.source.adapt import REQUIRED
+from stoker.source.base import REQUIRED
 from stoker.store import Tier
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ COMPLETING = {
     "policy/base.py",
     "policy/shares.py",
     "sampler/base.py",
-    "source/adapt.py",
+    "source/base.py",
 }
 
 

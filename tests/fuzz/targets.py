@@ -45,11 +45,10 @@ from stoker.pool.pool_address import PoolAddress
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.process import Rank
 from stoker.sim.trace import Trace
-from stoker.source.folder_listing import FolderCache, list_folder
+from stoker.source.image_folder import FolderCache, list_folder
 from stoker.source.in_memory import MemorySource
 from stoker.source.listing_cache import ListingCache
-from stoker.source.packed import Packed
-from stoker.source.parts import join_parts, split_parts
+from stoker.source.packed import Packed, join_parts, split_parts
 from stoker.source.shard_index import ShardIndex, index_of
 from stoker.source.shards import expand
 from stoker.source.tar_members import members

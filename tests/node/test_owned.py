@@ -22,7 +22,7 @@ from stoker.node import messages, rendezvous
 from stoker.node.messages import Channel
 from stoker.policy.baselines import LRU
 from stoker.source.listing_cache import ListingCache
-from stoker.source.rate_limit import RateLimit
+from stoker.source.pace import RateLimit
 from stoker.store.cache_dir import CacheDir, DiskMeta
 from stoker.store.disk import open_disk
 from stoker.store.registry import open_arena

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
-from stoker.source import ImageFolderSource, Source, folder_listing, image_folder
-from stoker.source.folder_listing import IMAGE_EXTENSIONS
+from stoker.source import ImageFolderSource, Source, image_folder
+from stoker.source.image_folder import IMAGE_EXTENSIONS
 from stoker.testing import SourceConformance
 
 
@@ -33,12 +33,13 @@ class Listings:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made, self.later = 0, 10
         clock = SimpleNamespace(time_ns=lambda: time.time_ns() + self.later * 10**9)
-        monkeypatch.setattr(folder_listing, "time", clock)
+        monkeypatch.setattr(image_folder, "time", clock)
+        self._really = image_folder.list_folder
         monkeypatch.setattr(image_folder, "list_folder", self._list)
 
     def _list(self, *args: object) -> object:
         self.made += 1
-        return folder_listing.list_folder(*args)
+        return self._really(*args)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -267,7 +268,7 @@ def test_s12_a_tree_rebuilt_in_place_is_listed_anew(tmp_path: Path, listings: Li
 def test_a_file_rewritten_in_place_is_found_by_its_size(
     tmp_path: Path, listings: Listings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_listing, "_LOOKED_AT", 0)  # it is not among those drawn
+    monkeypatch.setattr(image_folder, "_LOOKED_AT", 0)  # it is not among those drawn
     put(tmp_path, "a/1.jpg")
     settle(tmp_path)
     ImageFolderSource(tmp_path)
@@ -283,9 +284,9 @@ def test_a_file_rewritten_in_place_is_found_by_its_size(
 def test_newcomer_2_the_advice_to_list_again_helps(
     tmp_path: Path, listings: Listings, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(folder_listing, "_LOOKED_AT", 0)  # it is not among those drawn
+    monkeypatch.setattr(image_folder, "_LOOKED_AT", 0)  # it is not among those drawn
     if fault == "gone":  # as on a mount that keeps no times of directories
-        monkeypatch.setattr(folder_listing, "_still_holds", lambda listing, threads: True)
+        monkeypatch.setattr(image_folder, "_still_holds", lambda listing, threads: True)
     put(tmp_path, "a/1.jpg", "a/2.jpg")
     settle(tmp_path)
     source = ImageFolderSource(tmp_path)

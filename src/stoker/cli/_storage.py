@@ -23,7 +23,7 @@ from stoker import bounds
 from stoker.errors import SampleCorrupt, StokerError
 from stoker.node.memory_limits import read_memory
 from stoker.source.base import Source
-from stoker.source.folder_listing import IMAGE_EXTENSIONS
+from stoker.source.image_folder import IMAGE_EXTENSIONS
 from stoker.types import format_bytes
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.stage import Decode, Samples, call_decode
 from stoker.errors import ConfigError
-from stoker.source.adapt import as_source
-from stoker.source.base import Source
+from stoker.source.base import Source, as_source
 from stoker.source.open import open_image_folder
 
 Transform = Callable[[Any, np.random.Generator], Any]

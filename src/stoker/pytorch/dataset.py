@@ -17,8 +17,7 @@ from stoker.epoch.stage import Decode, Samples, call_decode
 from stoker.errors import ConfigError
 from stoker.images import decode_image, to_pil
 from stoker.shared import SharedArray
-from stoker.source.adapt import as_source
-from stoker.source.base import Source, read_whole
+from stoker.source.base import Source, as_source, read_whole
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
 from stoker.source.open import open_image_folder
 from stoker.source.pace import Pace

@@ -1,14 +1,13 @@
 """Where samples live: in memory, in files, in object stores, or behind your own class."""
 
-from stoker.source.adapt import as_source
-from stoker.source.base import BaseSource, Source
+from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
 from stoker.source.in_memory import MemorySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
 from stoker.source.pace import Pace, Retry
-from stoker.source.parts import join_parts, split_parts
+from stoker.source.packed import join_parts, split_parts
 from stoker.source.shards import ShardSource
 
 __all__ = [

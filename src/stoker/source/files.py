@@ -1,21 +1,139 @@
-"""A data set of files: one file, one sample."""
+"""A data set of files: one file, one sample; its listing is packed into a few arrays."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker._core import Reader
-from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.listing import AnyPath, Listing, failure, list_paths
 from stoker.source.listing_cache import ListingCache
-from stoker.source.packed import Offsets, offsets_of
+from stoker.source.packed import Bytes, Offsets, offsets_of
+
+_LIST_AGAIN = "make the data set again, which lists it again"
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Paths and sizes of N files.
+
+    ``fingerprint`` hashes the names below ``root``, in order, with every file's size and
+    modification time in nanoseconds. Nodes that mount the same storage agree on it wherever they
+    mount it; so does a copy that keeps the times (``cp -p``, ``rsync -a``), and so do files rebuilt
+    with the same sizes and times. ``local_identity`` tells these from each other, on one machine.
+    """
+
+    root: bytes
+    """What every path begins with, up to and including the last slash."""
+    names: Bytes
+    """The rest of every path, one after the other, u8[total]."""
+    offsets: Offsets
+    """Where each name begins in ``names``, and where the last ends, i64[N + 1]."""
+    sizes: Offsets
+    """Bytes of each file, i64[N]."""
+    ctimes_ns: Offsets
+    """Change time of each file, which nothing but the kernel sets, i64[N]."""
+    fingerprint: str
+
+    def name(self, place: int) -> bytes:
+        """Return one name."""
+        begin, end = self.offsets[place : place + 2]
+        return self.names[begin:end].tobytes()
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the change times.
+
+        Without device and inode numbers, as those of network and FUSE mounts do not last from mount
+        to mount.
+        """
+        return _digest(self.ctimes_ns)
+
+
+def list_paths(paths: Iterable[AnyPath], threads: int) -> Listing:
+    """Return the listing of these files, in this order; ``threads`` of them are asked at once.
+
+    Relative paths are taken from the current directory. Raises as :func:`list_names`, and
+    :class:`ConfigError` when there are no paths or one of them is not a path.
+    """
+    if isinstance(paths, str | bytes | os.PathLike):
+        raise ConfigError(f"paths={paths!r} is one path: give a list of paths")
+    here = os.fsencode(Path.cwd())
+    try:
+        full = [os.path.join(here, os.fsencode(path)) for path in paths]  # noqa: PTH118
+    except TypeError as error:
+        raise ConfigError(f"paths has something that is not a path: {error}") from error
+    if not full:
+        raise ConfigError("paths is empty: a source needs at least one file")
+    root = _common_directory(min(full), max(full))
+    return list_names(root, [path[len(root) :] for path in full], threads)
+
+
+def _common_directory(smallest: bytes, largest: bytes) -> bytes:
+    """Return the deepest directory that all paths sorted between these two are in, with a slash."""
+    root = smallest[: smallest.rindex(b"/") + 1]
+    while not largest.startswith(root):
+        root = root[: root[:-1].rindex(b"/") + 1]
+    return root
+
+
+def list_names(root: bytes, names: list[bytes], threads: int) -> Listing:
+    """Return the listing of the files ``root + name``; ``threads`` of them are asked at once.
+
+    Raises :class:`SampleNotFound` for a file that is not there, :class:`SampleCorrupt` for
+    something that is not a file, :class:`SourceUnavailable` for any other failure of the
+    storage, and :class:`ConfigError` for a name with a NUL byte.
+    """
+    offsets = offsets_of(np.fromiter(map(len, names), np.int64, len(names)))
+    packed = np.frombuffer(b"".join(names), np.uint8)
+    if (packed == 0).any() or b"\0" in root:
+        raise ConfigError("a path contains a NUL byte, which no file system allows")
+    sizes, mtimes_ns, ctimes_ns = (np.empty_like(offsets[1:]) for _ in range(3))
+    status = np.empty(len(names), np.int32)
+    Reader(threads).stat(root, packed, offsets, sizes, mtimes_ns, ctimes_ns, status)
+    if status.any():
+        first = int(np.flatnonzero(status)[0])
+        raise failure(os.fsdecode(root + names[first]), int(status[first]))
+    fingerprint = _digest(offsets, packed, sizes, mtimes_ns)
+    return Listing(root, packed, offsets, sizes, ctimes_ns, fingerprint)
+
+
+def _digest(*parts: Bytes | Offsets) -> str:
+    digest = hashlib.blake2b(digest_size=16, person=b"stoker.files")
+    for part in parts:
+        digest.update(part.data)
+    return digest.hexdigest()
+
+
+def failure(path: str, status: int, listed: int | None = None) -> SourceError:
+    """Return the error for what the core's ``Reader`` said of a file.
+
+    ``listed`` is the size in bytes it had when the listing was made, when that is known.
+    """
+    if status in (Reader.SHRANK, Reader.GREW):
+        verb = "shrank" if status == Reader.SHRANK else "grew"
+        return SampleCorrupt(
+            f"{path} {verb} since it was listed with {listed} bytes: {_LIST_AGAIN}"
+        )
+    if status == Reader.NOT_A_FILE:
+        return SampleCorrupt(f"{path} is not a regular file: leave it out of the data set")
+    reason = os.strerror(status)
+    if status in (errno.ENOENT, errno.ENOTDIR):
+        return SampleNotFound(f"{path}: {reason}: put it back, or {_LIST_AGAIN}")
+    if status in (errno.EACCES, errno.EPERM):
+        return SourceUnavailable(f"{path}: {reason}: let this user (id {os.geteuid()}) read it")
+    return SourceUnavailable(f"{path}: {reason}: the storage failed; see the system's log")
 
 
 class FileSource(PackedSource):

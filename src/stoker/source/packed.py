@@ -1,13 +1,16 @@
-"""Many samples in one array: their bytes one after the other, and their offsets."""
+"""Samples in memory: many in one array, and one that has several named parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.errors import SampleCorrupt
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
@@ -72,3 +75,45 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     runs = zip(part[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
     chunks = [parts[number].data[start:end] for number, start, end in runs]
     return Packed(chunks[0] if len(chunks) == 1 else np.concatenate(chunks), offsets)
+
+
+HEADER = struct.Struct("<HQ")
+
+
+def join_parts(parts: Mapping[str, bytes]) -> bytes:
+    """Return the parts, by name, as one sample."""
+    return b"".join(
+        piece for name, data in parts.items() for piece in (part_header(name, len(data)), data)
+    )
+
+
+def part_header(name: str, num_bytes: int) -> bytes:
+    """Return what comes before the ``num_bytes`` bytes of the part ``name``."""
+    encoded = name.encode()
+    return HEADER.pack(len(encoded), num_bytes) + encoded
+
+
+def split_parts(sample: bytes | memoryview) -> dict[str, memoryview]:
+    """Return the parts of a sample by name, in order, as views of it.
+
+    Raises :class:`SampleCorrupt` when it does not consist of parts.
+    """
+    view = memoryview(sample)
+    parts: dict[str, memoryview] = {}
+    at = 0
+    while at < len(view):
+        if at + HEADER.size > len(view):
+            raise SampleCorrupt(f"the header of a part at byte {at} of {len(view)} is cut off")
+        name_bytes, data_bytes = HEADER.unpack_from(view, at)
+        begin = at + HEADER.size + name_bytes
+        if begin + data_bytes > len(view):
+            raise SampleCorrupt(
+                f"a part of {data_bytes} bytes at byte {at} does not fit into {len(view)} bytes"
+            )
+        try:
+            name = str(view[at + HEADER.size : begin], "utf-8")
+        except UnicodeDecodeError as error:
+            raise SampleCorrupt(f"the part at byte {at} has no name in UTF-8") from error
+        parts[name] = view[begin : begin + data_bytes]
+        at = begin + data_bytes
+    return parts

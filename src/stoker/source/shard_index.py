@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.source.listing_cache import Arrays
-from stoker.source.packed import Bytes, Offsets, offsets_of
-from stoker.source.parts import HEADER
+from stoker.source.packed import HEADER, Bytes, Offsets, offsets_of
 from stoker.source.tar_members import Member
 
 Codes = npt.NDArray[np.uint32]

@@ -17,13 +17,12 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
-from stoker.source.key_listing import KeyListing
+from stoker.source.files import list_names
 from stoker.source.keys import Keys
-from stoker.source.listing import list_names
 from stoker.source.listing_cache import ListingCache
+from stoker.source.objects import KeyListing
 from stoker.source.pace import Pace
-from stoker.source.packed import Bytes, Offsets, offsets_of
-from stoker.source.parts import part_header
+from stoker.source.packed import Bytes, Offsets, offsets_of, part_header
 from stoker.source.remote.address import OBJECT_SCHEMES, Address, address_of, local_address
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Tally, Wanted, error_of
@@ -83,7 +82,7 @@ def _check_number(what: str, number: int) -> None:
 class ShardSource(PackedSource):
     """The samples of tar files: consecutive files ``key.extension`` of one key are a sample.
 
-    A sample's bytes are its parts, framed so that :func:`stoker.source.parts.split_parts` takes
+    A sample's bytes are its parts, framed so that :func:`stoker.source.packed.split_parts` takes
     them apart; with ``part`` they are the bytes of that part alone. Samples are in the order in
     which the shards and their files come.
 

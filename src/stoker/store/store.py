@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.errors import ConfigError, SegmentError, StokerError
 from stoker.policy.base import Region, Substitution
 from stoker.shared import SharedArray
-from stoker.source.adapt import as_source
-from stoker.source.base import Source, check_ids
+from stoker.source.base import Source, as_source, check_ids
 from stoker.source.packed import Packed, gather
 from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters

@@ -16,8 +16,7 @@ import numpy as np
 
 from stoker.errors import redacted
 from stoker.source.keys import Keys, KeyTable, concatenate, pack_entries
-from stoker.source.pace import Pace
-from stoker.source.rate_limit import RateLimit
+from stoker.source.pace import Pace, RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
 from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted

@@ -12,7 +12,7 @@ import pytest
 from support.processes import warm
 
 from stoker.errors import ConfigError, UntrustedPlace
-from stoker.source.rate_limit import RateLimit
+from stoker.source.pace import RateLimit
 
 
 @pytest.fixture
