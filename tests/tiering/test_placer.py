@@ -124,7 +124,7 @@ def test_the_next_run_uses_the_copies_without_reading_the_source(
     read = []
 
     def watched(path: Path, *rest: Any, **more: Any) -> copier.Origin:
-        read.append(path.name)
+        read.append(Path(path).name)
         return copier.copy_file(path, *rest, **more)
 
     monkeypatch.setattr(placer, "copy_file", watched)
@@ -404,7 +404,7 @@ def test_a_copy_that_keeps_failing_is_left_alone_and_its_room_given_back(
     attempts = []
 
     def broken(source: Path, *rest: Any, **more: Any) -> copier.Origin:
-        if source.name == "bad":
+        if Path(source).name == "bad":
             attempts.append(source)
             raise OSError(errno.EIO, "input/output error")
         return copier.copy_file(source, *rest, **more)

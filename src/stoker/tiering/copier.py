@@ -12,7 +12,6 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from stoker.node.owned import trusts
@@ -20,6 +19,7 @@ from stoker.types import FileIdentity
 
 _CHUNK = 1 << 20
 _own = threading.local()
+StrPath = str | os.PathLike[str]
 
 
 class SourceChanged(OSError):
@@ -40,9 +40,9 @@ class Origin(NamedTuple):
 
 
 def copy_file(
-    source: Path,
-    part: Path,
-    final: Path,
+    source: StrPath,
+    part: StrPath,
+    final: StrPath,
     expected: FileIdentity,
     *,
     handed: io.FileIO | None = None,
@@ -80,19 +80,19 @@ def copy_file(
                 os.fchmod(writer, 0o400)
                 if fsync:
                     os.fsync(writer)
-                part.replace(final)
+                os.replace(part, final)
                 if fsync:
-                    _sync_folder(final.parent)
+                    _sync_folder(os.path.dirname(final))
         except BaseException:
             with contextlib.suppress(OSError):
-                part.unlink()
+                os.unlink(part)
             raise
         finally:
             os.close(writer)
     return Origin(expected, inode, crc if checksum else None)
 
 
-def _open(source: Path) -> io.FileIO:
+def _open(source: StrPath) -> io.FileIO:
     return io.FileIO(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK))
 
 
@@ -115,7 +115,7 @@ def _faults_of_tier() -> Iterator[None]:
 
 
 def is_copy(
-    path: Path, expected: FileIdentity, origin: Origin | None, *, checksum: bool = False
+    path: StrPath, expected: FileIdentity, origin: Origin | None, *, checksum: bool = False
 ) -> bool:
     """Whether ``path`` is the finished copy described by ``origin``, made from ``expected``.
 
@@ -209,7 +209,7 @@ def _crc(reader: int) -> int:
     return crc
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: StrPath) -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

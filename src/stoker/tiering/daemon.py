@@ -40,7 +40,8 @@ _BEAT = 0.2  # seconds between two signs of life
 _SILENT = 30.0  # after which programs take a daemon for gone that lives but says nothing
 _WAIT = 10.0  # seconds that a program waits for a copy that makes no progress
 _LOOK_IN = 0.02  # seconds after which requests in the ring are looked for
-_NAP = 0.001  # seconds between two looks at the socket while requests come in
+_NAPS = 0.001, 0.004  # seconds between two looks at the socket while many, few requests come in
+_MANY = 3  # requests at one look: the socket holds some ten
 _AT_ONCE = 16  # requests off the socket before the next look at the ring
 _LONGEST_REQUEST = 8192  # bytes, more than a path has
 _MOST_WAITING = 1 << 17  # files that wait to be looked at
@@ -107,11 +108,12 @@ class Daemon:
 
     def _listen(self) -> None:
         """Take requests from the socket at once, as it holds few, and poll the ring."""
-        busy_until = 0.0
+        busy_until, nap = 0.0, _NAPS[0]
         while True:
+            taken = 0
             if time.monotonic() < busy_until and not self.config.small:
                 # Waking a blocked thread would cost the program a tenth of a slow open.
-                time.sleep(_NAP)
+                time.sleep(nap)
                 self._requests.settimeout(0)
             else:
                 self._requests.settimeout(_LOOK_IN)
@@ -119,8 +121,9 @@ class Daemon:
                 for _ in range(_AT_ONCE):
                     message, handed, _, _ = socket.recv_fds(self._requests, _LONGEST_REQUEST, 4)
                     self._requests.settimeout(0)
-                    busy_until = time.monotonic() + _LOOK_IN
+                    taken, busy_until = taken + 1, time.monotonic() + _LOOK_IN
                     self._obey(message, [io.FileIO(fd) for fd in handed])
+            nap = _NAPS[0] if taken >= _MANY else _NAPS[1]
             with contextlib.suppress(ValueError, OSError):
                 # What there is no room for in the queue stays in the ring, until that is full.
                 messages = self._ring.take(_MOST_WAITING - self.placer.waiting)

@@ -112,7 +112,7 @@ class Placer:
         self._config, self._table, self._tiers = config, table, tiers
         self.rooms = Rooms([tier.quota for tier in config.tiers], [tier.used for tier in tiers])
         self.counts = Counts([TierCounts() for _ in tiers])
-        self._source = source
+        self._source = str(source)
         self._mutex = threading.Lock()  # counts, attempts, _later, and steps from state to state
         self._attempts: Counter[bytes] = Counter()
         self._promised: dict[bytes, tuple[int, int]] = {}
@@ -157,7 +157,7 @@ class Placer:
         """Check whether the source of a placed file has changed; waits for storage."""
         path, seen_ns = self._table.path(number), time.monotonic_ns()
         try:
-            status: os.stat_result | None = self._at(path).stat()
+            status: os.stat_result | None = os.stat(self._at(path))
         except (FileNotFoundError, NotADirectoryError):
             status = None
         except OSError:  # a source that does not answer is no reason to part with copies
@@ -221,12 +221,12 @@ class Placer:
 
     # --- looking ---
 
-    def _at(self, path: bytes) -> Path:
-        return self._source / os.fsdecode(path)
+    def _at(self, path: bytes) -> str:
+        return f"{self._source}/{os.fsdecode(path)}"
 
     def _status(self, path: bytes) -> os.stat_result | None:
         try:
-            return self._at(path).stat()
+            return os.stat(self._at(path))
         except OSError:
             return None
 
@@ -262,7 +262,7 @@ class Placer:
         if entry["state"] is not State.PLACED:
             return True
         try:
-            copy = self._tiers[entry["tier"]].copy_of(entry["path"]).lstat()
+            copy = os.lstat(self._tiers[entry["tier"]].copy_of(entry["path"]))
         except OSError:
             return False
         return bool(copy.st_ino == entry["copy_ino"])
@@ -272,7 +272,7 @@ class Placer:
     ) -> None:
         """Give a file an entry, and a place where there is one."""
         identity = FileIdentity.of(status)
-        is_link = self._at(path).is_symlink()
+        is_link = os.path.islink(self._at(path))
 
         def add(state: State, tier: int = 0, ino: int = 0) -> int:
             return self._table.add(
@@ -320,12 +320,12 @@ class Placer:
         for number, tier in enumerate(self._tiers):
             copy = tier.copy_of(path)
             with contextlib.suppress(OSError):
-                status = copy.lstat()
+                status = os.lstat(copy)
                 origin = tier.origins.get(path)
                 if is_copy(copy, identity, origin, checksum=self._config.checksum):
                     return number, status.st_ino
                 if stat.S_ISREG(status.st_mode):
-                    copy.unlink()
+                    os.unlink(copy)
                     self.rooms.free(number, status.st_size)
         return None
 
@@ -337,7 +337,7 @@ class Placer:
         try:
             if self._stopping or self._table.state(job.number) is not State.WANTED:
                 raise _Stopped
-            _make_folder(final.parent, tier.copies)
+            _make_folder(os.path.dirname(final), str(tier.copies))
             origin = copy_file(
                 self._at(job.path),
                 part,
@@ -425,8 +425,8 @@ class Placer:
         """Remove the copy that an entry describes, not one that has taken its place."""
         copy = self._tiers[entry["tier"]].copy_of(entry["path"])
         with contextlib.suppress(OSError):
-            if copy.lstat().st_ino == entry["copy_ino"]:
-                copy.unlink()
+            if os.lstat(copy).st_ino == entry["copy_ino"]:
+                os.unlink(copy)
 
     def _give_up(self, tier: int) -> None:
         """Stop using a tier that has vanished."""
@@ -440,11 +440,12 @@ class Placer:
             self.counts.problems[problem] += 1
 
 
-def _make_folder(folder: Path, root: Path) -> None:
+def _make_folder(folder: str, root: str) -> None:
     """Make a folder below ``root``, which must exist: a vanished root is not recreated."""
     try:
-        if folder != root and not folder.is_dir():
-            _make_folder(folder.parent, root)
-            folder.mkdir(mode=0o700, exist_ok=True)
+        if folder != root and not os.path.isdir(folder):
+            _make_folder(os.path.dirname(folder), root)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
     except OSError as error:
         raise TierFault(error.errno, error.strerror, error.filename) from error

@@ -41,6 +41,9 @@ _ARENA_LIMIT = 1 << 32
 _GROWTH = 1 << 16  # bytes by which entries and arena are allocated
 _FIRST_INDEX_LOG2 = 10
 _IDENTITY = ("dev", "ino", "size", "mtime_ns", "ctime_ns")  # as FileIdentity has them
+_FROM_STATUS = {
+    name: name.replace("source_", "st_") for name in ENTRY.names or () if name[:7] == "source_"
+}
 _AT = {name: offset_of(ENTRY, name) for name in ENTRY.names or ()}
 _HEADER_AT = {name: offset_of(HEADER, name) for name in HEADER.names or ()}
 
@@ -205,21 +208,16 @@ class Table:
 
         ``status`` is the source file's own, looked at no earlier than ``seen_ns``.
         """
-        row = np.zeros((), ENTRY)
-        row["word"], row["tier"], row["link"] = int(state), tier, is_link
-        row["hash"], row["path_length"] = zlib.crc32(path, 0), len(path)
-        row["validated_ns"], row["copy_ino"] = seen_ns, copy_ino
-        for name in ("dev", "ino", "mode", "nlink", "uid", "gid", "size", "blocks", "blksize"):
-            row[f"source_{name}"] = getattr(status, f"st_{name}")
-        for name in ("atime_ns", "mtime_ns", "ctime_ns"):
-            row[f"source_{name}"] = getattr(status, f"st_{name}")
+        values = {source: getattr(status, name) for source, name in _FROM_STATUS.items()}
+        values |= {"word": int(state), "tier": tier, "link": is_link, "copy_ino": copy_ino}
+        values |= {"hash": zlib.crc32(path, 0), "path_length": len(path), "validated_ns": seen_ns}
         if state is State.PLACED:
-            row["copied"] = status.st_size
+            values["copied"] = status.st_size
         with self._mutex:
-            number = self._append(row, path)
+            number = self._append(values, path)
             if copy_ino:
                 self._index_copy(number, copy_ino)
-        self._changed(number)
+        self._changed(number, wakes=state is not State.WANTED)
         return number
 
     def placed_on(self, tier: int) -> list[int]:
@@ -242,10 +240,7 @@ class Table:
 
     def set_state(self, number: int, state: State) -> None:
         """Move an entry on, and wake who waits for it."""
-        with self._mutex:
-            at = self._entry_at(number) // 4
-            word = self._words[at]
-            self._publish(at, int(state) + 256 * (((word >> 8) + 1) & 0xFFFFFF))
+        self._set_state(number, state)
         self._changed(number)
 
     def start_copy(self, number: int, tier: int, copy_ino: int) -> None:
@@ -256,7 +251,8 @@ class Table:
             self._longs[(at + _AT["copied"]) // 8] = 0
             self._longs[(at + _AT["copy_ino"]) // 8] = copy_ino
             self._index_copy(number, copy_ino)
-        self.set_state(number, State.COPYING)
+        self._set_state(number, State.COPYING)
+        self._changed(number, wakes=False)
 
     def set_copied(self, number: int, done: int) -> None:
         """Note that ``done`` bytes can be read from the copy."""
@@ -278,17 +274,25 @@ class Table:
         release_fence()
         self._words[word] = value
 
+    def _set_state(self, number: int, state: State) -> None:
+        with self._mutex:
+            at = self._entry_at(number) // 4
+            word = self._words[at]
+            self._publish(at, int(state) + 256 * (((word >> 8) + 1) & 0xFFFFFF))
+
     def _entry_at(self, number: int) -> int:
         return self._entries + number * ENTRY.itemsize
 
-    def _changed(self, number: int) -> None:
+    def _changed(self, number: int, wakes: bool = True) -> None:
+        """Count a change; those that wait look each millisecond, and wake at once if need be."""
         bucket = self._words[(self._entry_at(number) + _AT["hash"]) // 4] % BUCKETS
         at = _HEADER_AT["changes"] + 4 * bucket
         with self._mutex:
             self._publish(at // 4, (self._words[at // 4] + 1) & 0xFFFFFFFF)
-        wake(self._map, at)
+        if wakes:
+            wake(self._map, at)
 
-    def _append(self, row: np.ndarray[Any, np.dtype[np.void]], path: bytes) -> int:
+    def _append(self, values: dict[str, int], path: bytes) -> int:
         number = len(self)
         if number >= 1 << _ENTRIES_LOG2:
             raise CapacityError(f"the table is full: {number} files")
@@ -296,13 +300,14 @@ class Table:
         self._allocate(self._entries, at + ENTRY.itemsize - self._entries)
         if 4 * (number + 1) > 3 << int(self._header["path_index_log2"]):
             self._grow("path")
-        slot = self._path_slot(path, int(row["hash"]))
+        slot = self._path_slot(path, values["hash"])
         older = self._words[slot]
         if older:  # its path lies there already
             same = self._entry_at(older - 1) + _AT["path_offset"]
-            row["path_offset"] = self._longs[same // 8]
+            values["path_offset"] = self._longs[same // 8]
         else:
-            row["path_offset"], _ = self._store(path)
+            values["path_offset"], _ = self._store(path)
+        row = np.array(tuple(values.get(name, 0) for name in ENTRY.names or ()), ENTRY)
         self._map[at : at + ENTRY.itemsize] = row.tobytes()
         self._publish(_HEADER_AT["entry_count"] // 4, number + 1)
         self._publish(slot, number + 1)

@@ -78,16 +78,16 @@ class TierDir:
         self.origins.close()
         self._let_go()
 
-    def copy_of(self, relative: bytes) -> Path:
+    def copy_of(self, relative: bytes) -> str:
         """Return where the copy of a file is or would be; ``relative`` to the source.
 
         By this process's descriptor of the directory, which no other process can exchange.
         """
-        return self.copies / os.fsdecode(relative)
+        return f"{self.copies}/{os.fsdecode(relative)}"
 
-    def part_of(self, entry: int) -> Path:
+    def part_of(self, entry: int) -> str:
         """Return where the copy that an entry of the table describes is made."""
-        return self.parts / str(entry)
+        return f"{self.parts}/{entry}"
 
     @property
     def called(self) -> tuple[Path, Path]:
