@@ -217,9 +217,8 @@ def hits_by_plan(
         64,
         num_workers=2,
         collate_fn=len,
-        cache=f"{share:.0%}",
+        cache=stoker.Cache(f"{share:.0%}", prefetch=prefetch),
         recipe=stoker.recipes.belady(request_bytes=request_bytes),
-        prefetch_bytes=prefetch,
         persistent_workers=True,
         epochs=5,
     ) as loader:

@@ -12,6 +12,8 @@ from feed_process import run_alone
 from feed_servers import Bucket, s3
 from harness import Report, interleave, paired_ratio
 
+from stoker import Cache
+
 SHARE = 0.2
 DELAY_MS, MB_PER_S = 7.0, 60.0
 LARGE, SMALL = 110_000, 3_000
@@ -31,8 +33,8 @@ def large(report: Report, args: argparse.Namespace, folder: Path) -> None:
         add_epochs(report, "Stoker, cache 20 %", results, seconds)
         report.target("first epoch to bytes / bandwidth", first / seconds, 1.05)
         report.target("later ones to (1 - c) of it", later / seconds / (1 - SHARE), 1.08)
-        on_disk = {"cache_dir": str(folder / "disk")}
-        run = Run(4, 64, 4, 2_000, run.options | on_disk)
+        on_disk = Cache(f"{SHARE:.0%}", disk=folder / "disk")
+        run = Run(4, 64, 4, 2_000, {"cache": on_disk, "recipe": "minio"})
         result = run_alone(through_stoker, place, run)
         add_epochs(report, "Stoker, all on disk", [result], seconds)
         in_memory = run_alone(through_stoker, place, Run(4, 64, 4, 2_000, {"cache": "100%"}))

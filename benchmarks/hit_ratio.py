@@ -70,9 +70,8 @@ def measure(
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         collate_fn=len,
-        cache=f"{100 * share:g}%",
+        cache=stoker.Cache(f"{100 * share:g}%", prefetch=args.prefetch_bytes),
         recipe=recipe,
-        prefetch_bytes=args.prefetch_bytes,
     ) as loader:
         for epoch in range(epochs):
             for _ in loader:

@@ -91,12 +91,13 @@ class Bench:
             batch_size=self.batch_size,
             num_workers=WORKERS,
             persistent_workers=True,
-            cache=f"{CACHE:.0%}",
+            cache=stoker.Cache(
+                f"{CACHE:.0%}", prefetch=stoker.Cache.prefetch if case.prefetch else 0
+            ),
             recipe=recipe,
             epochs=self.epochs,
             seed=seed,
             rescore=trainer.rescore if recipe.scorer(len(images)).rescores else None,
-            **({} if case.prefetch else {"prefetch_bytes": 0}),
         ) as loader:
             found = []
             for epoch in range(self.epochs):

@@ -63,11 +63,10 @@ def train(
     with stoker.Loader(
         images.dataset(labels),
         batch_size=settings.batch_size,
-        cache=f"{100 * cache:g}%",
+        cache=stoker.Cache(f"{100 * cache:g}%", prefetch=0),
         recipe=replace(recipe, scorer=recording),
         epochs=settings.epochs,
         seed=seed,
-        prefetch_bytes=0,
         rescore=trainer.rescore if recipe.scorer(len(images)).rescores else None,
     ) as loader:
         epochs, precisions = [], []
@@ -131,11 +130,10 @@ def replay(
         dataset,
         batch_size=settings.batch_size,
         collate_fn=len,
-        cache=f"{100 * cache:g}%",
+        cache=stoker.Cache(f"{100 * cache:g}%", prefetch=0),
         recipe=played(recipe, record),
         epochs=len(record.visited),
         seed=seed,
-        prefetch_bytes=0,
         rescore=torch.zeros,
     ) as loader:
         epochs = []

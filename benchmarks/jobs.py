@@ -26,7 +26,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Work:
     seed: int
     samples_per_second: float
     epochs: int
-    sharing: Sharing | None = None
+    sharing: Sharing = field(default_factory=Sharing)
     alone: bool = False
     """Whether it keeps its cache to itself."""
 
@@ -246,12 +246,11 @@ def train(work: Work, source: SlowSource, together: Any) -> dict[str, Any]:
                 num_workers=1,
                 collate_fn=len,
                 recipe=work.recipe,
-                cache=f"{work.cache:.2%}",
+                cache=stoker.Cache(f"{work.cache:.2%}", sharing=work.sharing),
                 seed=work.seed,
                 epochs=work.epochs,
                 persistent_workers=True,
                 return_meta=True,
-                sharing=work.sharing,
             )
         )
         together.wait()

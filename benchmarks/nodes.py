@@ -4,7 +4,7 @@ Nodes are network namespaces, joined by links of 1 Gbit in each direction (htb);
 folder behind 60 MB/s that all of them read (slow_fs.py). torchrun starts one rank per node, which
 exchanges gradients through gloo. Each node may keep 20 % of the bytes. Compared are ranks that
 prefer samples of their node, which alone keeps them, and ranks that divide each step as on one node
-(``locality=False``). Needs root, iproute2 and FUSE, and says so where they are missing.
+(``Cache(locality=False)``). Needs root, iproute2 and FUSE, and says so where they are missing.
 
 ``--exchange`` measures only what ranks exchange when an epoch begins.
 """

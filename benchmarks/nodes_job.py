@@ -47,8 +47,8 @@ def main() -> None:
     )
     model = DistributedDataParallel(network)
     lines = []
-    options = {"recipe": "minio", "cache": cache, "locality": locality, "epochs": epochs}
-    with stoker.Loader(dataset, batch, **options) as loader:
+    kept = stoker.Cache(cache, locality=locality)
+    with stoker.Loader(dataset, batch, cache=kept, recipe="minio", epochs=epochs) as loader:
         for epoch in range(epochs):
             distributed.barrier()
             began, before = time.monotonic(), sent()

@@ -109,11 +109,10 @@ def _between_epochs(args: argparse.Namespace) -> Report:
         with stoker.Loader(
             images.dataset(images.targets),
             batch_size=batch,
-            cache="20%",
+            cache=stoker.Cache("20%", prefetch=0),
             recipe=recipe,
             epochs=epochs,
             rescore=trainer.rescore,
-            prefetch_bytes=0,
         ) as loader:
             for epoch in range(epochs):
                 if epoch == WARM_UP:

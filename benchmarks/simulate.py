@@ -189,10 +189,9 @@ def loader(args: argparse.Namespace) -> Report:
         with stoker.Loader(
             stoker.SampleDataset(FileSource(paths), decode=len),
             batch_size=64,
-            cache="20%",
+            cache=stoker.Cache("20%", prefetch=0),
             recipe=recipe,
             epochs=EPOCHS,
-            prefetch_bytes=0,
             return_meta=True,
         ) as run:
             for _ in range(EPOCHS):
@@ -305,10 +304,9 @@ def _rank(rank: int, repeat: int, samples: int, folder: str, told: Any) -> None:
     with stoker.Loader(
         stoker.SampleDataset(source, decode=len),
         batch_size=16,
-        cache="20%",
+        cache=stoker.Cache("20%", prefetch=0),
         recipe=recipes.foresight(repeat=repeat, annealed=0.0),
         epochs=3 * repeat,
-        prefetch_bytes=0,
     ) as run:
         for epoch in range(3 * repeat):
             for _ in run:

@@ -19,6 +19,7 @@ from support.redis_servers import needs_server
 from support.s3 import Bucket
 from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
+from stoker import Cache
 from stoker.cli.root import root
 from stoker.pytorch import Loader, SampleDataset
 
@@ -174,7 +175,7 @@ def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert address.split("?")[0].rpartition("@")[2] in run_command(look)
         dataset = SampleDataset(numbers(50), number_of)
         for _ in range(2):
-            with Loader(dataset, batch_size=10, cache=0, pool=address) as loader:
+            with Loader(dataset, batch_size=10, cache=Cache(0, pool=address)) as loader:
                 assert sum(len(batch) for batch in loader) == 50
         assert loader.stats.pool_hits == 50
     finally:

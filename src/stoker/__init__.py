@@ -27,6 +27,7 @@ from stoker.types import Outcome
 
 if TYPE_CHECKING:
     from stoker import recipes
+    from stoker.epoch.cache import Cache
     from stoker.feed import Feed
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
     from stoker.store.arena import Arena
@@ -36,12 +37,14 @@ __version__ = "0.1.0"
 # What is loaded when it is first used: torch by the names of stoker.pytorch only.
 _LATER = {
     "Arena": "stoker.store.arena",
+    "Cache": "stoker.epoch.cache",
     "Feed": "stoker.feed",
     **dict.fromkeys(("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap"), "stoker.pytorch"),
 }
 
 __all__ = [
     "Arena",
+    "Cache",
     "Feed",
     "ImageFolder",
     "Loader",

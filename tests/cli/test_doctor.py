@@ -109,7 +109,7 @@ def test_little_memory_leads_to_the_disk(
     monkeypatch.setattr(_storage, "read_memory", lambda: memory)
     facts = json.loads(measure(few_digits, "--compute-rate", "1000", "--json"))["storage"]
     assert not facts["page_cache"]["suffices"]
-    assert "cache_dir" in facts["advice"]["arguments"]
+    assert "disk" in facts["advice"]["arguments"]["cache"]
 
 
 def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:  # noqa: F811

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.redis_servers import Server, free_port, needs_server
 
+from stoker import Cache
 from stoker.cli.root import root
 from stoker.pool import own_server as pool_service
 from stoker.pool.own_server import MARKER, PoolService
@@ -52,7 +53,7 @@ def test_up_serves_a_loader_status_counts_and_down_ends_it(place: Path) -> None:
     url = up(place)
     dataset = SampleDataset(MemorySource([bytes([i]) * 100 for i in range(50)]), len)
     for _ in range(2):
-        with Loader(dataset, batch_size=10, cache=0, pool=url) as loader:
+        with Loader(dataset, batch_size=10, cache=Cache(0, pool=url)) as loader:
             assert sum(len(batch) for batch in loader) == 50
     assert loader.stats.hits == loader.stats.pool_hits == 50
     [state] = json.loads(passed("status", "--dir", place, "--json"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from stoker import ImageFolder, Loader
+from stoker import Cache, ImageFolder, Loader
 from stoker.cli.root import root
 from stoker.errors import SampleNotFound, SourceUnavailable
 from stoker.source.base import without
@@ -47,7 +47,9 @@ def test_a_loader_reads_nothing_that_was_warmed(
     source = ImageFolderSource(few_digits)
     assert facts["read"] == facts["wanted"] == len(source) == len(reads)
     reads.clear()
-    with Loader(ImageFolder(few_digits, np.array), 16, cache="20%", cache_dir=cache_dir) as loader:
+    with Loader(
+        ImageFolder(few_digits, np.array), 16, cache=Cache("20%", disk=cache_dir)
+    ) as loader:
         assert sum(len(labels) for _, labels in loader) == len(source)
         assert (loader.stats.hits, loader.stats.fetched) == (len(source), 0)
         assert loader.stats.disk_hits >= len(source)
@@ -60,7 +62,7 @@ def test_a_part_that_was_warmed(few_digits: Path, tmp_path: Path, reads: list[in
     assert sorted(warmed) == list(range(len(warmed))), "in the order of ids"
     reads.clear()
     with Loader(
-        ImageFolder(few_digits, np.array), 16, cache=0, cache_dir=tmp_path / "cache"
+        ImageFolder(few_digits, np.array), 16, cache=Cache(0, disk=tmp_path / "cache")
     ) as loader:
         for _ in loader:
             pass
@@ -128,7 +130,7 @@ def test_clean_empties_what_is_stokers_and_nothing_else(few_digits: Path, tmp_pa
     cache_dir = tmp_path / "cache"
     run("warm", few_digits, "--cache-dir", cache_dir, *KEEP)
     (cache_dir / "notes.txt").write_text("precious")
-    with Loader(ImageFolder(few_digits, np.array), 16, cache_dir=cache_dir) as loader:
+    with Loader(ImageFolder(few_digits, np.array), 16, cache=Cache(disk=cache_dir)) as loader:
         next(iter(loader))
         assert "is in use" in run("clean", "--cache-dir", cache_dir, status=1)
     assert "freed" in run("clean", "--cache-dir", cache_dir)

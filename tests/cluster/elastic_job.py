@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source import MemorySource
 
@@ -37,7 +38,7 @@ def main(folder: Path, count: int, batch: int, epochs: int, die_at: int) -> None
     )
     checkpoint = folder / "checkpoint.pt"
     with Loader(
-        dataset, batch_size=batch, cache="20%", prefetch_bytes=0, return_meta=True
+        dataset, batch_size=batch, cache=Cache("20%", prefetch=0), return_meta=True
     ) as loader:
         first, done = 0, 0
         if checkpoint.exists():

@@ -13,6 +13,7 @@ import numpy as np
 from support.parts import number_of, numbers
 from torch import distributed
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     )
     dataset = SampleDataset(numbers(100), number_of)
     with Loader(
-        dataset, batch_size=10, recipe="shade", cache="20%", prefetch_bytes=0, return_meta=True
+        dataset, batch_size=10, recipe="shade", cache=Cache("20%", prefetch=0), return_meta=True
     ) as loader:
         for epoch in range(2):
             for step, (_, meta) in enumerate(loader):

@@ -13,6 +13,7 @@ import time
 
 from support.numbered import slow_dataset
 
+from stoker import Cache
 from stoker.pytorch import Loader
 
 
@@ -22,9 +23,7 @@ def main() -> None:
         slow_dataset(),
         batch_size=16,
         num_workers=num_workers,
-        cache="10%",
-        pool=pool,
-        prefetch_bytes=ahead,
+        cache=Cache("10%", pool=pool, prefetch=ahead),
     ) as loader:
         iterator = iter(loader)
         while sys.stdin.readline():

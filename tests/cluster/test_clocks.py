@@ -14,6 +14,7 @@ from support.modules import SOURCE, module
 from support.parts import number_of, numbers
 from support.ranks import run_ranks
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 
@@ -53,8 +54,7 @@ def train(rank: int, recipe: str, speed: float, ahead: float) -> list[list[list[
         SampleDataset(source, number_of),
         BATCH,
         recipe=recipe,
-        cache="20%",
-        prefetch_bytes=0,
+        cache=Cache("20%", prefetch=0),
         return_meta=True,
     ) as loader:
         for _ in range(EPOCHS):

@@ -34,7 +34,7 @@ MEASURED = Stats(
         # Storage gives 80 a second and training takes 1000 / 4: 1 - 80 / 250 are to be cached.
         (
             {"stall_seconds": 6.0, "source_seconds": 15.0},
-            r'waits 60% .* for storage: the cache holds 20% .* with cache="68%" or a cache_dir',
+            r'waits 60% .* for storage: the cache holds 20% .* with cache="68%" or a disk',
         ),
         (
             {"stall_seconds": 6.0, "source_seconds": 8.0, "wait_seconds": 7.0, "workers": 2},
@@ -54,7 +54,7 @@ MEASURED = Stats(
         ),
         (
             {"stall_seconds": 6.0, "source_seconds": 1.0, "workers": 4096},
-            r'for decoding and transforms: .*cache_stage="decoded"',
+            r'for decoding and transforms: .*stage="decoded"',
         ),
     ],
 )

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 import stoker
+from stoker import Cache
 from stoker.errors import (
     CapacityError,
     ConfigError,
@@ -263,7 +264,7 @@ def test_class_folders_are_images_with_targets(tmp_path: Path) -> None:
         folder = tmp_path / "ab"[place % 2]
         folder.mkdir(exist_ok=True)
         Image.new("RGB", (6, 4), (place, 0, 0)).save(folder / f"{place:02}.png")
-    with stoker.Feed(tmp_path, 4, cache_stage="decoded", cache="100%") as feed:
+    with stoker.Feed(tmp_path, 4, cache=stoker.Cache("100%", stage="decoded")) as feed:
         for _ in range(2):
             for batch in feed:
                 assert batch.data.shape == (4, 4, 6, 3) and batch.data.dtype == np.uint8
@@ -278,7 +279,7 @@ def test_decoded_arrays_are_cached() -> None:
         calls.append(raw)
         return number(raw)
 
-    with Feed(source(), 32, decode=decode, cache="100%", cache_stage="decoded") as feed:
+    with Feed(source(), 32, decode=decode, cache=Cache("100%", stage="decoded")) as feed:
         ids_of(feed)
         before = len(calls)
         assert sorted(ids_of(feed)) == list(range(N))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.caches import gathered
 from support.parts import number_of, numbers
 from support.waiting import until
 
@@ -53,8 +54,8 @@ def running(**settings: Any) -> Iterator[Service]:
 
 
 def loader(**options: Any) -> Loader:
-    options = {"batch_size": 10, "cache": "20%", "prefetch_bytes": 0, "recipe": "lru"} | options
-    return Loader(SampleDataset(numbers(200), number_of), **options)
+    options = {"batch_size": 10, "cache": "20%", "prefetch": 0, "recipe": "lru"} | options
+    return Loader(SampleDataset(numbers(200), number_of), **gathered(options))
 
 
 def serve_in_a_process(*arguments: str) -> subprocess.Popen[str]:
@@ -183,7 +184,7 @@ def test_an_idle_cache_is_let_go_after_a_while() -> None:
 
 def test_disk_caches_are_bounded_and_remembered(tmp_path: Path) -> None:
     def job(name: str) -> int:
-        with loader(cache_dir=tmp_path / name, disk_cache="50%") as one:
+        with loader(disk=tmp_path / name, disk_size="50%") as one:
             list(one)
             return int(one.stats.fetched)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.caches import gathered
 from support.parts import number_of, numbers
 from support.processes import warm
 
 from jobs.telling_source import TellingSource
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
 from stoker.jobs.survey import survey
@@ -29,8 +30,9 @@ NUM = 200
 
 
 def loader(recipe: Any = "belady", seed: int = 0, **options: Any) -> Loader:
-    options = {"batch_size": 10, "cache": "20%", "prefetch_bytes": 0} | options
-    return Loader(SampleDataset(numbers(NUM), number_of), recipe=recipe, seed=seed, **options)
+    options = {"batch_size": 10, "cache": "20%", "prefetch": 0} | options
+    dataset = SampleDataset(numbers(NUM), number_of)
+    return Loader(dataset, recipe=recipe, seed=seed, **gathered(options))
 
 
 def arena_of(one: Loader) -> Any:
@@ -224,8 +226,9 @@ def test_a_probe_reads_past_the_cache_at_an_epochs_start() -> None:
 def slow_loader(rate: float, **options: Any) -> tuple[Loader, TellingSource]:
     """A loader with prefetch over storage that gives so many samples a second."""
     source = TellingSource(numbers(600), rate)
-    options = {"batch_size": 10, "cache": "20%", "seed": 3, "prefetch_bytes": "1MiB"} | options
-    return Loader(SampleDataset(source, number_of), recipe="minio", **options), source
+    options = {"batch_size": 10, "cache": "20%", "seed": 3, "prefetch": "1MiB"} | options
+    dataset = SampleDataset(source, number_of)
+    return Loader(dataset, recipe="minio", **gathered(options)), source
 
 
 def benefit_of(name: str) -> float:
@@ -309,7 +312,7 @@ def test_only_the_job_that_came_first_arranges_the_cache() -> None:
 
 
 def read_slowly(source: SlowSource) -> None:
-    with Loader(SampleDataset(source, number_of), 10, cache="100%", prefetch_bytes=0) as one:
+    with Loader(SampleDataset(source, number_of), 10, cache=Cache("100%", prefetch=0)) as one:
         for _ in one:
             pass
 
@@ -322,7 +325,7 @@ def test_a_job_killed_while_another_waits_for_what_it_reads() -> None:
         assert other.is_alive()
         time.sleep(0.01)
     killer = threading.Timer(0.5, other.kill)
-    with Loader(SampleDataset(source, number_of), 10, cache="100%", prefetch_bytes=0) as one:
+    with Loader(SampleDataset(source, number_of), 10, cache=Cache("100%", prefetch=0)) as one:
         iterator = iter(one)
         killer.start()
         got = [batch.tolist() for batch in iterator]

@@ -199,7 +199,7 @@ def test_how_servers_are_set_up_is_checked(make_server):
     with server.client() as client:
         client.config_set("maxmemory-policy", "volatile-ttl")
         client.config_set("maxmemory", 2000)
-    with pytest.warns(RuntimeWarning, match="pool_cache is .* and its servers have"):
+    with pytest.warns(RuntimeWarning, match="pool_size is .* and its servers have"):
         tier.look()
     assert tier.order.share < 0.2
     with server.client() as client:

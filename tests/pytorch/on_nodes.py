@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.caches import gathered
 from support.parts import number_of, numbers
 
 from stoker.pytorch import Loader, SampleDataset
@@ -14,8 +15,8 @@ N, BATCH = 604, 25  # of which icache selects an even number, so that none is re
 
 def loader_of(**arguments: Any) -> Loader:
     dataset = SampleDataset(SlowSource(numbers(N), latency=0.0), number_of)
-    options: dict[str, Any] = {"batch_size": BATCH, "cache": "20%", "prefetch_bytes": 0, "seed": 3}
-    return Loader(dataset, return_meta=True, **{**options, **arguments})
+    options: dict[str, Any] = {"batch_size": BATCH, "cache": "20%", "prefetch": 0, "seed": 3}
+    return Loader(dataset, return_meta=True, **gathered({**options, **arguments}))
 
 
 def cached_in(loader: Loader) -> list[int]:

@@ -23,7 +23,7 @@ from support.processes import warm
 from torch import distributed
 
 from pytorch.test_recipes_live import signals
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.jobs import Sharing
 from stoker.policy.base import Substitution
 from stoker.policy.high_low import HighLow
@@ -136,11 +136,10 @@ def loader_of(script: Script, segment: Segment, rank: int) -> Loader:
         persistent_workers=segment.persistent and segment.workers > 0,
         multiprocessing_context="fork" if segment.workers else None,
         recipe=recipe,
-        cache=segment.cache,
+        cache=Cache(segment.cache, sharing=Sharing(probe=segment.probe)),
         epochs=EPOCHS,
         rank=rank,
         world_size=segment.world_size,
-        sharing=Sharing(probe=segment.probe),
         rescore=rescore,
         return_meta=True,
     )

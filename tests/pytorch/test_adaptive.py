@@ -12,7 +12,7 @@ import pytest
 from support.parts import number_of, numbers
 from support.ranks import run_ranks
 
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 
@@ -26,9 +26,8 @@ def loader_of(**options: Any) -> Loader:
     return Loader(
         dataset,
         10,
-        cache="20%",
+        cache=Cache("20%", prefetch=0),
         recipe=recipes.foresight(adaptive=True, annealed=0.0),
-        prefetch_bytes=0,
         return_meta=True,
         **options,
     )
@@ -94,7 +93,7 @@ def test_work_of_the_training_process_is_not_waiting_for_storage() -> None:
     dataset = SampleDataset(numbers(NUM), decode, targets=np.arange(NUM) % 4)
     adaptive = recipes.foresight(adaptive=True)
     with Loader(
-        dataset, 10, cache="20%", recipe=adaptive, prefetch_bytes=0, return_meta=True
+        dataset, 10, cache=Cache("20%", prefetch=0), recipe=adaptive, return_meta=True
     ) as loader:
         train(loader, 2)
         # Nothing of the loop is outside of the loader, and storage is as fast as memory.

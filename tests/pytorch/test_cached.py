@@ -13,6 +13,7 @@ from support.parts import ids_in, images, number_of, numbers, with_noise
 from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError
 from stoker.pytorch import CachedDataset, SampleDataset, with_cache
 from stoker.source import MemorySource
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("stage", ["encoded", "decoded"])
 def test_in_the_loaders_of_others(image_root: Path, make: Any, workers: int, stage: str) -> None:
-    dataset = with_cache(images(image_root), "100%", cache_stage=stage)
+    dataset = with_cache(images(image_root), Cache("100%", stage=stage))
     loader = make(Subset(dataset, range(0, 60, 2)), batch_size=8, num_workers=workers)
     for _ in range(2):
         found = [i for batch, _ in loader for i in ids_in(batch)]
@@ -93,7 +94,7 @@ def test_one_sample(image_root: Path) -> None:
 
 def test_transforms_come_after_the_cache(image_root: Path) -> None:
     for stage in ("encoded", "decoded"):
-        dataset = with_cache(images(image_root, with_noise), "100%", cache_stage=stage)
+        dataset = with_cache(images(image_root, with_noise), Cache("100%", stage=stage))
         assert not torch.equal(dataset[5][0], dataset[5][0])
         dataset.close()
 
@@ -114,7 +115,7 @@ def test_two_caches_of_the_same_samples_are_one(image_root: Path) -> None:
     assert second.store.stats()["hits"] == 60
     with pytest.warns(RuntimeWarning, match="a running job's cache"):
         third = with_cache(images(image_root), "50%")
-    decoded = with_cache(images(image_root), "100%", cache_stage="decoded")
+    decoded = with_cache(images(image_root), Cache("100%", stage="decoded"))
     list(decoded.__getitems__(range(60)))
     assert decoded.store.stats()["hits"] == 0
     for one in (first, second, third, decoded):

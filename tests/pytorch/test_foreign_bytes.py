@@ -13,6 +13,7 @@ import pytest
 from support.parts import Squares, images
 from support.redis_servers import Server, needs_server
 
+from stoker import Cache
 from stoker.epoch.compact import same
 from stoker.pool import values as pool_frame
 from stoker.pool.values import PoolKeys
@@ -60,7 +61,7 @@ def test_c3_what_lies_in_a_pool_runs_no_code(server: Server, tmp_path: Path) -> 
             keys.names(ids), pool_frame.seal(ids, packed(planted), keys.owner), strict=True
         ):
             client.set(name, value, ex=1000)
-    cached = with_cache(dataset, 0, pool=f"valkey://{server.name}?timeout=5")
+    cached = with_cache(dataset, Cache(0, pool=f"valkey://{server.name}?timeout=5"))
     try:
         fetched = cached.fetch(ids)
         assert not (tmp_path / "ran").exists()
@@ -80,10 +81,10 @@ def test_c2_what_lies_in_a_cache_dir_runs_no_code(
     dataset: Any = (
         wrap(Squares(40), name="squares") if stage == "encoded" else images(image_root, None)
     )
-    options: Any = {"cache_dir": tmp_path / "cache", "cache_stage": stage}
+    cache = Cache(0, disk=tmp_path / "cache", stage=stage)
     ids = np.arange(5, dtype=np.uint32)
-    with_cache(dataset, 0, **options).close()
-    cached = with_cache(dataset, 0, **options)
+    with_cache(dataset, cache).close()
+    cached = with_cache(dataset, cache)
     try:
         expected = [dataset[index] for index in ids.tolist()]
         payload = bytes([0] * (stage == "decoded")) + pickle.dumps(Payload(tmp_path / "ran"))

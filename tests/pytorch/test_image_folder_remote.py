@@ -10,6 +10,7 @@ from support.parts import NUM_IMAGES, ids_in, images
 from support.s3 import Bucket
 from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
+from stoker import Cache
 from stoker.errors import ConfigError
 from stoker.pytorch import ImageFolder, Loader
 from stoker.source import ImagePrefixSource
@@ -36,18 +37,17 @@ def test_it_is_the_local_folder(filled: Bucket, image_root: Path) -> None:
         assert (image == expected).all() and target == label
 
 
-@pytest.mark.parametrize("prefetch_bytes", [0, "256MiB"])
+@pytest.mark.parametrize("prefetch", [0, "256MiB"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_loader_reads_each_object_once(
-    filled: Bucket, num_workers: int, prefetch_bytes: int | str
+    filled: Bucket, num_workers: int, prefetch: int | str
 ) -> None:
     dataset = images(f"{filled.url}/train", storage_options=filled.options())
     with Loader(
         dataset,
         batch_size=8,
-        cache="100%",
+        cache=Cache("100%", prefetch=prefetch),
         num_workers=num_workers,
-        prefetch_bytes=prefetch_bytes,
         multiprocessing_context="fork" if num_workers else None,
         epochs=2,
     ) as loader:

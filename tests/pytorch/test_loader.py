@@ -29,6 +29,7 @@ from torch.utils.data import (
 )
 
 import stoker
+from stoker import Cache
 from stoker.errors import ConfigError, SegmentError
 from stoker.pytorch import Loader, SampleDataset
 from stoker.types import Outcome
@@ -64,7 +65,7 @@ def test_newcomer_7_the_loader_says_what_it_is(image_root: Path) -> None:
     part = Subset(SampleDataset(numbers(100), number_of), range(30))
     assert "SampleDataset: 30 of 100 samples" in repr(Loader(part, cache=0))
     assert "; no cache, in batches" in repr(Loader(part, cache=0))
-    assert "decoded, in batches" in repr(Loader(dataset, cache_stage="decoded"))
+    assert "decoded, in batches" in repr(Loader(dataset, cache=Cache(stage="decoded")))
 
 
 def test_newcomer_6_the_stats_say_whether_training_waits() -> None:
@@ -103,9 +104,9 @@ def test_set_epoch_chooses_the_order_and_an_abandoned_iterator_uses_its_epoch_up
             loader.set_epoch(-1)
 
 
-def test_generator_decides_the_order() -> None:
+def test_the_seed_decides_the_order() -> None:
     def order(seed: int) -> list[int]:
-        with loader_of(generator=torch.Generator().manual_seed(seed)) as loader:
+        with loader_of(seed=seed) as loader:
             return epoch_ids(loader)
 
     assert order(3) == order(3)

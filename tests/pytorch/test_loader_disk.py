@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.caches import gathered
 from support.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 
+from stoker import Cache
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
 from stoker.source import FileSource
@@ -18,7 +20,8 @@ from stoker.store import disk
 
 
 def loader_of(dataset: Any, place: Path, **options: Any) -> Loader:
-    return Loader(dataset, **({"batch_size": 16, "cache": "20%", "cache_dir": place} | options))
+    given = {"batch_size": 16, "cache": "20%", "disk": place}
+    return Loader(dataset, **gathered(given | options))
 
 
 @pytest.mark.parametrize("recipe", ["minio", "belady"])
@@ -27,8 +30,8 @@ def test_memory_and_disk_add_up(
     recipe: str, num_workers: int, ahead: int | str, tmp_path: Path
 ) -> None:
     dataset = slow_dataset()
-    options = {"recipe": recipe, "num_workers": num_workers, "prefetch_bytes": ahead, "epochs": 3}
-    options["disk_cache"] = "50%"
+    options = {"recipe": recipe, "num_workers": num_workers, "prefetch": ahead, "epochs": 3}
+    options["disk_size"] = "50%"
     with loader_of(dataset, tmp_path / "cache", **options) as loader:
         for _ in range(3):
             assert epoch(loader) == list(range(NUM))
@@ -102,7 +105,7 @@ def test_s12_a_job_does_not_join_the_cache_of_files_that_are_gone(tmp_path: Path
 def test_a_warm_start_on_a_part_of_it(tmp_path: Path) -> None:
     dataset = slow_dataset()
     for run in range(2):
-        with loader_of(dataset, tmp_path / "cache", disk_cache="50%", cache="10%") as loader:
+        with loader_of(dataset, tmp_path / "cache", disk_size="50%", cache="10%") as loader:
             epoch(loader)
             share = loader.stats.byte_hit_ratio
         assert share == pytest.approx([0, 0.5][run], abs=0.03)
@@ -129,7 +132,7 @@ def test_two_jobs_share_it(tmp_path: Path) -> None:
 
 def test_without_a_loader(tmp_path: Path) -> None:
     for hits in (0, NUM):
-        cached = with_cache(slow_dataset(), cache_dir=tmp_path / "cache")
+        cached = with_cache(slow_dataset(), cache=Cache(disk=tmp_path / "cache"))
         assert cached.__getitems__(range(NUM)) == list(range(NUM))
         assert cached.store.stats()["hits"] == hits
         cached.close()
@@ -138,11 +141,11 @@ def test_without_a_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"disk_cache": "1GiB", "cache_dir": None}, "needs a directory: give cache_dir too"),
-        ({"disk_cache": 100}, "disk_cache=100 is 100 bytes and the largest sample has 596"),
-        ({"disk_cache": "much"}, "disk_cache='much' is not a size"),
-        ({"cache_dir": "/etc"}, "not empty and not Stoker's"),
-        ({"cache_stage": "decoded"}, "nothing tells the next run"),
+        ({"disk_size": "1GiB", "disk": None}, "needs a directory: give disk too"),
+        ({"disk_size": 100}, "disk_size=100 is 100 bytes and the largest sample has 596"),
+        ({"disk_size": "much"}, "disk_size='much' is not a size"),
+        ({"disk": "/etc"}, "not empty and not Stoker's"),
+        ({"stage": "decoded"}, "nothing tells the next run"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -157,16 +160,16 @@ def test_a_data_set_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_disk_cache_is_made_for_0(tmp_path: Path) -> None:
-    with loader_of(slow_dataset(), tmp_path / "cache", disk_cache=0) as loader:
+    with loader_of(slow_dataset(), tmp_path / "cache", disk_size=0) as loader:
         epoch(loader)
     assert not (tmp_path / "cache").exists()
 
 
 def test_another_data_set_or_size_is_refused_at_construction(tmp_path: Path) -> None:
-    with loader_of(slow_dataset(), tmp_path / "cache", disk_cache="50%") as loader:
+    with loader_of(slow_dataset(), tmp_path / "cache", disk_size="50%") as loader:
         epoch(loader)
     changed = slow_dataset([*SAMPLES[:-1], b"1234"])
-    for dataset, options in ((changed, {}), (slow_dataset(), {"disk_cache": "60%"})):
+    for dataset, options in ((changed, {}), (slow_dataset(), {"disk_size": "60%"})):
         with pytest.raises(StateMismatch, match=r"stoker clean --cache-dir"):
             loader_of(dataset, tmp_path / "cache", **options)
     with loader_of(slow_dataset(), tmp_path / "cache") as loader:  # as it was made

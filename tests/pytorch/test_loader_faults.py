@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.caches import gathered
 from support.ranks import run_ranks
 from torch import distributed
 
@@ -39,8 +40,8 @@ def dataset_of(**faults: Any) -> SampleDataset:
 
 
 def loader_of(dataset: SampleDataset, **arguments: Any) -> Loader:
-    options = {"batch_size": 8, "cache": "100%", "prefetch_bytes": 0, **arguments}
-    return Loader(dataset, **options)
+    options = {"batch_size": 8, "cache": "100%", "prefetch": 0, **arguments}
+    return Loader(dataset, **gathered(options))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -72,7 +73,7 @@ def test_errors_name_the_sample_and_the_cause(
 def test_skipping_keeps_lengths_and_lists_what_failed(workers: int, prefetch: bool) -> None:
     always = {3: "unavailable", 50: "not_found", 51: "short", 52: "flip", 119: "corrupt"}
     dataset = dataset_of(always=always, rates={"stall": 0.02}, stall=0.01)
-    options = {"num_workers": workers, "prefetch_bytes": "1MiB" if prefetch else 0}
+    options = {"num_workers": workers, "prefetch": "1MiB" if prefetch else 0}
     with loader_of(dataset, on_error="skip", return_meta=True, **options) as loader:
         for _ in range(2):
             served, substituted = [], 0
@@ -110,7 +111,7 @@ def test_a_function_is_told_and_may_end_it() -> None:
 def test_damage_of_one_read_does_not_stay_in_the_cache(fault: str, prefetch: bool) -> None:
     """A read that fails may succeed when it is repeated; the cache must not keep the failure."""
     dataset = dataset_of(rates={fault: 0.15})
-    options = {"on_error": "skip", "prefetch_bytes": "1MiB" if prefetch else 0}
+    options = {"on_error": "skip", "prefetch": "1MiB" if prefetch else 0}
     with loader_of(dataset, **options) as loader:
         for _ in range(7):
             served = {int(i) for batch in loader for i in batch}
@@ -174,7 +175,7 @@ def test_what_lacks_its_end_is_never_served_though_it_decodes(
 ) -> None:
     source = FaultySource(MemorySource([*map(uneven, range(100))]), rates={"short": 0.2})
     dataset = SampleDataset(source, bytes)
-    options = {"num_workers": workers, "prefetch_bytes": prefetch, "cache_stage": stage}
+    options = {"num_workers": workers, "prefetch": prefetch, "stage": stage}
     with loader_of(dataset, on_error="skip", collate_fn=list, **options) as loader:
         for _ in range(4):
             for batch in loader:

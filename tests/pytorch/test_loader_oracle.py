@@ -9,6 +9,7 @@ import pytest
 from support.parts import NUM_IMAGES, ids_in, images, number_of, numbers
 from torch.utils.data import Subset
 
+from stoker import Cache
 from stoker.errors import SourceUnavailable
 from stoker.pytorch import Loader, SampleDataset, with_cache
 from stoker.testing import FaultySource, SlowSource
@@ -52,7 +53,7 @@ def test_a_subset_preloads_its_samples_only() -> None:
 
 
 def test_decoded_samples_cost_no_reads_either(image_root: Path) -> None:
-    with Loader(images(image_root), 8, cache=0, cache_stage="decoded", recipe="oracle") as loader:
+    with Loader(images(image_root), 8, cache=Cache(0, stage="decoded"), recipe="oracle") as loader:
         assert sorted(i for x, _ in loader for i in ids_in(x)) == list(range(NUM_IMAGES))
         assert (loader.stats.hits, loader.stats.bytes_from_source) == (NUM_IMAGES, 0)
 
@@ -60,7 +61,7 @@ def test_decoded_samples_cost_no_reads_either(image_root: Path) -> None:
 def test_what_is_on_disk_is_not_read_again(tmp_path: Path) -> None:
     for reads in (NUM, 0):
         dataset = slow()
-        with Loader(dataset, 8, recipe="oracle", cache_dir=tmp_path / "disk") as loader:
+        with Loader(dataset, 8, recipe="oracle", cache=Cache(disk=tmp_path / "disk")) as loader:
             assert sum(len(batch) for batch in loader) == loader.stats.hits == NUM
         assert dataset.source.reads.sum() == reads
 

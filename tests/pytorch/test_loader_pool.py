@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.caches import gathered
 from support.numbered import NUM, SAMPLES, epoch, number_of, reads_of, slow_dataset
 from support.redis_servers import Server, needs_server
 
+from stoker import Cache
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
 from stoker.source.in_memory import MemorySource
@@ -39,7 +41,7 @@ def server(start: Callable[..., Server]) -> Server:
 
 def loader_of(dataset: Any, server: Server, **options: Any) -> Loader:
     given = {"batch_size": 16, "cache": "20%", "pool": f"valkey://{server.name}?timeout=5"}
-    return Loader(dataset, **(given | options))
+    return Loader(dataset, **gathered(given | options))
 
 
 @pytest.mark.parametrize("cache", ["20%", 0])
@@ -47,7 +49,7 @@ def loader_of(dataset: Any, server: Server, **options: Any) -> Loader:
 def test_what_one_node_read_the_next_one_need_not(
     num_workers: int, ahead: int | str, cache: int | str, server: Server
 ) -> None:
-    options = {"num_workers": num_workers, "prefetch_bytes": ahead, "epochs": 2, "cache": cache}
+    options = {"num_workers": num_workers, "prefetch": ahead, "epochs": 2, "cache": cache}
     with loader_of(slow_dataset(), server, **options) as first:
         assert epoch(first) == list(range(NUM))
         assert first.stats.fetched == NUM
@@ -81,12 +83,12 @@ def test_hits_of_the_pool_enter_memory_by_its_rules(server: Server) -> None:
 
 
 def test_only_the_share_asked_for_is_stored(server: Server) -> None:
-    with loader_of(slow_dataset(), server, pool_cache="25%") as loader:
+    with loader_of(slow_dataset(), server, pool_size="25%") as loader:
         epoch(loader)
     with server.client() as client:
         assert 0.2 * NUM < client.dbsize() < 0.32 * NUM
     dataset = slow_dataset()
-    with loader_of(dataset, server, pool_cache="25%", cache=0) as loader:
+    with loader_of(dataset, server, pool_size="25%", cache=0) as loader:
         assert epoch(loader) == list(range(NUM))
         assert 0.2 < loader.stats.hit_ratio < 0.32
         assert loader.stats.fetched == reads_of(dataset)
@@ -96,7 +98,7 @@ def test_only_the_share_asked_for_is_stored(server: Server) -> None:
 def test_a_server_that_dies_costs_reads_and_no_sample(num_workers: int, server: Server) -> None:
     with loader_of(slow_dataset(), server) as first:
         epoch(first)
-    options = {"num_workers": num_workers, "prefetch_bytes": 0, "cache": 0}
+    options = {"num_workers": num_workers, "prefetch": 0, "cache": 0}
     with loader_of(slow_dataset(), server, **options) as loader:
         seen = []
         for number, batch in enumerate(loader):
@@ -139,10 +141,10 @@ def test_a_sample_that_does_not_decode_does_not_stay(server: Server) -> None:
 
 def test_without_the_loader_too(server: Server) -> None:
     address = f"redis://{server.name}?timeout=5"
-    with_cache(slow_dataset(), "10%", pool=address).close()
+    with_cache(slow_dataset(), Cache("10%", pool=address)).close()
     for _ in range(2):
         dataset = slow_dataset()
-        cached = with_cache(dataset, 0, pool=address, pool_cache="1GiB")
+        cached = with_cache(dataset, Cache(0, pool=address, pool_size="1GiB"))
         assert [int(i) for i in cached.__getitems__(range(NUM))] == list(range(NUM))
         cached.close()
     assert reads_of(dataset) == 0
@@ -162,17 +164,17 @@ def test_importance_reaches_the_server(server: Server) -> None:
     ("options", "names"),
     [
         ({"pool": "http://h"}, "valkey://h1"),
-        ({"pool": None, "pool_cache": "1GiB"}, "needs servers"),
-        ({"pool_cache": "many"}, "pool_cache='many'"),
-        ({"pool_cache": 10}, "largest sample"),
+        ({"pool": None, "pool_size": "1GiB"}, "needs servers"),
+        ({"pool_size": "many"}, "pool_size='many'"),
+        ({"pool_size": 10}, "largest sample"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
-        Loader(slow_dataset(), **({"pool": "valkey://h"} | options))
+        Loader(slow_dataset(), **gathered({"pool": "valkey://h"} | options))
 
 
 def test_a_data_set_that_nobody_else_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give wrap"):
-        Loader(wrap(SAMPLES), pool="valkey://h")
-    Loader(wrap(SAMPLES), pool="valkey://h", pool_cache=0).close()
+        Loader(wrap(SAMPLES), cache=Cache(pool="valkey://h"))
+    Loader(wrap(SAMPLES), cache=Cache(pool="valkey://h", pool_size=0)).close()

@@ -15,6 +15,7 @@ from support.ranks import run_ranks
 from support.waiting import await_true
 from torch import distributed
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
@@ -161,7 +162,7 @@ def test_killed_again_and_again_the_epoch_goes_on() -> None:
 
 
 def test_switched_off() -> None:
-    with Loader(slow_dataset(0), batch_size=16, cache="20%", prefetch_bytes=0) as loader:
+    with Loader(slow_dataset(0), batch_size=16, cache=Cache("20%", prefetch=0)) as loader:
         assert sum(len(batch) for batch in loader) == NUM
         assert loader._session.controller.opened.ahead is None
         assert not prefetchers()

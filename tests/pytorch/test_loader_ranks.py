@@ -13,6 +13,7 @@ from support.ranks import run_ranks
 from torch import distributed
 from torch.utils.data import DistributedSampler
 
+from stoker import Cache
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, wrap
 from stoker.types import Outcome
@@ -100,9 +101,8 @@ def train(rank: int, root: Path) -> dict[str, Any]:
         batch_size=4,
         num_workers=4,
         persistent_workers=True,
-        cache="50%",
+        cache=Cache("50%", prefetch=0),
         recipe="minio",  # a rank that is ahead would bring in what the other one counts as read
-        prefetch_bytes=0,
         return_meta=True,
         multiprocessing_context="fork",  # these ranks are spawned, and would spawn their workers
     ) as loader:

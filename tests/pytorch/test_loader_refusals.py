@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.caches import gathered
 from support.parts import Squares, images, number_of, numbers
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, Subset
 
@@ -45,24 +46,25 @@ def samples() -> SampleDataset:
         ({"cache": -1}, "cache=-1 is not a size"),
         ({"cache": 5}, "cache=5 is 5 bytes and the largest sample has 14"),
         ({"cache": "2%"}, "largest sample"),
-        ({"cache_stage": "raw"}, "cache_stage='raw'"),
+        ({"stage": "raw"}, "stage='raw'"),
         ({"recipe": "magic"}, "recipe 'magic' is not known: use one of"),
         ({"recipe": 7}, "recipe=7 is neither"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 1.5}, "epochs=1.5"),
         ({"seed": -1}, "seed=-1"),
+        ({"generator": torch.Generator().manual_seed(7)}, "give seed=7 in its place"),
         ({"rank": 2, "world_size": 2}, "rank=2 is out of range"),
         ({"on_error": 3}, "on_error=3"),
-        ({"cache_dir": "/usr"}, "is not empty and not Stoker's"),
-        ({"disk_cache": "1GiB"}, "give cache_dir too"),
+        ({"disk": "/usr"}, "is not empty and not Stoker's"),
+        ({"disk_size": "1GiB"}, "give disk too"),
         ({"rescore": print}, "of no use to recipe 'foresight'"),
         ({"rescore": 3}, "rescore=3 is no function"),
-        ({"prefetch_bytes": "-1MiB"}, "prefetch_bytes='-1MiB' is not a size"),
+        ({"prefetch": "-1MiB"}, "prefetch='-1MiB' is not a size"),
     ],
 )
 def test_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Loader(samples(), **arguments)
+        Loader(samples(), **gathered(arguments))
 
 
 @pytest.mark.parametrize(

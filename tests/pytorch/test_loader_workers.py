@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.caches import gathered
 from support.parts import as_dict, dict_collate, ids_in, images, number_of, numbers, with_noise
 from torch.utils.data import get_worker_info
 
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 
 def batches(root: Path, **arguments: Any) -> list[torch.Tensor]:
-    with Loader(images(root, with_noise), batch_size=7, cache="40%", **arguments) as loader:
+    options = gathered({"batch_size": 7, "cache": "40%", **arguments})
+    with Loader(images(root, with_noise), **options) as loader:
         found = [batch for _ in range(2) for batch, _ in loader]
         stats = loader.stats
         assert stats.accesses == stats.hits + stats.fetched == 120
@@ -44,7 +46,7 @@ def test_batches_do_not_depend_on_the_workers(
 
 def test_many_workers_and_decoded_stage(image_root: Path) -> None:
     expected = batches(image_root)
-    found = batches(image_root, num_workers=4, prefetch_factor=3, cache_stage="decoded")
+    found = batches(image_root, num_workers=4, prefetch_factor=3, stage="decoded")
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

@@ -65,7 +65,7 @@ def mixed(first: list[int], second: list[int]) -> list[int]:
 
 
 def test_two_nodes_keep_each_sample_once_and_steps_stay_the_same(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{}, {"locality": False}, {"prefetch_bytes": "1MiB"}]
+    cases: list[dict[str, Any]] = [{}, {"locality": False}, {"prefetch": "1MiB"}]
     first, second = run_ranks(2, tmp_path, train, [{"recipe": "minio"} | case for case in cases])
     expected = alone()
     for case, (one, two) in enumerate(zip(first, second, strict=True)):

@@ -103,7 +103,7 @@ def test_home_then_pool_then_source(server: Server, tmp_path: Path) -> None:
 
 
 def test_read_ahead_and_by_next_use(server: Server, tmp_path: Path) -> None:
-    options = {"recipe": "belady", "prefetch_bytes": "1MiB", "num_workers": 1}
+    options = {"recipe": "belady", "prefetch": "1MiB", "num_workers": 1}
     options["multiprocessing_context"] = "fork"  # these ranks are spawned, and would spawn theirs
     runs = run_ranks(2, tmp_path, train, server.port, options)
     assert_steps_of_one_node(runs)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.parts import ids_in, images
 
+from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import Failure, Loader
 from stoker.types import Outcome
@@ -61,7 +62,7 @@ def skipped(dataset: Any, on_error: Any = "skip", **arguments: Any) -> tuple[lis
 
 @pytest.mark.parametrize("stage", ["encoded", "decoded"])
 def test_skip_keeps_lengths_and_is_deterministic(dataset: Any, stage: str) -> None:
-    batches, loader = skipped(dataset, cache_stage=stage)
+    batches, loader = skipped(dataset, cache=Cache(stage=stage))
     assert [len(targets) for _, targets, _ in batches] == [5] * 12
     served = [i for batch, _, _ in batches for i in ids_in(batch)]
     assert served == [i for _, _, meta in batches for i in meta.ids]
@@ -72,7 +73,7 @@ def test_skip_keeps_lengths_and_is_deterministic(dataset: Any, stage: str) -> No
     assert sorted(failure.id for failure in loader.quarantine) == [CORRUPT, SHRUNK, VANISHED]
     for failure in loader.quarantine:
         assert f"{failure.id:03}." in failure.name and failure.reason
-    again, _ = skipped(dataset, num_workers=2, cache_stage=stage)
+    again, _ = skipped(dataset, num_workers=2, cache=Cache(stage=stage))
     assert [ids_in(a) for a, _, _ in again] == [ids_in(b) for b, _, _ in batches]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.parts import Squares, images, number_of, numbers, to_tensor, with_noise
+from support.caches import gathered
+from support.parts import NUM_IMAGES, Squares, images, number_of, numbers, to_tensor, with_noise
 from torch.utils.data import RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from stoker.errors import ConfigError, SegmentError, StateMismatch
@@ -23,7 +24,8 @@ SET = SampleDataset(numbers(NUM), number_of)
 
 
 def loader_of(dataset: Any = SET, **arguments: Any) -> Loader:
-    return Loader(dataset, **{"batch_size": 8, "cache": "50%", "prefetch_bytes": 0, **arguments})
+    options = {"batch_size": 8, "cache": "50%", "prefetch": 0, **arguments}
+    return Loader(dataset, **gathered(options))
 
 
 def saved(loader: Loader) -> dict[str, Any]:
@@ -368,7 +370,7 @@ def test_a_policy_that_looks_ahead_and_prefetch_follow_the_cursor() -> None:
     from stoker.testing.slow_source import SlowSource
 
     slow = SampleDataset(SlowSource(numbers(NUM), latency=0.001), number_of)
-    options: dict[str, Any] = {"recipe": "belady", "cache": "40%", "prefetch_bytes": "1MiB"}
+    options: dict[str, Any] = {"recipe": "belady", "cache": "40%", "prefetch": "1MiB"}
     with loader_of(slow, **options) as loader:
         expected = [batches(loader) for _ in range(3)]
     with loader_of(slow, **options) as loader:
@@ -560,19 +562,29 @@ def test_a_sampler_of_ones_own_is_told_the_epoch() -> None:
 
 
 def test_the_state_of_a_generator() -> None:
-    def seeded() -> torch.Generator:
-        return torch.Generator().manual_seed(3)
+    def seeded(seed: int = 3) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        return {"sampler": RandomSampler(SET, generator=generator), "generator": generator}
 
-    with loader_of(generator=seeded()) as loader:
+    with loader_of(**seeded()) as loader:
         expected = batches(loader) + batches(loader)
-    with loader_of(generator=seeded()) as loader:
+    with loader_of(**seeded()) as loader:
         begun = batches(loader) + batches(loader, 4)
         state = saved(loader)
-    generator = seeded()
-    with resumed(state, generator=generator) as loader:
+    with resumed(state, **seeded(4)) as loader:  # its state is restored, whatever it began with
+        assert begun + batches(loader) == expected
+
+
+def test_the_state_of_another_seed() -> None:
+    with loader_of(seed=3) as loader:
+        expected = batches(loader) + batches(loader)
+    with loader_of(seed=3) as loader:
+        begun = batches(loader) + batches(loader, 4)
+        state = saved(loader)
+    with resumed(state, seed=3) as loader:
         assert begun + batches(loader) == expected
     with pytest.raises(StateMismatch, match="seed 3 and this loader has 4"):
-        resumed(state, generator=torch.Generator().manual_seed(4))
+        resumed(state, seed=4)
 
 
 # --- refusals ---
@@ -650,7 +662,8 @@ def test_a_random_sampler_without_a_generator_cannot_be_wound_forward_exactly() 
 
 
 def test_the_state_holds_tensors_and_primitives_only(image_root: Path) -> None:
-    with loader_of(images(image_root, to_tensor), generator=torch.Generator()) as loader:
+    dataset, generator = images(image_root, to_tensor), torch.Generator()
+    with loader_of(dataset, sampler=range(NUM_IMAGES), generator=generator) as loader:
         for batch, _ in itertools.islice(loader, 2):
             loader.observe(batch[:, 0, 0, 0])
         state = loader.state_dict()

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.parts import number_of, numbers
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.slow_source import SlowSource
 
@@ -50,8 +51,7 @@ def loader_of(count: int, job: Job, rank: int, recipe: str) -> Loader:
         batch_size=job.batch_size,
         num_workers=job.num_workers,
         recipe=recipe,
-        cache="50%",
-        prefetch_bytes="1MiB" if job.prefetch else 0,
+        cache=Cache("50%", prefetch="1MiB" if job.prefetch else 0),
         rank=rank,
         world_size=job.world_size,
         multiprocessing_context="fork" if job.num_workers else None,

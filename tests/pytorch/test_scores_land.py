@@ -17,7 +17,7 @@ from support.parts import number_of, numbers
 from support.ranks import run_ranks
 
 from pytorch.once import LOW
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.importance.baselines import LossHistory
 from stoker.policy.base import Substitution
 from stoker.policy.baselines import MinIO
@@ -237,7 +237,7 @@ def test_keys_follow_scores_at_once() -> None:
 def test_s14_ties_favour_no_class() -> None:
     """As class folders are listed: the lower half of the ids is one class, the upper another."""
     recipe = Recipe("scored", "", Score(), scorer=lambda _: LossHistory())
-    with loader_of(recipe, cache="50%", prefetch_bytes=0) as loader:
+    with loader_of(recipe, cache=Cache("50%", prefetch=0)) as loader:
         for _ in range(3):
             for ids, _ in loader:
                 loader.observe(torch.ones(len(ids)))

@@ -18,7 +18,7 @@ from support.parts import number_of, numbers
 from support.ranks import run_ranks
 from torch import distributed
 
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.prefetch.progress import SERVED
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
@@ -40,7 +40,7 @@ def train(rank: int) -> dict[str, Any]:
     dataset = SampleDataset(numbers(NUM), number_of)
     substitutes: list[int] = []
     with Loader(
-        dataset, batch_size=BATCH, cache="25%", recipe=spidercache(), epochs=2, prefetch_bytes=0
+        dataset, batch_size=BATCH, cache=Cache("25%", prefetch=0), recipe=spidercache(), epochs=2
     ) as loader:
         for _ in range(2):
             for batch in loader:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.parts import images, number_of, numbers
 
+from stoker import Cache
 from stoker.epoch.stage import make_stage
 from stoker.errors import SampleCorrupt
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
@@ -50,7 +51,7 @@ def test_bytes_from_source_are_the_encoded_ones(jpeg: Callable[..., bytes]) -> N
     from stoker.images import decode_image
 
     dataset = SampleDataset(source, decode_image)
-    with Loader(dataset, batch_size=5, cache="100%", cache_stage="decoded") as loader:
+    with Loader(dataset, batch_size=5, cache=Cache("100%", stage="decoded")) as loader:
         for _ in range(2):
             for batch in loader:
                 assert batch.shape[1:] == (64, 64, 3)
@@ -67,7 +68,7 @@ def test_decoding_happens_once() -> None:
         return number_of(raw)
 
     with Loader(
-        SampleDataset(numbers(20), decode), batch_size=4, cache="100%", cache_stage="decoded"
+        SampleDataset(numbers(20), decode), batch_size=4, cache=Cache("100%", stage="decoded")
     ) as loader:
         calls.clear()
         for _ in range(3):

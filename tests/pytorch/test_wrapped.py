@@ -10,6 +10,7 @@ import torch
 from support.parts import Jittery, Squares, images, number_of, numbers
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import Loader, SampleDataset, wrap
 
@@ -194,6 +195,6 @@ def test_errors_of_the_data_set_are_errors_of_a_sample() -> None:
 
 def test_decoded_stage_is_refused(image_root: Any) -> None:
     with pytest.raises(ConfigError, match="no meaning for a wrapped"):
-        Loader(wrap(Squares()), cache_stage="decoded")
-    with pytest.raises(ConfigError, match="cache_stage='raw'"):
-        Loader(images(image_root), cache_stage="raw")
+        Loader(wrap(Squares()), cache=Cache(stage="decoded"))
+    with pytest.raises(ConfigError, match="stage='raw'"):
+        Loader(images(image_root), cache=Cache(stage="raw"))

@@ -21,10 +21,9 @@ def trained(recipe):
     loader = stoker.Loader(
         dataset,
         batch_size=BATCH,
-        cache=f"{SHARE:.0%}",
+        cache=stoker.Cache(f"{SHARE:.0%}", prefetch=0),
         recipe=recipe,
         epochs=EPOCHS,
-        prefetch_bytes=0,
         return_meta=True,
     )
     for _ in range(EPOCHS):

@@ -36,10 +36,9 @@ def recorded(path, recipe, epochs=EPOCHS, classes=4, noisy=0.15):
     with stoker.Loader(
         dataset,
         batch_size=BATCH,
-        cache=f"{SHARE:.0%}",
+        cache=stoker.Cache(f"{SHARE:.0%}", prefetch=0),
         recipe=recipe,
         epochs=epochs,
-        prefetch_bytes=0,
         return_meta=True,
         trace=path,
     ) as loader:

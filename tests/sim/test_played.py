@@ -30,10 +30,9 @@ def trained(recipe, trace=None, show=True, rescore=None):
     loader = stoker.Loader(
         stoker.SampleDataset(samples, decode=len),
         batch_size=BATCH,
-        cache=f"{SHARE:.0%}",
+        cache=stoker.Cache(f"{SHARE:.0%}", prefetch=0),
         recipe=recipe,
         epochs=EPOCHS,
-        prefetch_bytes=0,
         return_meta=True,
         rescore=rescore,
         trace=trace,

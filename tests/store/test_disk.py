@@ -163,7 +163,7 @@ def test_the_floor(place):
     room = free.f_bavail * free.f_frsize
     with pytest.raises(CapacityError, match=r"48\.8 KiB takes .* are to stay free") as caught:
         open_disk(place, META, LRU().regions(), keep_free=room)
-    assert "smaller disk_cache" in str(caught.value)
+    assert "smaller disk_size" in str(caught.value)
     assert place.read() is None, "nothing was made"
     open_it(place).close()
     # What is there already needs no room any more.

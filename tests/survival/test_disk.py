@@ -203,7 +203,7 @@ def test_somebody_else_fills_the_disk(small_disk: Path) -> None:
 LOADER_JOB = """
 import sys
 import numpy as np
-from stoker import Loader, SampleDataset
+from stoker import Cache, Loader, SampleDataset
 from stoker.source.files import FileSource
 from pathlib import Path
 
@@ -212,8 +212,8 @@ def decode(data):
 
 def main(folder, cache_dir, forever):
     source = FileSource(sorted(Path(folder).iterdir()))
-    with Loader(SampleDataset(source, decode=decode), 8, num_workers=2, cache="10%",
-                cache_dir=cache_dir, disk_cache="100%", recipe="lru") as loader:
+    with Loader(SampleDataset(source, decode=decode), 8, num_workers=2,
+                cache=Cache("10%", disk=cache_dir, disk_size="100%"), recipe="lru") as loader:
         for epoch in range(1000 if forever else 1):
             for batch in loader:
                 for sample in batch.numpy():

@@ -205,21 +205,22 @@ def _epoch(rates: bounds.Rates, num_samples: int, cached: float) -> dict[str, An
 def _advise(
     rates: bounds.Rates, data_bytes: int, room: int, decode: float | None, cores: int
 ) -> dict[str, Any]:
-    """Return the arguments for the Loader; ``room``: bytes of memory that a cache may take."""
+    """Return the arguments for the Loader; ``room``: bytes of memory that a cache may take.
+
+    ``cache`` is a size, or a dict of the arguments of a :class:`stoker.Cache`.
+    """
     needed = bounds.smallest_cache(rates)
     fits = min(1.0, room / data_bytes) if data_bytes else 1.0
     percent = math.ceil(100 * max(_USUAL, 1.0 if needed is None else needed) - 1e-9)
     in_memory = percent / 100 if percent / 100 <= fits else fits
-    arguments: dict[str, Any] = {}
-    arguments["cache"] = f"{percent}%" if in_memory < fits or fits == 1 else f"{room >> 20}MiB"
+    memory = f"{percent}%" if in_memory < fits or fits == 1 else f"{room >> 20}MiB"
     needs_disk = needed is not None and needed > fits
-    if needs_disk:
-        arguments["cache_dir"] = "/a/local/disk"
+    cache = {"memory": memory, "disk": "/a/local/disk"} if needs_disk else memory
     workers = min(4, cores)
     if decode is not None:
         wanted = rates.compute or bounds.rate_fed(rates.storage, in_memory)
         workers = bounds.workers_for(min(wanted, cores / decode), decode, cores)
-    arguments["num_workers"] = workers
+    arguments = {"cache": cache, "num_workers": workers}
     # The disk's default size is everything.
     return {"arguments": arguments, "cached": 1.0 if needs_disk else in_memory}
 
@@ -324,5 +325,14 @@ def _cache_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     fed = f"later epochs at least {later['seconds']:,.1f} s"
     if later["stall_share"] is not None:
         fed += f", training waits {later['stall_share']:.0%}"
-    arguments = ", ".join(f"{k}={v!r}" for k, v in facts["advice"]["arguments"].items())
+    arguments = _written(facts["advice"]["arguments"])
     return [*lines, ("page cache", text), ("advice", f"Loader(..., {arguments}): {fed}")]
+
+
+def _written(arguments: dict[str, Any]) -> str:
+    """Return arguments as they stand in a call."""
+    shown = {
+        name: f"stoker.Cache({_written(value)})" if isinstance(value, dict) else repr(value)
+        for name, value in arguments.items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in shown.items())

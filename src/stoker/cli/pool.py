@@ -28,7 +28,7 @@ _DIRECTORY = click.option(
 def pool() -> None:
     """Run a server for the pool on this node; see docs/pool.md.
 
-    Loaders on all nodes find samples there that any of them has read: Loader(pool="valkey://...").
+    Loaders on all nodes find samples there that any of them has read: Cache(pool="valkey://...").
     """
 
 

@@ -60,9 +60,10 @@ def warm(
 ) -> None:
     """Fill the disk cache of the data set at URL, a folder or an address like s3://bucket/train.
 
-    A Loader with the same data set and cache_dir then reads from URL only what is not on disk. As
-    many samples as fit are kept, from the first on. Samples on disk are not read again: after an
-    interruption, run it again to resume. Exits with status 1 if samples could not be read or kept.
+    A Loader with the same data set and stoker.Cache(disk=) then reads from URL only what is not on
+    disk. As many samples as fit are kept, from the first on. Samples on disk are not read again:
+    after an interruption, run it again to resume. Exits with status 1 if samples could not be read
+    or kept.
     """
     with closing(open_url(url, image_folder, options)) as source:
         plan = plan_disk(cache_dir, size, _wanted(source), name="--size")

@@ -50,7 +50,7 @@ def _msgpack() -> tuple[Callable[[Any], bytes], Callable[[Any], Any]]:
     except ImportError as error:
         raise ConfigError(
             "samples are kept decoded by msgspec, which is not installed: pip install msgspec, or "
-            "leave cache_stage='decoded' out"
+            "leave stage='decoded' out"
         ) from error
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 
@@ -107,7 +107,7 @@ def decode(data: memoryview, *, private: bool = False) -> Any:
 
 def _refused(what: str) -> ConfigError:
     return ConfigError(
-        f"a sample holds {what}, which is not kept where others could write: in a cache_dir, in a "
+        f"a sample holds {what}, which is not kept where others could write: on disk, in a "
         "pool, or under wrap(name=...). Let the data set return arrays, tensors, images, numbers, "
         "text, bytes, and tuples, lists and dicts of these, and make the rest of them in a "
         "transform; or leave name= out, and the cache stays in this job's own memory"

@@ -217,7 +217,7 @@ class Controller:
         _ = self.observer.scores  # waits for losses still being copied
         ended = Ended(at, accuracy)
         if self.records is not None:
-            self.records.finish_epoch(self.stats())
+            self.records.end_epoch(self.stats())
             hit_ratio = self.records.epochs[-1].hit_ratio
             ended = Ended(at, accuracy, self.records.supply(), hit_ratio)
         self.agreement.end(ended)

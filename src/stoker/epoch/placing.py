@@ -292,7 +292,7 @@ def make_packager(
     if not is_bytes_of_source:
         warn_caller(
             "samples are not packaged, as only bytes of a source can be: leave out "
-            "cache_stage='decoded', and use a data set of Stoker's in place of wrap()"
+            "stage='decoded', and use a data set of Stoker's in place of wrap()"
         )
         return None
     names = [region.name for region in policy.regions()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +20,23 @@ from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
-from stoker.epoch.settings import EpochSettings, check_known_end, check_rescore
+from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
 from stoker.epoch.stats import Records, Stats
 from stoker.epoch.trace_file import check_continues
-from stoker.epoch.tracing import Tracer, rank_path
-from stoker.errors import StokerError
+from stoker.epoch.tracing import Tracer, rank_path, trace_path
+from stoker.errors import ConfigError, SegmentError, StokerError
 from stoker.importance.base import as_scorer
 from stoker.jobs.board import JobTable
-from stoker.jobs.member import Member, Sharing, token_of
+from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.prefetch.progress import Progress
 from stoker.recipes.base import uniform
 from stoker.scores import Scores
 from stoker.source.base import Source
 from stoker.store.registry import SharedArena
+from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
 
@@ -51,26 +52,13 @@ class Network(NamedTuple):
     """Returns what exchanges arrays between ranks, given rank and world size."""
 
 
-@dataclass(frozen=True)
-class SessionSettings:
-    """How a session reads, beside what its epochs are like."""
-
-    prefetch_bytes: int
-    """Most bytes that may be read ahead for the ranks of this machine, on top of the cache."""
-    sharing: Sharing
-    """How this job and others that share its cache agree."""
-    locality: bool = True
-    """Whether ranks prefer samples that their node keeps."""
-    trace: Path | None = None
-    """Where to write down what happens."""
-
-
 class Session:
     """Opens the cache of ``setup``, and takes one rank through its epochs.
 
     A front end (the Loader, the Feed) has :attr:`requests` served by whatever threads or processes
     it runs, and tells the :attr:`controller` what came of them. ``rescore`` is the user's function,
-    or None. Used by the training process only, from one thread.
+    or None; ``trace`` the file that what happens is written to. Used by the training process only,
+    from one thread.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense together.
     """
@@ -78,13 +66,15 @@ class Session:
     def __init__(
         self,
         setup: CacheSetup,
-        epochs: EpochSettings,
-        settings: SessionSettings,
+        settings: EpochSettings,
         ranks: LazyRanks,
         network: Network,
+        *,
         rescore: Any = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         recipe, num_samples = setup.recipe, setup.population.num_samples
+        epochs = settings.of_recipe(recipe, setup.cache.sharing.probe)
         scorer = as_scorer(recipe.scorer(num_samples))
         check_rescore(rescore, recipe, scorer)
         if epochs.is_planned:
@@ -112,15 +102,15 @@ class Session:
         """The samples through the cache, once it is open."""
         self.aside: CachedSamples | None = None
         """The same for batches that are none of training's, where there are any."""
-        self._epochs, self._settings = epochs, settings
+        self._epochs, self._trace = epochs, trace_path(trace)
         self._ranks, self._network = ranks, network
         self._rescores = rescore is not None
         self._placing: Placing | None = None
         self._ahead: ReadAhead | None = None
         self._tracer: Tracer | None = None
         self._iterations = self._workers = 0
-        if settings.trace is not None:
-            check_continues(settings.trace, self._identity())
+        if self._trace is not None:
+            check_continues(self._trace, self._identity())
 
     # --- the cache ---
 
@@ -131,9 +121,9 @@ class Session:
         """
         if self.cached is not None:
             return self.cached
-        ranks, setup, settings = self._ranks.fix(), self.setup, self._settings
-        if settings.trace is not None and self._tracer is None:
-            own = rank_path(settings.trace, ranks.rank)
+        ranks, setup = self._ranks.fix(), self.setup
+        if self._trace is not None and self._tracer is None:
+            own = rank_path(self._trace, ranks.rank)
             self._tracer = Tracer(own, self._identity(), setup.stage.source.sizes)
         nodes = self._find_nodes(ranks)
         ranks_here = ranks_on_node(ranks) if nodes is None else nodes.ranks_here
@@ -175,7 +165,7 @@ class Session:
 
     def past_the_cache(self) -> CachedSamples | None:
         """Return the samples without the cache, if what it is worth is to be measured."""
-        is_probed = self.cached is not None and self._settings.sharing.probe
+        is_probed = self.cached is not None and self.setup.cache.sharing.probe
         return self.cached.past_the_cache() if is_probed and self.cached is not None else None
 
     def close(self) -> None:
@@ -246,7 +236,7 @@ class Session:
         if not (self._epochs.is_planned and setup.capacity and setup.stage.is_bytes_of_source):
             return 0
         batch_bytes = setup.mean_size * (self._epochs.batch_size or 1)
-        asked = self._settings.prefetch_bytes
+        asked = parse_bytes(setup.cache.prefetch, name="prefetch")
         return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here)
 
     def _find_nodes(self, ranks: Ranks) -> Nodes | None:
@@ -254,7 +244,7 @@ class Session:
         setup, epochs = self.setup, self._epochs
         substitution = setup.recipe.substitution
         is_shared_out = substitution is not None and substitution.is_once_each
-        wants_homes = self._settings.locality and epochs.is_planned and epochs.shuffle
+        wants_homes = setup.cache.locality and epochs.is_planned and epochs.shuffle
         has_homes = wants_homes and not setup.recipe.preload and setup.capacity > 0
         if not (has_homes or is_shared_out):
             return None
@@ -300,7 +290,7 @@ class Session:
         return Member(
             table,
             policy,
-            self._settings.sharing,
+            self.setup.cache.sharing,
             token=token_of(ranks.world_size, setup.key, recipe, self._epochs.seed),
             name=f"{recipe} {os.getpid()}",
         )
@@ -377,6 +367,80 @@ class FrontEnd:
     """What shows the training loop its batches, on a :class:`Session`: the Loader, the Feed."""
 
     _session: Session
+    _closed = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
+
+        Optional: iterating again advances by itself. A restored epoch resumes; another one leaves
+        its rest out, with a warning. ConfigError for a negative epoch.
+        """
+        self._session.controller.share.set_epoch(epoch)
+
+    def total_steps(self) -> int:
+        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given.
+
+        Where the length of an epoch depends on scores, what a schedule is best laid out by.
+        """
+        return self._session.controller.share.planned_batches(self._known_epochs())
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.
+
+        ``accuracy`` is a share, from 0 to 1. Where only some ranks tell it, all take the mean of
+        theirs when the next epoch begins. A recipe that adapts to it and is told none warns once.
+        Waits for losses that are still being copied. Raises
+        :class:`~stoker.errors.ConfigError` for an accuracy out of range.
+        """
+        self._check_open()
+        accuracy = None if accuracy is None else check_accuracy(accuracy)
+        self._session.controller.end()
+        self._session.controller.tell(accuracy)
+        records = self._session.records
+        if records.epochs:
+            told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
+            last = records.epochs[-1]
+            log.info("epoch %d%s: %s; %s", records.epoch, told, last.summary, last.verdict)
+
+    def close(self) -> None:
+        """Stop what makes batches and let go of the cache, which lives on while another job has it.
+
+        May be called again; also done by ``with``, and by the system when the process dies.
+        """
+        if self._closed:
+            return
+        self._stop()
+        self._session.controller.end()
+        self._closed = True
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        """Stop the workers or threads, and abandon the batches on their way."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SegmentError(f"this {type(self).__name__} is closed: make a new one")
+
+    def _known_epochs(self) -> int:
+        """Return how many epochs the whole training has."""
+        epochs = self._session.controller.settings.epochs
+        if epochs is None:
+            name = type(self).__name__
+            raise ConfigError(f"total_steps() needs the number of epochs: give the {name} epochs=")
+        return epochs
+
+    # --- what is known of samples and counts ---
 
     @property
     def cache(self) -> CachedSamples | None:

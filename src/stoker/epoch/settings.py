@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,19 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, warn_caller
 from stoker.importance.base import Scorer
+from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, uniform
+from stoker.recipes.baselines import minio
 from stoker.scores import Scores
 
 
 @dataclass(frozen=True)
 class EpochSettings:
-    """How epochs are planned, and what they keep; checked by those who make it."""
+    """How epochs are planned, and what they keep.
+
+    Raises :class:`~stoker.errors.ConfigError` for a wrong number of epochs; the rest is checked by
+    those who make it.
+    """
 
     seed: int = 0
     """Of order and augmentation."""
@@ -42,6 +48,23 @@ class EpochSettings:
     is_resumable: bool = True
     """Whether states are saved, also within an epoch: the scores that its plan was made from are
     kept for them."""
+
+    def __post_init__(self) -> None:
+        epochs = self.epochs
+        if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
+            raise ConfigError(f"epochs={epochs!r}: give how many there will be, 1 or more")
+
+    def of_recipe(self, recipe: Recipe, probe: int) -> EpochSettings:
+        """Return these settings with what ``recipe`` asks of an epoch, and with ``probe``."""
+        policy, shares = recipe.policy, recipe.shares
+        without = "" if shares is None or not self.is_planned else shares.without_accuracy
+        return replace(
+            self,
+            needs_scores=shares is not None or policy.has_places or policy.follows_scores,
+            ranks_substitute=recipe.substitution is not None,
+            without_accuracy=without,
+            probe=probe,
+        )
 
 
 class Population:
@@ -116,12 +139,6 @@ class Population:
         return hashlib.blake2b(self._ids.tobytes(), digest_size=8).hexdigest()
 
 
-def check_epochs(epochs: int | None) -> None:
-    """Raise ConfigError unless it is None or a count of epochs."""
-    if epochs is not None and (isinstance(epochs, bool) or int(epochs) != epochs or epochs < 1):
-        raise ConfigError(f"epochs={epochs!r}: give how many there will be, 1 or more")
-
-
 def check_accuracy(accuracy: Any) -> float:
     """Return an accuracy as a float; ConfigError unless it is a share from 0 to 1."""
     value = float(accuracy)
@@ -141,7 +158,23 @@ def check_known_end(recipe: Recipe, epochs: int | None) -> None:
         )
 
 
-def check_own_order(recipe: Recipe) -> None:
+def recipe_of(
+    recipe: str | Recipe | None, *, is_planned: bool, shuffle: bool, rescore: Any
+) -> Recipe:
+    """Return the recipe of a training, as the user gave it or the default.
+
+    What is visited in order is best cached by ``minio``. Raises ConfigError for one that does not
+    exist, or does not go with a sampler of the user's; warns if it lacks ``rescore``.
+    """
+    chosen = as_recipe(recipe, is_planned=is_planned)
+    if not is_planned:
+        _check_own_order(chosen)
+    elif not shuffle and not chosen.preload:
+        chosen = minio()
+    return _as_scored(chosen, rescore)
+
+
+def _check_own_order(recipe: Recipe) -> None:
     """Raise ConfigError unless ``recipe`` goes with a sampler of the user's."""
     if recipe.sampler is not uniform:
         raise ConfigError(
@@ -155,7 +188,7 @@ def check_own_order(recipe: Recipe) -> None:
         )
 
 
-def as_scored(recipe: Recipe, rescore: Any) -> Recipe:
+def _as_scored(recipe: Recipe, rescore: Any) -> Recipe:
     """Return what ``recipe`` is with ``rescore``, a function or None; warns if it lacks one."""
     if rescore is not None or recipe.unscored is None:
         return recipe
@@ -193,14 +226,3 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
             f"rescore= gives losses, and recipe {recipe.name!r} scores by {', '.join(others)}: "
             "leave it out, or use a scorer of losses"
         )
-
-
-def without_accuracy(recipe: Recipe) -> str:
-    """Return what becomes of the cache where no accuracy is told; empty if that is no matter."""
-    return "" if recipe.shares is None else recipe.shares.without_accuracy
-
-
-def needs_scores(recipe: Recipe) -> bool:
-    """Whether the cache of ``recipe`` depends on scores, even if its plans do not."""
-    policy = recipe.policy
-    return recipe.shares is not None or policy.has_places or policy.follows_scores

@@ -1,9 +1,8 @@
-"""From ``cache="20%"`` to a Store: how large, under which key, kept by which policy."""
+"""From a Cache to a Store: how large, under which key, kept by which policy."""
 
 from __future__ import annotations
 
 import math
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.epoch.cache import Cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
@@ -46,24 +46,20 @@ class CacheSetup:
 
     Raises :class:`~stoker.errors.ConfigError` for sizes and stages that make no sense; a cache
     of 0 bytes switches caching off, and any other must hold the largest sample. A recipe that
-    preloads has room for everything, whatever ``cache`` says.
+    preloads has room for everything, whatever ``cache.memory`` says.
     """
 
     def __init__(
         self,
         dataset: Samples,
         population: Population,
-        cache: int | float | str,
+        cache: Cache,
         recipe: Recipe,
-        cache_stage: str,
-        cache_dir: str | os.PathLike[str] | None = None,
-        disk_cache: int | float | str | None = None,
-        pool: str | None = None,
-        pool_cache: int | float | str | None = None,
     ) -> None:
+        self.cache = cache
         self.dataset = dataset
         self.population = population
-        self.stage = make_stage(dataset, cache_stage)
+        self.stage = make_stage(dataset, cache.stage)
         sizes = self.stage.source.sizes
         self.policy = Merged(recipe.policy.for_sizes(sizes), sizes)
         """The policy, told the sizes of the samples if it asks for them, and other jobs."""
@@ -73,11 +69,11 @@ class CacheSetup:
         self.data_bytes = int(sizes.sum())
         """Payload bytes of the samples that are visited; an estimate where sizes are."""
         self.mean_size = self.data_bytes / len(sizes)
-        asked = parse_bytes(cache, of=self.data_bytes, name="cache")
+        asked = parse_bytes(cache.memory, of=self.data_bytes, name="cache")
         self._largest = largest = int(np.max(sizes))
         if 0 < asked < largest and not recipe.preload:
             raise ConfigError(
-                f"cache={cache!r} is {asked} bytes and the largest sample has {largest}: "
+                f"cache={cache.memory!r} is {asked} bytes and the largest sample has {largest}: "
                 "give it more, or switch it off with cache=0"
             )
         everything = math.ceil(self.data_bytes * self.stage.headroom)
@@ -101,9 +97,9 @@ class CacheSetup:
         )
         is_private = self.stage.is_private
         # Servers keep samples by id, so that one visited part of a data set may help another.
-        self._pool = plan_pool(pool, pool_cache, wanted, is_private=is_private)
+        self._pool = plan_pool(cache.pool, cache.pool_size, wanted, is_private=is_private)
         on_disk = replace(wanted, key=self.name_of(self.stage.key))
-        self._disk = plan_disk(cache_dir, disk_cache, on_disk, is_private=is_private)
+        self._disk = plan_disk(cache.disk, cache.disk_size, on_disk, is_private=is_private)
 
     def cache_samples(self, num_nodes: int) -> int:
         """Return how many samples of mean size so many nodes hold, if each sample has one home."""

@@ -110,16 +110,14 @@ class Stage(Protocol):
         ...
 
 
-def make_stage(dataset: Samples, cache_stage: str) -> Stage:
-    """Return the stage of that name; ConfigError for an unknown one, or none that makes sense."""
-    if cache_stage == "encoded":
+def make_stage(dataset: Samples, stage: str) -> Stage:
+    """Return the stage ``"encoded"`` or ``"decoded"``; ConfigError where that makes no sense."""
+    if stage == "encoded":
         return EncodedStage(dataset)
-    if cache_stage != "decoded":
-        raise ConfigError(f"cache_stage={cache_stage!r} is not known: use 'encoded' or 'decoded'")
     if not dataset.is_bytes_of_source:
         raise ConfigError(
-            "cache_stage='decoded' has no meaning for a wrapped data set, whose samples are "
-            "cached as it returns them: leave cache_stage out"
+            "stage='decoded' has no meaning for a wrapped data set, whose samples are "
+            "cached as it returns them: leave stage out"
         )
     return DecodedStage(dataset)
 

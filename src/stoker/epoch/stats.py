@@ -229,7 +229,7 @@ def verdict_of(stats: Stats) -> str:
     cores = len(os.sched_getaffinity(0))
     if stats.workers < cores:
         return waits + f"num_workers is {stats.workers}, and there are {cores} processors"
-    return waits + 'all processors are busy; cache_stage="decoded" saves the decoding'
+    return waits + 'all processors are busy; Cache(stage="decoded") saves the decoding'
 
 
 def _storage_share(stats: Stats) -> float:
@@ -250,10 +250,10 @@ def _storage_advice(stats: Stats) -> str:
     needed = smallest_cache(rates) or 0.0
     if needed > cached:
         return (
-            f"{held}; more num_workers or prefetch_bytes read more at once, and with "
-            f'cache="{ceil(100 * needed)}%" or a cache_dir storage keeps up as it is'
+            f"{held}; more num_workers or Cache(prefetch=) read more at once, and with "
+            f'cache="{ceil(100 * needed)}%" or a disk below it storage keeps up as it is'
         )
-    return f"{held}, which is enough if more is read at once: num_workers, prefetch_bytes"
+    return f"{held}, which is enough if more is read at once: num_workers, Cache(prefetch=)"
 
 
 log = logging.getLogger("stoker")
@@ -311,7 +311,7 @@ class Records:
         """Whether an epoch is in progress."""
         return self._began is not None
 
-    def finish_epoch(self, now: Stats) -> None:
+    def end_epoch(self, now: Stats) -> None:
         """Close the books of the epoch in progress."""
         assert self._began is not None
         self.epochs.append(now.since(self._began))

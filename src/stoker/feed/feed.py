@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,34 +14,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.cluster import Alone, Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
+from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
-from stoker.epoch.session import FrontEnd, Network, Session, SessionSettings
-from stoker.epoch.settings import (
-    EpochSettings,
-    Population,
-    as_scored,
-    check_accuracy,
-    check_epochs,
-    needs_scores,
-    without_accuracy,
-)
+from stoker.epoch.session import FrontEnd, Network, Session
+from stoker.epoch.settings import EpochSettings, Population, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
-from stoker.epoch.tracing import trace_path
-from stoker.errors import ConfigError, SegmentError
+from stoker.errors import ConfigError
 from stoker.feed.batch import Batch, in_order, stacked
 from stoker.feed.samples import FeedSamples, Transform
 from stoker.feed.signals import Shown
-from stoker.jobs.member import Sharing
-from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe
-from stoker.recipes.baselines import minio
 from stoker.source.base import Source
-from stoker.types import Outcome, parse_bytes
-
-log = logging.getLogger("stoker")
+from stoker.types import Outcome
 
 Rescore = Callable[[Batch], ArrayLike]
 """The user's: takes a batch, and returns its losses ``[n]``."""
@@ -67,7 +52,7 @@ class Feed(FrontEnd):
     - ``rescore``: for recipes that score samples again between epochs: from a Batch to its losses.
     - ``rank``, ``world_size``: by default those of torchrun or srun, else one process. Several
       ranks cannot exchange scores here: recipes that need that raise ConfigError when an epoch
-      begins.
+      begins. Ranks read as on one node, whatever ``Cache(locality=)`` says.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction;
     :class:`~stoker.errors.CapacityError` comes with the first iteration. To be used by one thread.
@@ -85,31 +70,18 @@ class Feed(FrontEnd):
         drop_last: bool = False,
         threads: int = 4,
         ready: int | None = None,
-        cache: int | float | str = "20%",
+        cache: Cache | Size = "20%",
         recipe: str | Recipe | None = None,
-        cache_stage: str = "encoded",
         epochs: int | None = None,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
         on_error: OnError = "raise",
-        cache_dir: str | os.PathLike[str] | None = None,
-        disk_cache: int | float | str | None = None,
-        pool: str | None = None,
-        pool_cache: int | float | str | None = None,
         rescore: Rescore | None = None,
-        prefetch_bytes: int | float | str = "256MiB",
-        sharing: Sharing | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_on_error(on_error)
-        check_epochs(epochs)
         _check_counts(batch_size=batch_size, threads=threads, ready=ready)
-        sharing = sharing or Sharing()
-        chosen = as_recipe(recipe, is_planned=True)
-        if not shuffle and not chosen.preload:
-            chosen = minio()
-        chosen = as_scored(chosen, rescore)
         samples = FeedSamples(source, decode, targets)
         if not len(samples):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
@@ -119,45 +91,19 @@ class Feed(FrontEnd):
         self._threads, self._ready = threads, 2 * threads if ready is None else ready
         self._on_error: OnError = on_error
         self._rescore = rescore
-        ranks = LazyRanks(rank, world_size, launched_ranks)
-        setup = CacheSetup(
-            samples,
-            Population(len(samples)),
-            cache,
-            chosen,
-            cache_stage,
-            cache_dir,
-            disk_cache,
-            pool,
-            pool_cache,
-        )
+        self._ranks = LazyRanks(rank, world_size, launched_ranks)
+        chosen = recipe_of(recipe, is_planned=True, shuffle=shuffle, rescore=rescore)
         self._session = Session(
-            setup,
-            EpochSettings(
-                seed=seed,
-                epochs=epochs,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                needs_scores=needs_scores(chosen),
-                ranks_substitute=chosen.substitution is not None,
-                without_accuracy=without_accuracy(chosen),
-                probe=sharing.probe,
-            ),
-            SessionSettings(
-                parse_bytes(prefetch_bytes, name="prefetch_bytes"),
-                sharing,
-                locality=False,
-                trace=trace_path(trace),
-            ),
-            ranks,
+            CacheSetup(samples, Population(len(samples)), as_cache(cache), chosen),
+            EpochSettings(seed, epochs, batch_size, shuffle, drop_last),
+            self._ranks,
             Network(alone, lambda ranks: None, _join),
-            rescore,
+            rescore=rescore,
+            trace=trace,
         )
         self._controller = self._session.controller
         self._share = self._controller.share
         self._running: Iterator[Batch] | None = None
-        self._closed = False
         self._dimension = 0  # of the embeddings observed, once there were some
 
     # --- iterating ---
@@ -183,31 +129,13 @@ class Feed(FrontEnd):
         walk = self._controller.walk
         return self._share.batches(self._share.coming if walk is None else walk.start)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``, from 0; ConfigError for a negative one.
-
-        Optional: iterating again advances by itself. A restored epoch resumes; another one leaves
-        its rest out, with a warning.
-        """
-        self._share.set_epoch(epoch)
-
-    def total_steps(self) -> int:
-        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given."""
-        epochs = self._controller.settings.epochs
-        if epochs is None:
-            raise ConfigError("total_steps() needs the number of epochs: give the Feed epochs=")
-        return self._share.planned_batches(epochs)
-
     def end_epoch(self, accuracy: float | None = None) -> None:
         """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.
 
         ``accuracy`` is a share, from 0 to 1; :class:`~stoker.errors.ConfigError` for another.
         """
-        self._check_open()
-        accuracy = None if accuracy is None else check_accuracy(accuracy)
         self._stop()
-        self._controller.end()
-        self._controller.tell(accuracy)
+        super().end_epoch(accuracy)
 
     # --- losses ---
 
@@ -261,28 +189,6 @@ class Feed(FrontEnd):
         self._stop()
         self._session.restore(RankState.from_dict(state))
 
-    # --- the end ---
-
-    def close(self) -> None:
-        """Stop the threads and let go of the cache; may be called again, also done by ``with``."""
-        if self._closed:
-            return
-        self._stop()
-        self._controller.end()
-        self._closed = True
-        self._session.close()
-
-    def __enter__(self) -> Feed:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return (
             f"<Feed of {self._session.setup}, in batches of {self.batch_size} "
@@ -290,10 +196,6 @@ class Feed(FrontEnd):
         )
 
     # --- inside ---
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SegmentError("the feed is closed: make a new one")
 
     def _check_dimension(self, dimension: int) -> None:
         """Raise ConfigError unless all embeddings have the same length."""

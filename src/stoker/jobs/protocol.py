@@ -89,7 +89,7 @@ def check_disk(path: str, size: int) -> None:
     if room is not None:
         raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
-            f"in {path} takes {format_bytes(size)}: ask for less with disk_cache=, or give "
+            f"in {path} takes {format_bytes(size)}: ask for less with disk_size=, or give "
             "`stoker serve` more with --disk"
         )
 

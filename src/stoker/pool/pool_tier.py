@@ -298,32 +298,30 @@ class PoolPlan:
 
 def plan_pool(
     pool: str | None,
-    pool_cache: int | float | str | None,
+    pool_size: int | float | str | None,
     wanted: Wanted,
     *,
     is_private: bool = False,
 ) -> PoolPlan | None:
     """Return the pool as the user asked for it, or None for none.
 
-    Without ``pool_cache``, or if the servers have less, it is as large as they are together.
+    Without ``pool_size``, or if the servers have less, it is as large as they are together.
     ``is_private``: the key says nothing to other nodes.
 
     Raises :class:`~stoker.errors.ConfigError` for invalid values, and if redis-py is
     missing.
     """
-    capacity = None
-    if pool_cache is not None:
-        capacity = parse_bytes(pool_cache, of=wanted.data_bytes, name="pool_cache")
     if pool is None:
-        if capacity:
-            raise ConfigError(f"pool_cache={pool_cache!r} needs servers: give pool too")
         return None
+    capacity = None
+    if pool_size is not None:
+        capacity = parse_bytes(pool_size, of=wanted.data_bytes, name="pool_size")
     address = PoolAddress.parse(pool)
     if capacity == 0:
         return None
     if capacity is not None and capacity < wanted.largest:
         raise ConfigError(
-            f"pool_cache={pool_cache!r} is {capacity} bytes and the largest sample has "
+            f"pool_size={pool_size!r} is {capacity} bytes and the largest sample has "
             f"{wanted.largest}: give it more, or leave it out"
         )
     if is_private:

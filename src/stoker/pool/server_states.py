@@ -92,7 +92,7 @@ def advise(states: Sequence[ServerState], address: PoolAddress, capacity: int | 
         each = _each(capacity, states)
         commands = "; ".join(_set(state.name, address, f"maxmemory {each}") for state in states)
         advice.append(
-            f"pool_cache is {format_bytes(capacity)} and its servers have {format_bytes(room)} "
+            f"pool_size is {format_bytes(capacity)} and its servers have {format_bytes(room)} "
             f"together: ask for less, or run `{commands}`"
         )
     return advice

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
@@ -38,21 +38,14 @@ class CachedDataset(CachedSamples, BatchDataset):
 
 
 def with_cache(
-    dataset: SourceDataset,
-    cache: int | float | str = "20%",
-    *,
-    recipe: str | Recipe | None = None,
-    cache_stage: str = "encoded",
-    cache_dir: str | os.PathLike[str] | None = None,
-    disk_cache: int | float | str | None = None,
-    pool: str | None = None,
-    pool_cache: int | float | str | None = None,
+    dataset: SourceDataset, cache: Cache | Size = "20%", *, recipe: str | Recipe | None = None
 ) -> CachedDataset:
     """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
 
     For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
     those of a Loader with a sampler of one's own, whose order is not known either: the default of
-    ``recipe`` is ``minio``, and its sampling is not used. ``close()`` it when done.
+    ``recipe`` is ``minio``, and its sampling is not used, nor what the Cache says of reading ahead,
+    of nodes and of other jobs. ``close()`` it when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
     chosen = as_recipe(recipe, is_planned=False)
@@ -62,8 +55,6 @@ def with_cache(
             "the Loader, or a recipe like 'minio'"
         )
     every = DatasetPopulation(dataset)
-    setup = CacheSetup(
-        dataset, every, cache, chosen, cache_stage, cache_dir, disk_cache, pool, pool_cache
-    )
+    setup = CacheSetup(dataset, every, as_cache(cache), chosen)
     cached = setup.open(current_ranks(), from_rank_zero)
     return CachedDataset(cached.dataset, cached.store, cached.stage, cached.shared)

@@ -52,7 +52,7 @@ def find_nodes(ranks: Ranks) -> Nodes | None:
             warnings.warn(
                 "the nodes of this job cannot agree on which of them keeps which samples, so each "
                 "keeps what it reads: call torch.distributed.init_process_group() before the "
-                "first iteration, or give the Loader locality=False",
+                "first iteration, or give the Loader Cache(locality=False)",
                 RuntimeWarning,
                 stacklevel=6,
             )

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.epoch.batch import BatchSpec, RequestSampler
-from stoker.epoch.cached import OnError
+from stoker.epoch.cached import OnError, check_on_error
 from stoker.epoch.controller import Begun
 from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.rank_share import RankShare
@@ -47,20 +47,22 @@ class Engine:
         self,
         session: Session,
         ranks: LazyRanks,
-        *,
         on_error: OnError,
         rescore: Rescore | None,
+        *,
         returns_meta: bool,
     ) -> None:
+        check_on_error(on_error)
         self.observer = TensorObserver(session.controller.observer)
         """Takes what training shows in tensors."""
         self.inner: InnerLoader | None = None
         """The torch loader that runs the workers."""
+        self.returns_meta = returns_meta
+        """Whether each batch carries its Meta."""
         self._session = session
         self._ranks = ranks
         self._on_error = on_error
         self._rescore = rescore
-        self._returns_meta = returns_meta
         self._generator_began: torch.Tensor | None = None
 
     def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Envelope], Walk]:
@@ -97,9 +99,9 @@ class Engine:
         """Note what came, and return the batch as the training loop gets it."""
         controller = self._session.controller
         meta = controller.receive(envelope.meta, envelope.failures, envelope.missed)
-        return attach(envelope.batch, meta) if self._returns_meta else envelope.batch
+        return attach(envelope.batch, meta) if self.returns_meta else envelope.batch
 
-    def finish_epoch(self) -> None:
+    def end_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
         self._session.controller.end()
 
@@ -121,11 +123,6 @@ class Engine:
         self._session.restore(state)
         if outer.generator is not None and state.generator is not None:
             outer.generator.set_state(torch.from_numpy(state.generator))
-
-    def close(self) -> None:
-        """Let go of workers, prefetch and cache."""
-        self.inner = None
-        self._session.close()
 
     # --- inside ---
 
@@ -279,7 +276,7 @@ class LoaderIterator:
         try:
             envelope = next(self._directed(self._envelopes))
         except StopIteration:
-            self._engine.finish_epoch()
+            self._engine.end_epoch()
             raise
         finally:
             waited = time.perf_counter() - begin

@@ -37,7 +37,7 @@ def wrap(
 
     The cache is private to this job, also between the ranks of torch.distributed, unless
     ``name`` says which data set this is: jobs that give the same name and length share it, and
-    must mean the same samples. Since it may then lie in a ``cache_dir`` or a pool, where nothing is
+    must mean the same samples. Since it may then lie on disk or in a pool, where nothing is
     pickled, samples with a name consist of arrays, tensors, images, numbers, text and bytes, in
     tuples, lists and dicts (see :func:`stoker.epoch.codec.encode`).
 

@@ -55,7 +55,7 @@ class CacheDir:
         try:
             self.path = Path(os.fspath(path)).expanduser().absolute()
         except (TypeError, RuntimeError) as error:
-            raise ConfigError(f"cache_dir={path!r} is not a path: {error}") from error
+            raise ConfigError(f"disk={path!r} is not a path: {error}") from error
         self.segment = self.path / _SEGMENT
         """What the file with the samples is called."""
 
@@ -80,7 +80,7 @@ class CacheDir:
                 return self._read(folder)
 
     def _read(self, folder: owned.Folder) -> DiskMeta | None:
-        owned.check_marked(folder, MARKER, "cache_dir")
+        owned.check_marked(folder, MARKER, "cache directory")
         if not _size(folder):
             return None
         try:
@@ -130,7 +130,7 @@ class CacheDir:
     def mark(self) -> None:
         """Make the directory, and mark it as Stoker's, unless it is."""
         with self._errors_named():
-            owned.adopt(self.path, MARKER, "cache_dir").close()
+            owned.adopt(self.path, MARKER, "cache directory").close()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -223,7 +223,7 @@ class CacheDir:
             raise
         except OSError as error:
             raise ConfigError(
-                f"cache_dir={str(self.path)!r} cannot be used ({error.strerror}): "
+                f"cache directory {str(self.path)!r} cannot be used ({error.strerror}): "
                 "use a directory on a local disk that you may write"
             ) from error
 

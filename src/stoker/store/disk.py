@@ -1,4 +1,4 @@
-"""The disk cache of a data set: planned from ``cache_dir=`` and ``disk_cache=``, found or made."""
+"""The disk cache of a data set: planned from ``Cache(disk=, disk_size=)``, found or made."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_room(path: Path, meta: DiskMeta, keep_free: int | None) -> None:
         raise CapacityError(
             f"a disk cache of {format_bytes(meta.capacity_bytes)} takes {format_bytes(needed)} of "
             f"{path}, where {format_bytes(free)} are free and {format_bytes(floor)} are to stay "
-            "free: ask for a smaller disk_cache, or use another disk"
+            "free: ask for a smaller disk_size, or use another disk"
         )
 
 
@@ -128,44 +128,42 @@ class DiskPlan:
 
 
 def plan_disk(
-    cache_dir: str | os.PathLike[str] | None,
-    disk_cache: int | float | str | None,
+    disk: str | os.PathLike[str] | None,
+    disk_size: int | float | str | None,
     wanted: Wanted,
     *,
     is_private: bool = False,
-    name: str = "disk_cache",
+    name: str = "disk_size",
 ) -> DiskPlan | None:
     """Return the disk cache as the user asked for it, or None for none.
 
-    Without ``disk_cache`` it has the size of the cache in ``cache_dir``, or holds all samples.
+    Without ``disk_size`` it has the size of the cache in ``disk``, or holds all samples.
     ``is_private``: the key means nothing to the next run. ``name``: what the user calls the size.
 
     Raises :class:`~stoker.errors.ConfigError` for invalid sizes or a directory that cannot
     be used, and :class:`~stoker.errors.StateMismatch` for another data set's, or another size.
     """
-    asked = wanted.everything
-    if disk_cache is not None:
-        asked = parse_bytes(disk_cache, of=wanted.data_bytes, name=name)
-    if cache_dir is None:
-        if disk_cache is not None and asked:
-            raise ConfigError(f"disk_cache={disk_cache!r} needs a directory: give cache_dir too")
+    if disk is None:
         return None
+    asked = wanted.everything
+    if disk_size is not None:
+        asked = parse_bytes(disk_size, of=wanted.data_bytes, name=name)
     if asked == 0:
         return None
     if asked < wanted.largest:
         raise ConfigError(
-            f"{name}={disk_cache!r} is {asked} bytes and the largest sample has "
+            f"{name}={disk_size!r} is {asked} bytes and the largest sample has "
             f"{wanted.largest}: give it more, or leave it out"
         )
     if is_private:
         raise ConfigError(
-            f"cache_dir={str(cache_dir)!r} is invalid, as nothing tells the next run that this is "
+            f"disk={str(disk)!r} is invalid, as nothing tells the next run that this is "
             "the same data set: give wrap() a name, or the decoder one"
         )
-    place = CacheDir(cache_dir)
+    place = CacheDir(disk)
     found = place.read()
     capacity = min(asked, wanted.everything)
-    if disk_cache is None and found is not None:
+    if disk_size is None and found is not None:
         capacity = found.capacity_bytes
     meta = DiskMeta(
         wanted.key,

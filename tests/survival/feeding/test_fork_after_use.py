@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source import ObjectSource
 
@@ -14,18 +15,17 @@ NUM = 96
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("prefetch_bytes", [0, "1MiB"])
-def test_the_parent_reads_before_and_between(s3: S3Server, prefetch_bytes: int | str) -> None:
+@pytest.mark.parametrize("prefetch", [0, "1MiB"])
+def test_the_parent_reads_before_and_between(s3: S3Server, prefetch: int | str) -> None:
     bucket = s3.bucket(NUM)
     source = ObjectSource(bucket.url, storage_options=bucket.options())
     assert source.read(range(NUM)) == [sample(number) for number in range(NUM)]
     with Loader(
         SampleDataset(source, number_of),
         8,
-        cache="30%",
+        cache=Cache("30%", prefetch=prefetch),
         num_workers=2,
         multiprocessing_context="fork",
-        prefetch_bytes=prefetch_bytes,
         return_meta=True,
     ) as loader:
         for _ in range(3):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.ranks import run_ranks
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
@@ -26,11 +27,10 @@ def train(rank: int, place: Path, recipe: str) -> dict[str, Any]:
     with Loader(
         SampleDataset(SlowSource(samples, latency=0.002), number_of),
         BATCH,
-        cache="20%",
+        cache=Cache("20%", prefetch=2000),
         recipe=recipe,
         num_workers=1,
         multiprocessing_context="fork",
-        prefetch_bytes=2000,
         return_meta=True,
     ) as loader:
         epochs = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
 from stoker.testing.slow_source import SlowSource
@@ -20,7 +22,7 @@ NUM = 160
 def test_spawned_workers_read_what_was_prefetched_to_disk(tmp_path: Path, method: str) -> None:
     samples = MemorySource([sample(number) for number in range(NUM)])
     source = SlowSource(samples, latency=0.002)
-    options = {"cache": "30%", "cache_dir": tmp_path / "disk", "return_meta": True}
+    options: Any = {"cache": Cache("30%", disk=tmp_path / "disk"), "return_meta": True}
     with Loader(
         SampleDataset(source, number_of),
         8,
