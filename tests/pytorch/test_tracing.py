@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.caches import gathered
 
 import stoker
 from stoker import recipes
@@ -33,9 +32,9 @@ def dataset(n=N):
 
 
 def make(path, recipe="minio", n=N, **arguments):
-    defaults = {"batch_size": BATCH, "cache": "30%", "epochs": 3, "prefetch": 0}
+    defaults = {"batch_size": BATCH, "cache": stoker.Cache("30%", prefetch=0), "epochs": 3}
     chosen = {**defaults, "return_meta": True, "trace": path, **arguments}
-    return stoker.Loader(dataset(n), recipe=recipe, **gathered(chosen))
+    return stoker.Loader(dataset(n), recipe=recipe, **chosen)
 
 
 def train(loader, epochs=1, steps=None):
