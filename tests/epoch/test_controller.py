@@ -279,7 +279,7 @@ def test_the_simulator_makes_the_same_plans_and_keys(
     recipe = recipes.get(name)
     training = Training(recipe, num_samples, seed=seed, batch_size=batch_size)
     cache = Recorded(recipe, training.source.sizes, 0.5, seed)
-    job = Job(recipe, training.source.sizes, 0.5, losses_of, EPOCHS, batch_size, seed, cache=cache)
+    job = Job(recipe, cache, losses_of, EPOCHS, batch_size, seed)
     with cache:
         for _ in range(EPOCHS):
             begun = training.begin()

@@ -17,6 +17,7 @@ from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import limits, replay
 from stoker.sim.replay import Job
+from stoker.sim.replayed_cache import ReplayedCache
 
 N, BATCH = 2000, 32
 SHARES = [0.05, 0.2, 0.4, 0.6, 0.8]
@@ -208,10 +209,11 @@ def test_the_same_in_any_process(name):
 
 def test_s14_ties_favour_no_class():
     """All losses are the same, and classes of 100 lie one after the other."""
-    job = Job(recipes.get("shade"), np.full(1000, 10), 0.5, lambda ids, _: ids * 0.0, 3, 50, 0)
-    with job.cache:
+    recipe = recipes.get("shade")
+    with ReplayedCache(recipe, np.full(1000, 10), 0.5, 0) as cache:
+        job = Job(recipe, cache, lambda ids, _: ids * 0.0, 3, 50, 0)
         for _ in range(3):
             job.run()
-        held = job.cache._arena.list("main")
+        held = cache._arena.list("main")
     assert len(held) == 500
     assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5

@@ -24,7 +24,7 @@ from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.reading import WINDOW
 from stoker.recipes.base import Recipe
-from stoker.recipes.cache import fit_packages, fit_shares, make_store
+from stoker.recipes.cache import fit, make_store
 from stoker.sampler.homes import Homes
 from stoker.store.claims import Claims
 from stoker.store.disk import Wanted, plan_disk
@@ -79,8 +79,9 @@ class CacheSetup:
         everything = math.ceil(self.data_bytes * self.stage.headroom)
         self.capacity = everything if recipe.preload else min(asked, everything)
         """Payload bytes to reserve: what was asked for, but no more than all samples need."""
-        self.recipe = recipe = fit_packages(recipe, self.capacity)
-        self.shares, self.least_low = fit_shares(recipe, self.capacity, self.stage.source.sizes)
+        self.recipe, self.shares, self.least_low = fit(
+            recipe, self.capacity, self.stage.source.sizes
+        )
         """What divides the cache, told its size, and the payload bytes that the region of packages
         has at least, where there is one."""
         self.key = self.stage.key

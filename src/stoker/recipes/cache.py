@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,27 +62,36 @@ def make_store(
     )
 
 
-def fit_packages(recipe: Recipe, capacity: int) -> Recipe:
-    """Return the recipe with packages for a cache of ``capacity`` bytes, if it has any."""
-    if recipe.packaging is None or not capacity:
-        return recipe
-    return replace(recipe, packaging=recipe.packaging.fitted(capacity))
+class Fitted(NamedTuple):
+    """A recipe that was told how large its cache is."""
+
+    recipe: Recipe
+    """With packages of a size that goes with the cache, if it has any."""
+    shares: Shares | None
+    """What divides the cache."""
+    least_low: int
+    """Bytes that the region of packages has at least; 0 where there are none."""
 
 
-def fit_shares(
-    recipe: Recipe, capacity: int, sizes: NDArray[np.int64]
-) -> tuple[Shares | None, int]:
-    """Return the split of a cache of ``capacity`` bytes, and the bytes its packages need.
+def fit(
+    recipe: Recipe, capacity: int, sizes: NDArray[np.int64], *, least_package: int = 0
+) -> Fitted:
+    """Return ``recipe`` for a cache of ``capacity`` bytes and samples of ``sizes`` (``i64[N]``).
 
-    ``sizes`` (``i64[N]``) are those of the samples; 0 bytes where there are no packages. Raises
+    Its packages have ``least_package`` bytes at least. Raises
     :class:`~stoker.errors.ConfigError` for a cache too small for one.
     """
     packaging, shares = recipe.packaging, recipe.shares
-    if packaging is None or shares is None or not capacity:
-        return shares, 0
+    if packaging is None or not capacity:
+        return Fitted(recipe, shares, 0)
+    packaging = packaging.fitted(capacity)
+    packaging = replace(packaging, min_bytes=max(packaging.min_bytes, least_package))
+    recipe = replace(recipe, packaging=packaging)
+    if shares is None:
+        return Fitted(recipe, shares, 0)
     least = packaging.least_region_bytes(sizes)
-    fitted = shares.for_cache(capacity, least)
-    return (shares, 0) if fitted is None else (fitted, least)
+    divided = shares.for_cache(capacity, least)
+    return Fitted(recipe, shares, 0) if divided is None else Fitted(recipe, divided, least)
 
 
 def follow(

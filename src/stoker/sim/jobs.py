@@ -106,7 +106,7 @@ def replay_jobs(
             stack.enter_context(mine)
             first = first or mine
             told = as_losses(losses, num_samples, seed)
-            job = Job(recipe, lengths, share, told, epochs, batch_size, seed, cache=mine)
+            job = Job(recipe, mine, told, epochs, batch_size, seed)
             trainings.append(_Training(job, epochs, rate, shared.enter(mine.policy, rate)))
         flights = _Flights(num_samples, epochs, flight_seconds)
         _interleave(trainings, shared, flights, progress or (lambda: None))

@@ -93,11 +93,11 @@ def replay(
         )
     share = as_share(cache, lengths)
     told = as_losses(losses, num_samples, seed)
-    job = Job(chosen, lengths, share, told, epochs, batch_size, seed, accesses)
-    if conditions is not None:
-        job.keep_time(conditions)
     per_epoch = []
-    with job.cache:
+    with ReplayedCache(chosen, lengths, share, seed) as replayed:
+        job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses)
+        if conditions is not None:
+            job.keep_time(conditions)
         for _ in range(epochs):
             per_epoch.append(job.run())
             if progress is not None:
@@ -198,41 +198,37 @@ class _ReplayedSampler(Sampler):
 class Job:
     """One training: plans, serves and scores its epochs one after the other.
 
-    ``accesses``: those of each epoch, in place of the sampler's. ``cache``: that of another job
-    beside it, or None for one of its own.
+    ``cache`` was made for ``recipe``; it is not closed. ``accesses``: those of each epoch, in place
+    of the sampler's.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        sizes: NDArray[np.int64],
-        share: float,
+        cache: ReplayedCache,
         losses: Losses,
         epochs: int,
         batch_size: int,
         seed: int,
         accesses: _Trace | Visits | None = None,
-        cache: ReplayedCache | None = None,
     ) -> None:
-        count = len(sizes)
-        self._sizes, self._losses = sizes, losses
+        count, policy = len(cache.sizes), cache.policy
+        self.cache = cache
+        self._losses = losses
         self._batch_size, self._seed = batch_size, seed
         own = recipe.sampler(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
-        scorer = as_scorer(recipe.scorer(count))
-        self.cache = cache or ReplayedCache(recipe, sizes, share, seed)
-        policy = self.cache.policy
         sampler = _ReplayedSampler(as_sampler(own), policy, accesses)
         self._knows_next = not sampler.uses_scores
         self._is_scored = sampler.uses_scores or _reads_scores(policy, recipe)
+        scorer = as_scorer(recipe.scorer(count))
         if self._is_scored and (unknown := scorer.needs - {"losses"}):
-            self.cache.close()
             raise ConfigError(
                 f"recipe {recipe.name!r} cannot be simulated: its scorer needs "
                 f"{', '.join(sorted(unknown))}, and a replay has losses only"
             )
-        scorer.cache_holds(round(share * int(sizes.sum()) / float(sizes.mean())))
+        scorer.cache_holds(round(cache.capacity / float(cache.sizes.mean())))
         self._scores = Scores(count if self._is_scored else 1)  # else not asked for
         settings = EpochSettings(
             seed=seed,
@@ -250,12 +246,14 @@ class Job:
             scorer,
             ranks=LazyRanks(0, 1, launched_ranks),
         )
-        self._controller.open(Opened(self.cache))
+        self._controller.open(Opened(cache))
         self._clock: Clock | None = None
 
     def keep_time(self, conditions: Conditions) -> None:
         """Have the time of each epoch computed."""
-        self._clock = Clock(conditions, self._sizes, knows_next=self._knows_next, seed=self._seed)
+        self._clock = Clock(
+            conditions, self.cache.sizes, knows_next=self._knows_next, seed=self._seed
+        )
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
@@ -274,7 +272,7 @@ class Job:
         begun, cache = self._controller.begin({}, self._rescore), self.cache
         assert begun.plan is not None
         epoch, reads = begun.plan.epoch, cache.package_reads
-        tally, right = Tally(epoch, self._sizes), _Right()
+        tally, right = Tally(epoch, self.cache.sizes), _Right()
         for number, spec in enumerate(self._controller.batch_specs(begun)):
             served = cache.serve(spec.ids, spec.keys)
             tally.add(served.ids, served.outcomes)
@@ -296,7 +294,7 @@ class Job:
         """
         plan = self._controller.begin({}, self._rescore).plan
         assert plan is not None
-        tally, right = Tally(plan.epoch, self._sizes), _Right()
+        tally, right = Tally(plan.epoch, self.cache.sizes), _Right()
         self._serve_plan(plan, tally, right)
         del plan  # before the next one is made
         return self._end(tally, right, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -27,19 +26,20 @@ from stoker.node.memory_limits import read_memory
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
-from stoker.recipes.cache import fit_packages, fit_shares, follow, make_store
+from stoker.recipes.cache import fit, follow, make_store
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
-from stoker.store import MemoryTier, Store
+from stoker.store import MemoryTier
 from stoker.store.arena import Arena, Samples
 from stoker.store.claims import Served
 from stoker.store.guarded import NullTier
 from stoker.store.tier import Ids, Keys, Mask, RegionTier
 from stoker.types import Outcome, format_bytes
 
-_PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples
+_PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples,
+# so that large data sets have coarser ones
 _LARGEST_PACKAGE = 1 << 28
 
 _OUTCOMES = np.array([Outcome.FETCHED, Outcome.HIT], np.int8)
@@ -71,27 +71,37 @@ class ReplayedCache(EpochCache):
     ) -> None:
         self.policy = wrap(recipe.policy.for_sizes(sizes))
         """The policy, told the sizes of the samples if it asks for them."""
+        self.sizes = sizes
+        """``i64[N]``, bytes of each sample."""
+        data_bytes = int(sizes.sum())
+        self.capacity = round((1.0 if recipe.preload else share) * data_bytes)
+        """Payload bytes."""
         self._follows = self.policy.follows_scores
         self._arranges = beside is None
         self._regions = self.policy.regions()
         self._names = [region.name for region in self._regions]
-        self._data_bytes = int(sizes.sum())
-        self.capacity = round((1.0 if recipe.preload else share) * self._data_bytes)
-        self._recipe, self._seed = fit_packages(recipe, self.capacity), seed
-        self._num_samples = len(sizes)
         self._time = 0.0
         self._reads_told = 0
         self._plan: Plan | None = None
         self._counts: dict[str, int] = {}
-        source = BlankSource(sizes)
-        self._arena = self._make_arena(source) if self.capacity and beside is None else None
+        self._arena: AccountingArena | None = None
         if beside is not None:
             self._arena = beside._arena
-        self._store = self._make_store(source)
-        self._shares = recipe.shares
+        elif self.capacity:
+            self._arena = AccountingArena(sizes, self.capacity, seed=seed)
+            self._arena.configure(self._regions)
+        tier = self._tier()
+        coarse = min(data_bytes // _PACKAGES, _LARGEST_PACKAGE)
+        fitted = fit(recipe, self.capacity, sizes, least_package=coarse)
+        source, self._recipe, self._shares = BlankSource(sizes), fitted.recipe, fitted.shares
+        self._store = make_store(fitted.recipe, self.policy, source, tier, clock=lambda: self._time)
+        self._package_bytes = 0
+        if recipe.packaging is not None:
+            self._package_bytes = recipe.packaging.fitted(self.capacity).min_bytes
+        self._seed = seed
         self._packages = self._make_packages(source)
         if recipe.preload:
-            self._store.tier.put_many(self._ids(), _no_bytes(len(sizes)))
+            tier.put_many(self._ids(), _no_bytes(len(sizes)))
 
     # --- epochs ---
 
@@ -118,7 +128,7 @@ class ReplayedCache(EpochCache):
         if self._shares is not None:
             wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
         if store.places is not None:
-            count = self._num_samples
+            count = len(self.sizes)
             places = self.policy.places(scores, plan, count)
             store.places.array[:] = places
             counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
@@ -162,7 +172,7 @@ class ReplayedCache(EpochCache):
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
         # A search for substitutes looks at all samples: 50 an epoch are enough of them.
-        self._time += 0.1 * len(ids) / self._num_samples
+        self._time += 0.1 * len(ids) / len(self.sizes)
         served = self._store.serve(ids, keys)
         if self._packages is not None:
             missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
@@ -183,14 +193,13 @@ class ReplayedCache(EpochCache):
         packaging = self._recipe.packaging
         if self._packages is None or packaging is None:
             return 0
-        each = _package_bytes(packaging, self._data_bytes) / packaging.min_bytes
+        each = packaging.min_bytes / self._package_bytes
         return round(self._packages.stats()["package_reads"] * each)
 
     def take_package_reads(self) -> tuple[int, float]:
         """Return the packages read since the last call, and bytes of one of them."""
         taken, self._reads_told = self.package_reads - self._reads_told, self.package_reads
-        packaging = self._recipe.packaging
-        return taken, 0.0 if packaging is None else float(packaging.min_bytes)
+        return taken, float(self._package_bytes)
 
     def close(self) -> None:
         """Let go of the cache's memory."""
@@ -223,25 +232,19 @@ class ReplayedCache(EpochCache):
         self._arena.set_keys(held, own)
         if self._store.places is None:
             return None
-        keys = np.zeros(self._num_samples)
+        keys = np.zeros(len(self.sizes))
         keys[held] = own
         return keys
 
     def _ids(self) -> NDArray[np.uint32]:
-        return np.arange(self._num_samples, dtype=np.uint32)
+        return np.arange(len(self.sizes), dtype=np.uint32)
 
-    def _make_arena(self, source: BlankSource) -> AccountingArena:
-        arena = AccountingArena(source.sizes, self.capacity, seed=self._seed)
-        arena.configure(self._regions)
-        return arena
-
-    def _make_store(self, source: BlankSource) -> Store:
-        tier: RegionTier = NullTier()
-        if self._arena is not None:
-            overflow = self.policy.overflow
-            first = next(iter(self._arena.stats()["regions"]))
-            tier = MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
-        return make_store(self._recipe, self.policy, source, tier, clock=lambda: self._time)
+    def _tier(self) -> RegionTier:
+        """Return the tier over the arena."""
+        if self._arena is None:
+            return NullTier()
+        first, overflow = next(iter(self._arena.stats()["regions"])), self.policy.overflow
+        return MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
 
     def _make_packages(self, source: BlankSource) -> Packages | None:
         packaging, substitution = self._recipe.packaging, self._recipe.substitution
@@ -250,15 +253,12 @@ class ReplayedCache(EpochCache):
             return None
         assert store.claims is not None
         assert store.packaged is not None
-        coarse = replace(packaging, min_bytes=_package_bytes(packaging, self._data_bytes))
-        fitted = replace(self._recipe, packaging=coarse)
-        self._shares, _ = fit_shares(fitted, self.capacity, source.sizes)
         return Packages(
             source,
             arena,
             store.claims.served,
             store.packaged,
-            coarse,
+            packaging,
             low=self._names.index(substitution.region),
             region=substitution.region,
             seed=self._seed,
@@ -268,11 +268,6 @@ class ReplayedCache(EpochCache):
 def _no_bytes(count: int) -> Packed:
     """Return so many samples of no bytes."""
     return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
-
-
-def _package_bytes(packaging: Packaging, data_bytes: int) -> int:
-    """Return the least bytes of a replay's packages: large data sets have coarser ones."""
-    return max(packaging.min_bytes, min(data_bytes // _PACKAGES, _LARGEST_PACKAGE))
 
 
 class AccountingArena(Arena):
