@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from stoker.errors import SourceError
 from stoker.source.base import read_whole
 from stoker.source.packed import Packed, gather, pick
+from stoker.store.claims import Served
+from stoker.store.substitutes import Choice
 from stoker.store.tier import Ids, Keys, Mask, Pool, RegionTier
 from stoker.types import Outcome
 
@@ -231,3 +233,61 @@ class Flight:
         self.part[slots] = len(self.parts)
         self.index[slots] = index
         self.parts.append(packed)
+
+
+class Completer:
+    """Completes batches of which ``tier`` has a part by flights; see :class:`Flight`."""
+
+    def __init__(
+        self, source: Source, tier: RegionTier, wait_seconds: float, pool: Pool | None = None
+    ) -> None:
+        self._source, self._tier = source, tier
+        self._wait_seconds, self._pool = wait_seconds, pool
+
+    def complete(
+        self, batch: Ids, cached: Packed, found: Mask, keys: Keys, choice: Choice | None
+    ) -> tuple[Served, Flight]:
+        """Return the samples ``batch`` (``u32[n]``), or those of ``choice``, and what brought them.
+
+        ``cached`` has those ``found`` (``bool[n]``). ``keys`` (``f64[n]``) are those that the
+        samples asked for have from now on. Raises what the source raises, except SourceError.
+        """
+        wanted = batch if choice is None else choice.ids
+        missing = np.flatnonzero(~found if choice is None else choice.missing)
+        ids, first, inverse = _distinct(wanted[missing])
+        asked = batch[missing[first]]
+        # The keys are those of the samples asked for: of others none is known.
+        own = None if keys is None else np.where(ids == asked, keys[missing[first]], -np.inf)
+        flight = Flight(self._source, self._tier, ids, own, self._wait_seconds, self._pool)
+        if ids.size:
+            flight.run()
+        part, index, parts = np.zeros(len(batch), np.int64), np.arange(len(batch)), [cached]
+        part[missing], index[missing] = 1 + flight.part[inverse], flight.index[inverse]
+        parts += flight.parts
+        outcomes = np.full(len(batch), Outcome.HIT, np.int8)
+        outcomes[missing[first]] = flight.outcomes
+        if choice is not None:
+            part[choice.taken], index[choice.taken] = len(parts), np.arange(len(choice.taken))
+            parts.append(choice.samples)
+            outcomes[(wanted != batch) & (outcomes == Outcome.HIT)] = Outcome.SUBSTITUTED
+        errors = {}
+        if flight.errors:
+            errors = {
+                place: flight.errors[slot]
+                for place, slot in zip(missing.tolist(), inverse.tolist(), strict=True)
+                if slot in flight.errors
+            }
+        return Served(wanted, *gather(parts, part, index), outcomes, errors), flight
+
+
+def _distinct(ids: Ids) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
+    """Return distinct ids as they first appear, where that is, and for each id which it is.
+
+    In the order asked for, not sorted, so that what is read needs no rearranging.
+    """
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = first[order]
+    return ids[first], first, place[inverse]

@@ -14,14 +14,13 @@ from stoker.errors import ConfigError, SegmentError, StokerError
 from stoker.policy.base import Region, Substitution
 from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, check_ids
-from stoker.source.packed import Packed, gather
 from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters
-from stoker.store.flight import Flight, Upstream
+from stoker.store.flight import Completer, Upstream
 from stoker.store.guarded import GuardedTier
 from stoker.store.memory_tier import drop_strays, rearrange
 from stoker.store.registry import open_arrays
-from stoker.store.substitutes import ByNeighbour, Choice, OnceEach, StandIns, Substitutes
+from stoker.store.substitutes import ByNeighbour, OnceEach, StandIns, Substitutes
 from stoker.store.tier import Ids, Keys, Pool, RegionTier
 from stoker.types import Outcome
 
@@ -137,11 +136,18 @@ class Store:
             choice = self._substitutes.choose(batch, found, turns)
         if self.claims is not None and turns is not None:
             self.claims.log(turns, batch if choice is None else choice.ids)
-        if choice is not None or not found.all():
-            return self._serve_misses(batch, cached, found, keys, choice)
-        outcomes = np.full(len(batch), Outcome.HIT, np.int8)
-        self._count(batch, cached.offsets, outcomes, {})
-        return Served(batch, cached.data, cached.offsets, outcomes)
+        if choice is None and found.all():
+            served = Served(batch, *cached, np.full(len(batch), Outcome.HIT, np.int8))
+        else:
+            rest = Completer(self.source, self._tier, self._wait_seconds, self.pool)
+            served, flight = rest.complete(batch, cached, found, keys, choice)
+            self.counters.add(
+                read=flight.read,
+                source_seconds=flight.source_seconds,
+                wait_seconds=flight.wait_seconds,
+            )
+        self._count(served)
+        return served
 
     def reread(self, served: Served, places: Sequence[int]) -> Served:
         """Return from the source what was ``served`` at ``places``, in that order.
@@ -354,60 +360,9 @@ class Store:
             self._clock,
         )
 
-    def _serve_misses(
-        self,
-        batch: Ids,
-        cached: Packed,
-        found: NDArray[np.bool_],
-        keys: Keys,
-        choice: Choice | None,
-    ) -> Served:
-        wanted = batch if choice is None else choice.ids
-        missing = np.flatnonzero(~found if choice is None else choice.missing)
-        ids, first, inverse = _distinct(wanted[missing])
-        asked = batch[missing[first]]
-        # The keys are those of the samples asked for: of others none is known.
-        own_keys = None if keys is None else np.where(ids == asked, keys[missing[first]], -np.inf)
-        flight = Flight(self.source, self._tier, ids, own_keys, self._wait_seconds, self.pool)
-        if ids.size:
-            flight.run()
-        part = np.zeros(len(batch), np.int64)
-        index = np.arange(len(batch))
-        parts = [cached, *flight.parts]
-        part[missing] = 1 + flight.part[inverse]
-        index[missing] = flight.index[inverse]
-        if choice is not None:
-            part[choice.taken] = len(parts)
-            index[choice.taken] = np.arange(len(choice.taken))
-            parts.append(choice.samples)
-        samples = gather(parts, part, index)
-        outcomes = np.full(len(batch), Outcome.HIT, np.int8)
-        outcomes[missing[first]] = flight.outcomes
-        if choice is not None:
-            outcomes[(wanted != batch) & (outcomes == Outcome.HIT)] = Outcome.SUBSTITUTED
-        errors = {}
-        if flight.errors:
-            errors = {
-                int(place): flight.errors[int(slot)]
-                for place, slot in zip(missing, inverse, strict=True)
-                if int(slot) in flight.errors
-            }
-        self.counters.add(
-            read=flight.read,
-            source_seconds=flight.source_seconds,
-            wait_seconds=flight.wait_seconds,
-        )
-        self._count(wanted, samples.offsets, outcomes, errors)
-        return Served(wanted, samples.data, samples.offsets, outcomes, errors)
-
-    def _count(
-        self,
-        ids: Ids,
-        offsets: NDArray[np.int64],
-        outcomes: NDArray[np.int8],
-        errors: dict[int, Any],
-    ) -> None:
+    def _count(self, served: Served) -> None:
         """Set the outcomes of what was prefetched or came with a package, and count."""
+        ids, outcomes = served.ids, served.outcomes
         if self._fresh is not None:
             # What was read here is counted already: then the mark is a later access's.
             due = np.flatnonzero((self._fresh.array[ids] == 1) & (outcomes == Outcome.HIT))
@@ -419,7 +374,7 @@ class Store:
             self.packaged.array[ids[outcomes == Outcome.FETCHED]] = 0  # a copy of its own now
             came = (self.packaged.array[ids] == 1) & (outcomes == Outcome.HIT)
             outcomes[came] = Outcome.PACKAGED
-        self._tally(outcomes, np.diff(offsets), errors)
+        self._tally(outcomes, np.diff(served.offsets), served.errors)
 
     def _tally(
         self,
@@ -443,16 +398,3 @@ class Store:
             bytes_from_cache=sign * (int(lengths.sum()) - from_source),
             bytes_from_source=sign * from_source,
         )
-
-
-def _distinct(ids: Ids) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
-    """Return distinct ids as they first appear, where that is, and for each id which it is.
-
-    In the order asked for, not sorted, so that what is read needs no rearranging.
-    """
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    first = first[order]
-    return ids[first], first, place[inverse]
