@@ -42,7 +42,7 @@ from stoker.jobs.survey import survey
 from stoker.recipes import Recipe
 from stoker.sim.signals import MadeUpLosses
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 SIZE, BANDWIDTH, BATCH = 20_000, 60e6, 32
 NEVER = 1e9  # a gain that no job has

@@ -20,7 +20,7 @@ from stoker.policy.base import Region
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 300
 MIN_BYTES = 1000

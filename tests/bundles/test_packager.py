@@ -25,7 +25,7 @@ from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 LOW = np.arange(NUM) % 4 != 0
 needs_obstore = pytest.mark.skipif(

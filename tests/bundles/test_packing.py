@@ -12,9 +12,8 @@ from support.waiting import until
 
 from stoker.bundles import Packaging
 from stoker.bundles.job import FIELDS, Flags, Totals
-from stoker.bundles.package_loader import Loaded
 from stoker.bundles.packing import Hands, Loading, Rank, agreed, take_missed
-from stoker.bundles.workshop import Epoch
+from stoker.bundles.workshop import Epoch, Loaded
 from stoker.errors import CapacityError
 from stoker.shared import SharedArray
 

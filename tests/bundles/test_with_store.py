@@ -18,7 +18,7 @@ from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 from stoker.types import Outcome
 
 LOW = np.arange(NUM) % 4 != 0

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, SIZES, Bench, CountingDepot
 
-from stoker.bundles.package_loader import Loaded
-from stoker.bundles.workshop import Epoch
+from stoker.bundles.workshop import Epoch, Loaded
 from stoker.errors import SourceUnavailable
 from stoker.source.in_memory import MemorySource
-from stoker.testing.faulty_source import FaultySource
+from stoker.testing.sources import FaultySource
 
 ALL = np.ones(NUM, np.bool_)
 NONE = np.zeros(NUM, np.bool_)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.bundles.package_loader import Loaded
+from stoker.bundles.workshop import Loaded
 
 SEEDS = st.integers(0, 2**16)
 

@@ -14,7 +14,7 @@ from stoker.cli.root import root
 from stoker.errors import SampleNotFound, SourceUnavailable
 from stoker.source.base import without
 from stoker.source.image_folder import ImageFolderSource
-from stoker.store.cache_dir import MARKER
+from stoker.store.disk import MARKER
 
 KEEP = ["--keep-free", "0"]
 

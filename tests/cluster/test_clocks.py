@@ -16,7 +16,7 @@ from support.ranks import run_ranks
 
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 AGREED = [
     *sorted((SOURCE / "cluster").glob("*.py")),

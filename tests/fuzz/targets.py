@@ -53,7 +53,7 @@ from stoker.source.shard_index import ShardIndex, index_of
 from stoker.source.shards import expand
 from stoker.source.tar_members import members
 from stoker.store.arena import Arena
-from stoker.store.cache_dir import MARKER, CacheDir, DiskMeta
+from stoker.store.disk import MARKER, CacheDir, DiskMeta
 from stoker.store.memory_tier import MemoryTier
 from stoker.tiering.config import read_config, read_order
 from stoker.types import parse_bytes

@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.shared import SharedArray
 from stoker.source.base import Source
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 
 class TellingSource(SlowSource):

@@ -24,7 +24,7 @@ from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
 from stoker.jobs.survey import survey
 from stoker.pytorch import Loader, SampleDataset
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 200
 

@@ -23,8 +23,7 @@ from stoker.node.messages import Channel
 from stoker.policy.baselines import LRU
 from stoker.source.listing_cache import ListingCache
 from stoker.source.pace import RateLimit
-from stoker.store.cache_dir import CacheDir, DiskMeta
-from stoker.store.disk import open_disk
+from stoker.store.disk import CacheDir, DiskMeta, open_disk
 from stoker.store.registry import open_arena
 from stoker.tiering import tier_dir
 from stoker.tiering.tier_dir import TierDir

@@ -1,7 +1,7 @@
 import pytest
 
 from stoker.node import descriptors
-from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.rendezvous import RendezvousFiles
 
 
 @pytest.fixture

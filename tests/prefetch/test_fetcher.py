@@ -19,7 +19,7 @@ from stoker.store.arena import Arena
 from stoker.store.flight import Meter
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.substitutes import ByNeighbour, StandIns
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 20
 SAMPLES = [bytes([i]) * 100 for i in range(NUM)]

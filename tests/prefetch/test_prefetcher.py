@@ -23,7 +23,7 @@ from stoker.source.base import BaseSource
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 400
 SAMPLES = [bytes([i % 251]) * (50 + i % 100) for i in range(NUM)]

@@ -8,7 +8,7 @@ from support.caches import gathered
 from support.parts import number_of, numbers
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 N, BATCH = 604, 25  # of which icache selects an even number, so that none is repeated
 

@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 
 from stoker import Cache, recipes
 from stoker.pytorch import Loader, SampleDataset
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 60
 

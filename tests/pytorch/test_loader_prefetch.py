@@ -19,7 +19,7 @@ from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 600
 SAMPLES = [np.full(100 + i % 50, i, np.int32).tobytes() for i in range(NUM)]

@@ -367,7 +367,7 @@ def test_subsets_and_weights_of_the_plan() -> None:
 
 
 def test_a_policy_that_looks_ahead_and_prefetch_follow_the_cursor() -> None:
-    from stoker.testing.slow_source import SlowSource
+    from stoker.testing.sources import SlowSource
 
     slow = SampleDataset(SlowSource(numbers(NUM), latency=0.001), number_of)
     options: dict[str, Any] = {"recipe": "belady", "cache": "40%", "prefetch": "1MiB"}

@@ -15,7 +15,7 @@ from support.parts import number_of, numbers
 
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 EPOCHS = 2
 

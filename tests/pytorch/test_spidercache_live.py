@@ -24,7 +24,7 @@ from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.sim.signals import MadeUpGraph
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 from stoker.types import Outcome
 
 NUM, MANY, BATCH = 400, 2000, 8

@@ -10,9 +10,8 @@ import pytest
 
 from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch
 from stoker.policy.baselines import LRU, MinIO
-from stoker.store import cache_dir, disk
-from stoker.store.cache_dir import CacheDir, DiskMeta
-from stoker.store.disk import file_bytes, open_disk
+from stoker.store import disk
+from stoker.store.disk import CacheDir, DiskMeta, file_bytes, open_disk
 
 META = DiskMeta("data-1", 100, 50_000, 500)
 
@@ -179,7 +178,7 @@ def test_a_floor_by_default(place, monkeypatch):
 
 
 def test_cleaning_waits_and_then_says_who(place, monkeypatch):
-    monkeypatch.setattr(cache_dir, "_LEAVING", 0.1)
+    monkeypatch.setattr(disk, "_LEAVING", 0.1)
     with open_it(place), pytest.raises(SegmentError, match="is in use"):
         place.clean()
     assert place.clean() > 0
@@ -187,7 +186,7 @@ def test_cleaning_waits_and_then_says_who(place, monkeypatch):
 
 
 def test_two_that_settle_it_at_once(place, monkeypatch):
-    monkeypatch.setattr(cache_dir, "_PATIENCE", 0.1)
+    monkeypatch.setattr(disk, "_OPENING", 0.1)
     place.mark()
     with place.locked(), pytest.raises(SegmentError, match="is busy with"), place.locked():
         pass
@@ -196,7 +195,7 @@ def test_two_that_settle_it_at_once(place, monkeypatch):
 _DIES_HALFWAY = """
 import resource, signal, sys
 from stoker.policy.baselines import LRU
-from stoker.store.cache_dir import CacheDir, DiskMeta
+from stoker.store.disk import CacheDir, DiskMeta
 from stoker.store.disk import open_disk
 
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills it within a call

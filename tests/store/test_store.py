@@ -9,8 +9,8 @@ import pytest
 from support.doubles import BrokenTier, CountingSource, check, lru_tier, sample_of
 
 from stoker.errors import ConfigError, SampleNotFound, SegmentError, SourceUnavailable
-from stoker.store.guarded import NullTier
 from stoker.store.store import Store
+from stoker.store.tier import NullTier
 from stoker.types import Outcome
 from store.test_memory_tier import native_tier
 

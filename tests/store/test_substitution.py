@@ -14,11 +14,11 @@ from stoker.policy import HighLow, Homophily, MinIO, Score, Substitution
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
 from stoker.store.claims import Claims
-from stoker.store.guarded import NullTier
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.registry import open_arrays
 from stoker.store.store import Store
 from stoker.store.substitutes import StandIns
+from stoker.store.tier import NullTier
 from stoker.types import Outcome
 
 N = 400

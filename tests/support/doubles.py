@@ -8,8 +8,8 @@ from reference.arena import ReferenceArena
 from stoker.errors import SampleNotFound, SegmentError
 from stoker.policy.baselines import LRU
 from stoker.source.base import BaseSource
-from stoker.store.guarded import NullTier
 from stoker.store.memory_tier import MemoryTier
+from stoker.store.tier import NullTier
 
 
 def sample_of(i):

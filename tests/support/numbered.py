@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 NUM = 400
 SAMPLES = [np.full(100 + i % 50, i, np.int32).tobytes() for i in range(NUM)]

@@ -21,8 +21,7 @@ from stoker.errors import CapacityError, ConfigError
 from stoker.policy import LRU
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
-from stoker.store.cache_dir import CacheDir, DiskMeta
-from stoker.store.disk import file_bytes, open_disk
+from stoker.store.disk import CacheDir, DiskMeta, file_bytes, open_disk
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
 from survival.payloads import NUM_IDS, SIZES, packed, wrong

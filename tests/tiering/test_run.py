@@ -21,7 +21,7 @@ from support.waiting import until
 
 from stoker.errors import ConfigError
 from stoker.tiering import launcher, layout
-from stoker.tiering.room import file_system
+from stoker.tiering.tier_dir import file_system
 from tiering.conftest import age, write_files
 from tiering.runs import Done, Setup, direct
 

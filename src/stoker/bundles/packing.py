@@ -16,8 +16,7 @@ import numpy as np
 
 from stoker.bundles.depot import Depot, open_depot
 from stoker.bundles.job import Flags, Job, Totals
-from stoker.bundles.package_loader import Loaded
-from stoker.bundles.workshop import Epoch, Workshop
+from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, StokerError
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run

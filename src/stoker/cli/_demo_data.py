@@ -16,7 +16,7 @@ from stoker.pytorch import SampleDataset
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 from stoker.types import parse_bytes
 
 SIDE = 32

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stoker.store.cache_dir import CacheDir
+from stoker.store.disk import CacheDir
 from stoker.store.registry import clean as clean_registry
 from stoker.tiering import membership, tier_dir
 from stoker.types import format_bytes

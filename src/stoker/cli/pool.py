@@ -13,7 +13,7 @@ from stoker.node.memory_limits import read_memory
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
-from stoker.pool.server_states import ServerState, advise
+from stoker.pool.servers import ServerState, advise
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(

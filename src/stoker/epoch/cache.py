@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker.errors import ConfigError
 from stoker.jobs.member import Sharing
 from stoker.pool.pool_address import PoolAddress
-from stoker.store.cache_dir import CacheDir
+from stoker.store.disk import CacheDir
 from stoker.types import parse_bytes
 
 Size = int | float | str

@@ -13,10 +13,9 @@ from stoker.epoch.batch import Failure, Request
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.store.claims import ASIDE, Served, Turns
-from stoker.store.guarded import NullTier
 from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
-from stoker.store.tier import Keys
+from stoker.store.tier import Keys, NullTier
 from stoker.types import Outcome
 
 

@@ -19,9 +19,8 @@ from stoker.recipes.base import Recipe
 from stoker.recipes.cache import follow
 from stoker.scores import Scores
 from stoker.store.claims import Claims
-from stoker.store.guarded import GuardedTier
 from stoker.store.store import Store
-from stoker.store.tier import NOWHERE
+from stoker.store.tier import NOWHERE, GuardedTier
 
 _NONE = np.empty(0, np.uint32)
 

@@ -29,12 +29,11 @@ from stoker.sampler.homes import Homes
 from stoker.store.claims import Claims
 from stoker.store.disk import Wanted, plan_disk
 from stoker.store.fill import preload
-from stoker.store.guarded import NullTier
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.registry import SharedArena, SharedArrays, open_arena, open_arrays
 from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
-from stoker.store.tier import RegionTier
+from stoker.store.tier import NullTier, RegionTier
 from stoker.types import format_bytes, parse_bytes
 
 Join = Callable[[SharedArena, Merged], Member | None]

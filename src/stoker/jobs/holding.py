@@ -13,11 +13,10 @@ from typing import Any
 from stoker.errors import SegmentError, StokerError
 from stoker.node.descriptors import Handle
 from stoker.node.owned import read_file, write_file
-from stoker.node.rendezvous import Joined, join
-from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.rendezvous import Joined, RendezvousFiles, join
 from stoker.node.runtime_dir import prepare_runtime_dir
 from stoker.store.arena import Arena
-from stoker.store.cache_dir import MARKER
+from stoker.store.disk import MARKER
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 

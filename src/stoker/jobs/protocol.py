@@ -15,7 +15,7 @@ from stoker._core import segment_bytes
 from stoker.errors import SegmentError
 from stoker.node import descriptors
 from stoker.node.messages import connect, parse, read_line
-from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.rendezvous import RendezvousFiles
 from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.base import Region
 from stoker.store.registry import rendezvous_key

@@ -16,8 +16,7 @@ from stoker.jobs.merged import counted, known_rates
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import is_locked
-from stoker.node.rendezvous import Announcement
-from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.rendezvous import Announcement, RendezvousFiles
 from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
 from stoker.store.registry import ARENA

@@ -19,8 +19,7 @@ from stoker.node import owned
 from stoker.node.locks import await_lock
 from stoker.node.memory_limits import read_memory
 from stoker.pool.pool_address import PoolAddress
-from stoker.pool.server_states import POLICY
-from stoker.pool.servers import require_redis
+from stoker.pool.servers import POLICY, require_redis
 from stoker.pool.values import PREFIX
 from stoker.types import format_bytes
 

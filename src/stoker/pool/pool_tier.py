@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_client import FIELDS, ROUTES, PoolClient
-from stoker.pool.server_states import ServerState, advise, survey, total_room
-from stoker.pool.servers import Breakers, require_redis
+from stoker.pool.servers import Breakers, ServerState, advise, require_redis, survey, total_room
 from stoker.pool.values import PoolKeys, PoolOrder
 from stoker.source.packed import Packed, pick
 from stoker.store.counters import Counters
 from stoker.store.disk import Wanted
-from stoker.store.guarded import NullTier
-from stoker.store.tier import Ids, Keys, Mask
+from stoker.store.tier import Ids, Keys, Mask, NullTier
 from stoker.types import parse_bytes
 
 _LIVE: weakref.WeakSet[PoolTier] = weakref.WeakSet()
@@ -47,7 +45,7 @@ class PoolTier(NullTier):
     A server that fails or is slow is skipped, and probed again later
     (:class:`~stoker.pool.servers.Breakers`); no read takes longer than :meth:`limit`, and
     no method raises for failures of servers. Claims, regions and leases are what the tiers on the
-    node have: here everyone may fetch everything, as in a :class:`~stoker.store.guarded.NullTier`.
+    node have: here everyone may fetch everything, as in a :class:`~stoker.store.tier.NullTier`.
 
     Nothing is opened before the first use, by each process for itself. Safe in any thread;
     forked children and processes that receive it by pickling share breakers, order and counters.

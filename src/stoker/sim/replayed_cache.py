@@ -16,8 +16,7 @@ from stoker._core import segment_bytes
 from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
-from stoker.bundles.package_loader import Loaded
-from stoker.bundles.workshop import Epoch, Workshop
+from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.epoch.placing import EpochCache
 from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
@@ -34,8 +33,7 @@ from stoker.source.packed import Offsets, Packed, unpack
 from stoker.store import MemoryTier
 from stoker.store.arena import Arena, Samples
 from stoker.store.claims import Served
-from stoker.store.guarded import NullTier
-from stoker.store.tier import Ids, Keys, Mask, RegionTier
+from stoker.store.tier import Ids, Keys, Mask, NullTier, RegionTier
 from stoker.types import Outcome, format_bytes
 
 _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples,

@@ -6,9 +6,8 @@ tier never reads the source, and the source knows of no tier.
 
 from stoker.source.packed import Packed
 from stoker.store.claims import Served
-from stoker.store.guarded import NullTier
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
-from stoker.store.tier import RegionTier, Tier
+from stoker.store.tier import NullTier, RegionTier, Tier
 
 __all__ = ["MemoryTier", "NullTier", "Packed", "RegionTier", "Served", "Store", "Tier"]

@@ -1,19 +1,244 @@
-"""The disk cache of a data set: planned from ``Cache(disk=, disk_size=)``, found or made."""
+"""A cache on local disk: its directory, which one job uses at a time, and the file in it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from stoker._core import ABI
 from stoker._core import file_bytes as core_file_bytes
-from stoker.errors import CapacityError, ConfigError, SegmentError
+from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPlace
+from stoker.node import owned
+from stoker.node.locks import await_lock, try_lock
 from stoker.policy.base import Region
 from stoker.store.arena import Arena
-from stoker.store.cache_dir import CacheDir, DiskMeta
 from stoker.store.registry import SharedArena, open_arena
 from stoker.types import format_bytes, parse_bytes
+
+MARKER = ".stoker-cache"
+"""File that marks the directory as Stoker's; nothing is ever removed from one without it."""
+
+_META, _SEGMENT = "meta.json", "samples.stoker"
+_LEAVING = 2.0  # seconds that helpers of a job may take to end after it
+_OPENING = 10.0  # seconds for another process to finish opening the same directory
+
+
+@dataclass(frozen=True)
+class DiskMeta:
+    """What a disk cache was made for."""
+
+    key: str
+    """Stands for the data set's content and the cache stage."""
+    num_ids: int
+    """Number of samples in the data set."""
+    capacity_bytes: int
+    """Payload bytes that fit."""
+    mean_size: int
+    """Expected bytes of a sample; the block size follows from it."""
+    version: int = ABI
+    """Layout of the segment."""
+    local_identity: str = ""
+    """Tells the files from others with the same key; see :mod:`stoker.source.base`."""
+
+
+class CacheDir:
+    """A directory for one disk cache; made, marked and described when first used.
+
+    ``path`` need not exist. No method removes or changes a file that is not Stoker's. All raise
+    :class:`~stoker.errors.ConfigError` where the directory cannot be used: it is a file, holds
+    something else, is not writable, or other users may write to it
+    (:class:`~stoker.errors.UntrustedPlace`).
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.path = Path(os.fspath(path)).expanduser().absolute()
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(f"disk={path!r} is not a path: {error}") from error
+        self.segment = self.path / _SEGMENT
+        """What the file with the samples is called."""
+
+    @property
+    def identity(self) -> str:
+        """Identifies the directory on this machine, independent of the path."""
+        with self._open() as folder:
+            status = os.fstat(folder.fileno())
+        return f"{status.st_dev:x}-{status.st_ino:x}"
+
+    def read(self) -> DiskMeta | None:
+        """Return what the directory holds; None if nothing, or no such directory.
+
+        Raises :class:`~stoker.errors.StateMismatch` if it holds samples without a description.
+        """
+        with self._errors_named():
+            try:
+                folder = owned.open_folder(self.path)
+            except FileNotFoundError:
+                return None
+            with folder:
+                return self._read(folder)
+
+    def _read(self, folder: owned.Folder) -> DiskMeta | None:
+        owned.check_marked(folder, MARKER, "cache directory")
+        if not _size(folder):
+            return None
+        try:
+            named = self.path / _META
+            facts = json.loads(owned.read_file(folder.inside / _META, called=named))
+            found = DiskMeta(**facts)
+            for field in fields(DiskMeta):
+                value = getattr(found, field.name)
+                is_number = type(value) is int and 0 <= value < 1 << 63
+                if not (is_number if field.type == "int" else type(value) is str):
+                    raise TypeError(f"{field.name} is not valid")
+            return found
+        except UntrustedPlace:
+            raise
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise StateMismatch(
+                f"{self.path} holds samples, but its description is unreadable ({error}): "
+                f"{self._way_out()}"
+            ) from error
+
+    def check(self, wanted: DiskMeta) -> DiskMeta:
+        """Return what the directory holds, or ``wanted`` if nothing.
+
+        Raises :class:`~stoker.errors.StateMismatch` unless it is of that data set and size. The
+        mean size, which is an estimate, may differ.
+        """
+        found = self.read()
+        if found is None:
+            return wanted
+        for name, of_what in (
+            ("version", "a segment of version {}"),
+            ("key", "the data set {}"),
+            ("local_identity", "files with the change times {}"),
+            ("num_ids", "{} samples"),
+            ("capacity_bytes", "a capacity of {}"),
+        ):
+            has, asks = getattr(found, name), getattr(wanted, name)
+            if has != asks:
+                if name == "capacity_bytes":
+                    has, asks = (f"{format_bytes(v)} ({v} bytes)" for v in (has, asks))
+                raise StateMismatch(
+                    f"{self.path} was made for {of_what.format(has)}, not {of_what.format(asks)}: "
+                    f"{self._way_out()}"
+                )
+        return found
+
+    def mark(self) -> None:
+        """Make the directory, and mark it as Stoker's, unless it is."""
+        with self._errors_named():
+            owned.adopt(self.path, MARKER, "cache directory").close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold a marked directory while its purpose is determined.
+
+        Raises :class:`~stoker.errors.SegmentError` if another process does so for too long.
+        """
+        with self._open() as folder:
+            named = self.path / MARKER
+            marker = owned.open_file(folder.inside / MARKER, os.O_RDWR, called=named)
+        try:
+            with self._errors_named():
+                self._await_lock(marker)
+            yield
+        finally:
+            os.close(marker)
+
+    def describe(self, meta: DiskMeta) -> None:
+        """Record what the directory is for, safely on disk when this returns; hold it."""
+        with self._open() as folder:
+            # Before any sample: a segment must never be taken for another data set's.
+            owned.write_file(folder.inside / _META, json.dumps(asdict(meta)).encode(), fsync=True)
+
+    @contextlib.contextmanager
+    def open_segment(self) -> Iterator[Path]:
+        """Give a path to the file with the samples, made empty if need be; of use while it lasts.
+
+        It leads to that very file, even if another one takes its place.
+        """
+        with self._open() as folder:
+            path = folder.inside / _SEGMENT
+            os.close(owned.open_file(path, os.O_RDWR | os.O_CREAT, called=self.segment))
+            yield path
+
+    def clean(self) -> int:
+        """Remove what Stoker has in the directory, and return the bytes freed.
+
+        Raises :class:`~stoker.errors.ConfigError` for a directory without the marker, and
+        :class:`~stoker.errors.SegmentError` while a process uses it.
+        """
+        if not (self.path / MARKER).is_file():
+            raise ConfigError(f"{self.path} has no {MARKER}: it is not a disk cache of Stoker")
+        with self.locked(), self._open() as folder:
+            if not self.await_unused(_LEAVING):
+                raise SegmentError(f"{self.path} is in use: end the jobs that use it first")
+            freed = _size(folder)
+            for name in (_SEGMENT, f"{_META}.new", _META, MARKER):
+                (folder.inside / name).unlink(missing_ok=True)
+        return freed
+
+    def in_use(self) -> bool:
+        """Whether a process has the samples open."""
+        with self._open() as folder:
+            try:
+                path = folder.inside / _SEGMENT
+                file = owned.open_file(path, os.O_RDWR, called=self.segment)
+            except FileNotFoundError:
+                return False
+            try:
+                return not try_lock(file, start=0, length=1)
+            finally:
+                os.close(file)
+
+    def await_unused(self, patience: float) -> bool:
+        """Wait until no process has the samples open, and return whether that happened."""
+        deadline = time.monotonic() + patience
+        while self.in_use():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[owned.Folder]:
+        with self._errors_named(), owned.open_folder(self.path) as folder:
+            yield folder
+
+    def _await_lock(self, marker: int) -> None:
+        if not await_lock(marker, _OPENING):
+            raise SegmentError(f"another process is busy with {self.path}: try again later")
+
+    def _way_out(self) -> str:
+        return f"run `stoker clean --cache-dir {self.path}`, or use another directory"
+
+    @contextlib.contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except UntrustedPlace:
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"cache directory {str(self.path)!r} cannot be used ({error.strerror}): "
+                "use a directory on a local disk that you may write"
+            ) from error
+
+
+def _size(folder: owned.Folder) -> int:
+    """Return the bytes that the samples take; 0 where there are none."""
+    with contextlib.suppress(FileNotFoundError):
+        status = (folder.inside / _SEGMENT).lstat()
+        return status.st_blocks * 512 if status.st_size else 0
+    return 0
+
 
 _LEAST_FREE = 1 << 30
 _LEAST_FREE_SHARE = 0.05

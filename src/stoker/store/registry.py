@@ -20,8 +20,7 @@ from stoker._core import ABI
 from stoker.errors import SegmentError, UntrustedPlace
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Handle
-from stoker.node.rendezvous import Announcement, Participant, join_or_create
-from stoker.node.rendezvous_files import RendezvousFiles
+from stoker.node.rendezvous import Announcement, Participant, RendezvousFiles, join_or_create
 from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.policy.base import Region
 from stoker.shared import SharedArray

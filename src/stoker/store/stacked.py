@@ -13,9 +13,8 @@ from stoker.shared import SharedArray
 from stoker.source.packed import Buffer, Packed, gather, pack, pick
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
-from stoker.store.guarded import GuardedTier
 from stoker.store.memory_tier import MemoryTier
-from stoker.store.tier import Ids, Keys, Mask
+from stoker.store.tier import GuardedTier, Ids, Keys, Mask
 
 FIELDS = ("disk_hits", "disk_bytes", "disk_errors")
 """What is counted, over all processes that have the tier: samples and bytes that came from disk,

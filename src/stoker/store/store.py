@@ -17,11 +17,10 @@ from stoker.source.base import Source, as_source, check_ids
 from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters
 from stoker.store.flight import Completer, Upstream
-from stoker.store.guarded import GuardedTier
 from stoker.store.memory_tier import drop_strays, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByNeighbour, OnceEach, StandIns, Substitutes
-from stoker.store.tier import Ids, Keys, Pool, RegionTier
+from stoker.store.tier import GuardedTier, Ids, Keys, Pool, RegionTier
 from stoker.types import Outcome
 
 FIELDS = (

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "FaultySource": "stoker.testing.faulty_source",
+    "FaultySource": "stoker.testing.sources",
     "PolicyConformance": "stoker.testing.policy_conformance",
     "SamplerConformance": "stoker.testing.sampler_conformance",
     "ScorerConformance": "stoker.testing.scorer_conformance",
-    "SlowSource": "stoker.testing.slow_source",
+    "SlowSource": "stoker.testing.sources",
     "SourceConformance": "stoker.testing.source_conformance",
 }
 

@@ -30,9 +30,8 @@ from stoker.tiering.config import Config, read_order
 from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind, Ring, create_counters
 from stoker.tiering.membership import RunFolder
 from stoker.tiering.placer import LARGE, Placer
-from stoker.tiering.room import check_room
 from stoker.tiering.table import Settings, Table, TierPlace
-from stoker.tiering.tier_dir import TierDir
+from stoker.tiering.tier_dir import TierDir, check_room
 
 log = logging.getLogger("stoker.tiering")
 

@@ -21,7 +21,7 @@ from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, Source
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 from .processes import prefetchers, signal_all, wait_for_prefetcher
 from .samples import number_of, sample, served, walk

@@ -12,7 +12,7 @@ from support.ranks import run_ranks
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 from .samples import number_of, sample, served
 

@@ -46,7 +46,7 @@ dataset = SampleDataset(Own())
 FULL_SOURCE = """
 class Own(FileSource):
     pass
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 dataset = SampleDataset(SlowSource(Own(paths), latency=0.001))
 """
 

@@ -10,7 +10,7 @@ import pytest
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.in_memory import MemorySource
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 from .processes import wait_for_prefetcher
 from .samples import number_of, sample, walk

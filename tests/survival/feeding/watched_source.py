@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, Source
-from stoker.testing.slow_source import SlowSource
+from stoker.testing.sources import SlowSource
 
 
 class WatchedSource(SlowSource):

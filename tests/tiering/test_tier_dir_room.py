@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.tiering.room import FIRST_REST, Rooms
+from stoker.tiering.tier_dir import FIRST_REST, Rooms
 
 
 @given(

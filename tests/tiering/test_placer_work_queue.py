@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from stoker.tiering.work_queue import WorkQueue
+from stoker.tiering.placer import WorkQueue
 
 
 def wait_until(queue: WorkQueue[int]) -> None:

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.errors import CapacityError
-from stoker.tiering import room
-from stoker.tiering.room import check_room, file_system
-from stoker.tiering.tier_dir import TierDir
+from stoker.tiering import tier_dir
+from stoker.tiering.tier_dir import TierDir, check_room, file_system
 
 
 def test_types_of_file_systems(tmp_path: Path) -> None:
@@ -38,8 +37,8 @@ def test_a_tier_in_memory_may_not_take_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = TierDir(tmp_path, Path("/data"))
-    monkeypatch.setattr(room, "file_system", lambda dev: "tmpfs")
-    monkeypatch.setattr(room, "read_memory", lambda: SimpleNamespace(available=5000))
+    monkeypatch.setattr(tier_dir, "file_system", lambda dev: "tmpfs")
+    monkeypatch.setattr(tier_dir, "read_memory", lambda: SimpleNamespace(available=5000))
     check_room(tier, 5000)
     with pytest.raises(OSError, match="available as memory"):
         check_room(tier, 5001)

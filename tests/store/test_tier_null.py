@@ -1,7 +1,6 @@
 import numpy as np
 
-from stoker.store.guarded import NullTier
-from stoker.store.tier import Tier
+from stoker.store.tier import NullTier, Tier
 from stoker.testing.tier_conformance import as_ids, pack_ids
 
 

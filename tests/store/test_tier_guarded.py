@@ -4,7 +4,7 @@ from support.doubles import BrokenTier, lru_tier
 
 from stoker.errors import CapacityError, SegmentError
 from stoker.shared import SharedArray
-from stoker.store.guarded import GuardedTier
+from stoker.store.tier import GuardedTier
 from stoker.testing.tier_conformance import TierConformance, as_ids, pack_ids
 
 METHODS = (

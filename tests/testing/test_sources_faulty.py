@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnav
 from stoker.source import MemorySource, Source
 from stoker.source.packed import unpack
 from stoker.testing import FaultySource, SourceConformance
-from stoker.testing.faulty_source import FAULTS
+from stoker.testing.sources import FAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source import MemorySource, Source
 from stoker.testing import SlowSource, SourceConformance
-from stoker.testing.slow_source import _makespan, _normal
+from stoker.testing.sources import _makespan, _normal
 
 METHODS = ("fork", "spawn", "forkserver")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
