@@ -177,8 +177,8 @@ def _exchange(rank: int, meeting: str, count: int, results: Any) -> None:
     import torch
     from torch import distributed
 
-    from stoker.cluster import exchange
-    from stoker.cluster.group import Group
+    from stoker.epoch.agreement import exchange
+    from stoker.pytorch.ranks import Group
     from stoker.scores import Scores
 
     torch.set_num_threads(1)

@@ -28,8 +28,6 @@ RUNG_OF = {part: rung for rung, parts in enumerate(RUNGS) for part in parts}
 # Stands beside the ladder: imports anything but the command line, which alone may import it
 # (its demo needs slow storage to show).
 TESTING = "testing"
-# The one module outside of `pytorch` that is written for torch.
-TORCH_GROUP = "stoker.cluster.group"
 # These write samples as bytes, tensors too, and load torch for one only.
 KNOW_TENSORS = {"stoker.epoch.codec", "stoker.epoch.compact"}
 # `import stoker`, which re-exports: above everything but the command line.
@@ -128,7 +126,7 @@ def test_torch_is_imported_in_its_own_corner() -> None:
         f"{module.name}:{line} imports {name}"
         for module in modules()
         if part_of(module.dotted) not in {"pytorch", "cli", TESTING}
-        and module.dotted not in {TORCH_GROUP, *KNOW_TENSORS}
+        and module.dotted not in KNOW_TENSORS
         for line, name in imports(module)
         if name.split(".")[0] in {"torch", "torchdata"}
     ]
@@ -142,7 +140,6 @@ def test_the_core_needs_numpy_only() -> None:
         module.name: sorted(roots - allowed_roots)
         for module in modules()
         if part_of(module.dotted) not in RUNGS[-1] | RUNGS[-2] | {TESTING}
-        and module.dotted != TORCH_GROUP
         and (roots := roots_at_the_top(module)) - allowed_roots
     }
     assert not wrong

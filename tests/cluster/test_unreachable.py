@@ -15,10 +15,9 @@ import pytest
 from support.processes import warm
 from torch import distributed
 
-from stoker.cluster.group import Group
 from stoker.epoch.ranks import Ranks
 from stoker.errors import RanksUnavailable
-from stoker.pytorch.ranks import from_rank_zero
+from stoker.pytorch.ranks import Group, from_rank_zero
 
 TIMEOUT = 3.0
 

@@ -1,4 +1,4 @@
-"""The ``stoker`` command: one file per command, loaded when it is called."""
+"""The ``stoker`` command: each command is loaded when it is called."""
 
 from __future__ import annotations
 

@@ -23,6 +23,10 @@ _COMMANDS = {
 }
 
 
+_WHERE = dict.fromkeys(("clean", "ls", "serve"), "caches")
+"""The files of commands that are not in one of their name."""
+
+
 class _Root(click.Group):
     """Imports a command only when it is called, so that ``stoker ls`` need not load torch."""
 
@@ -32,9 +36,8 @@ class _Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(
-            importlib.import_module(f"stoker.cli.{cmd_name}"), cmd_name
-        )
+        module = importlib.import_module(f"stoker.cli.{_WHERE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,8 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cluster import Alone, Collective
-from stoker.epoch.agreement import AgreedRescore, Agreement, Ended, put_together, scores_of
+from stoker.epoch.agreement import (
+    AgreedRescore,
+    Agreement,
+    Alone,
+    Collective,
+    Ended,
+    put_together,
+    scores_of,
+)
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
 from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.observer import Arrived, Observer, Signals

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cluster import Collective
+from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore

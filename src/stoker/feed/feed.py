@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.cluster import Alone, Collective
+from stoker.epoch.agreement import Alone, Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error

@@ -1,6 +1,6 @@
 """The PyTorch face: data sets, the Loader and what goes with them.
 
-Besides ``cluster.group``, the only part of Stoker that imports torch. The arrow of one batch::
+The only part of Stoker that is written for torch. The arrow of one batch::
 
     Loader -> Engine -> RequestSampler -> [worker: BatchServer -> CachedSamples -> Store]
                  |                                      |

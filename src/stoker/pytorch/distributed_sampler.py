@@ -13,13 +13,12 @@ from torch import distributed
 from torch.utils.data import Dataset
 from torch.utils.data import Sampler as TorchSampler
 
-from stoker.cluster import Alone, Collective, exchange
-from stoker.cluster.group import joined
+from stoker.epoch.agreement import Alone, Collective, exchange
 from stoker.epoch.cursor import Cursor
 from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan
-from stoker.pytorch.ranks import current_ranks
+from stoker.pytorch.ranks import current_ranks, joined
 from stoker.sampler.epoch import has_evidence
 from stoker.sampler.uniform import UniformSampler
 from stoker.sampler.weighted import WeightedSampler

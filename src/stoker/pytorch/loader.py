@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from stoker.cluster.group import joined
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import OnError
@@ -26,7 +25,7 @@ from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
 from stoker.pytorch.meta import Meta
 from stoker.pytorch.observe import Shown
-from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero
+from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
 from stoker.pytorch.torch_session import (
     Engine,
     LoaderIterator,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stoker.cluster import Alone, exchange
-from stoker.cluster.group import joined
+from stoker.epoch.agreement import Alone, exchange
 from stoker.errors import ConfigError
+from stoker.pytorch.ranks import joined
 from stoker.scores import Scores
 
 N = 12

@@ -1,8 +1,10 @@
-"""``stoker ls``: the caches that this user's processes share now, and the jobs that use them."""
+"""``stoker ls``, ``clean`` and ``serve``: the caches that this user's processes share."""
 
 from __future__ import annotations
 
 import json
+import logging
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +16,12 @@ from rich.table import Table
 
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
+from stoker.jobs.service import Service, ServiceSettings
 from stoker.jobs.survey import survey
-from stoker.types import format_bytes
+from stoker.store.disk import CacheDir
+from stoker.store.registry import clean as clean_registry
+from stoker.tiering import membership, tier_dir
+from stoker.types import format_bytes, parse_bytes
 
 
 @click.command()
@@ -131,3 +137,71 @@ def _jobs(caches: Sequence[dict[str, Any]]) -> Table:
                 ("yes" if job["eligible"] else "no") if job["kind"] == "score" else "",
             )
     return table
+
+
+@click.command()
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Empty this one instead.")
+def clean(cache_dir: Path | None) -> None:
+    """Remove what caches of ended processes left in the runtime directory.
+
+    Only sockets and lock files that Stoker made, each a few bytes: the memory of a cache is freed
+    with the last process that holds it. Caches in use are left alone. With --cache-dir, the
+    samples of a disk cache, or the copies in a tier of stoker run, are removed unless a process
+    uses them. Files that are not Stoker's are left alone.
+    """
+    if cache_dir is not None:
+        is_tier = tier_dir.is_tier(cache_dir)
+        freed = tier_dir.clean(cache_dir) if is_tier else CacheDir(cache_dir).clean()
+        what = "tier" if is_tier else "disk cache"
+        click.echo(f"emptied the {what} in {cache_dir}: {format_bytes(freed)} freed")
+        return
+    removed = clean_registry() + membership.clean()
+    if removed:
+        click.echo(f"removed the files of {removed} {'cache' if removed == 1 else 'caches'}")
+    else:
+        click.echo("nothing to remove")
+
+
+@click.command()
+@click.option("--memory", help="Maximum memory of all caches together, like 64GiB.")
+@click.option("--disk", help="Maximum disk space of all disk caches together.")
+@click.option(
+    "--keep", type=float, help="Seconds to keep a cache without a job; by default for ever."
+)
+@click.option("--metrics-port", type=int, help="Serve Prometheus at this port of 127.0.0.1.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="A second socket, for members of --group."
+)
+@click.option("--group", help="Group whose members may use `stoker ls --socket`.")
+def serve(
+    memory: str | None,
+    disk: str | None,
+    keep: float | None,
+    metrics_port: int | None,
+    socket: Path | None,
+    group: str | None,
+) -> None:
+    """Keep caches alive between jobs, and list them.
+
+    Jobs of this user find it by themselves, and continue when it ends. It runs until Ctrl-C or
+    SIGTERM. `stoker ls` shows what it holds.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    settings = ServiceSettings(
+        memory=None if memory is None else parse_bytes(memory, name="--memory"),
+        disk=None if disk is None else parse_bytes(disk, name="--disk"),
+        keep=keep,
+        socket=socket,
+        group=group,
+        metrics_port=metrics_port,
+    )
+    with Service(settings) as service:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: service.stop())
+        bound = (
+            "no bound" if settings.memory is None else f"at most {format_bytes(settings.memory)}"
+        )
+        click.echo(f"serving this user's caches, {bound} of memory; Ctrl-C ends it")
+        if service.metrics_port is not None:
+            click.echo(f"metrics: http://127.0.0.1:{service.metrics_port}/metrics")
+        service.run()
