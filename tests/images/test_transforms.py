@@ -26,7 +26,7 @@ def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """With the fast libraries, if they are installed, and without."""
     if request.param == "pillow":
         monkeypatch.setattr(decode, "simplejpeg", None)
-        monkeypatch.setattr(resize, "cykooz_resizer", None)
+        monkeypatch.setattr(resize, "cykooz_resizer", lambda: None)
     return str(request.param)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stoker.epoch.batch import Failure, Request
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
+from stoker.images import Canvas
 from stoker.store.claims import ASIDE, Served, Turns
 from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
@@ -30,6 +31,8 @@ class Fetched(NamedTuple):
     """``i8[n]``, a :class:`~stoker.types.Outcome` per sample."""
     errors: dict[int, SourceError]
     """Place in the batch -> why that sample cannot be used."""
+    pixels: NDArray[np.uint8] | None = None
+    """``u8[n, ...]``, of which ``decoded`` are views, where an image transform wrote them."""
 
 
 class CachedSamples:
@@ -53,17 +56,22 @@ class CachedSamples:
         """What this process opened for it, closed with it."""
 
     def fetch(
-        self, ids: NDArray[np.uint32], keys: Keys = None, turns: Turns | None = None
+        self,
+        ids: NDArray[np.uint32],
+        keys: Keys = None,
+        turns: Turns | None = None,
+        canvas: Canvas | None = None,
     ) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
         ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
-        the epoch they are; None: some of the epoch in progress. A cached copy that does not decode
+        the epoch they are; None: some of the epoch in progress. With a ``canvas`` for ``n`` images
+        each sample becomes its place there. A cached copy that does not decode
         is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
         does not stay in the cache, as a later read may bring better bytes.
         """
         served = self.store.serve(ids, keys, turns)
-        decoded, corrupt = self._decoded(served)
+        decoded, corrupt = self._decoded(served, range(len(served)), canvas)
         outcomes = served.outcomes
         errors = {**served.errors, **corrupt}
         copied = [place for place in corrupt if self._was_copy(outcomes[place])]
@@ -71,7 +79,7 @@ class CachedSamples:
             again = self.store.reread(served, copied)
             outcomes = outcomes.copy()
             outcomes[copied] = again.outcomes
-            values, corrupt = self._decoded(again)
+            values, corrupt = self._decoded(again, copied, canvas)
             failed = {**again.errors, **corrupt}
             for slot, place in enumerate(copied):
                 decoded[place] = values[slot]
@@ -81,23 +89,38 @@ class CachedSamples:
         useless = errors.keys() - served.errors.keys()
         if useless:
             self.store.discard(served.ids[list(useless)])
-        return Fetched(served.ids, decoded, outcomes, errors)
+        pixels = None if canvas is None else canvas.pixels
+        return Fetched(served.ids, decoded, outcomes, errors, pixels)
 
-    def _decoded(self, served: Served) -> tuple[list[Any], dict[int, SourceError]]:
-        """Return each sample, None where there is an error, and what does not decode."""
+    def _decoded(
+        self, served: Served, places: Sequence[int], canvas: Canvas | None
+    ) -> tuple[list[Any], dict[int, SourceError]]:
+        """Return each sample, None where there is an error, and what does not decode.
+
+        ``places`` are theirs on the canvas.
+        """
         decoded: list[Any] = [None] * len(served)
         corrupt: dict[int, SourceError] = {}
-        decode = self.stage.decoded
         data = served.data.data
         bounds = served.offsets.tolist()
         for place, index in enumerate(served.ids.tolist()):
             if place in served.errors:
                 continue
+            own = data[bounds[place] : bounds[place + 1]]
             try:
-                decoded[place] = decode(index, data[bounds[place] : bounds[place + 1]])
+                if canvas is None:
+                    decoded[place] = self.stage.decoded(index, own)
+                else:
+                    decoded[place] = self._drawn(index, own, canvas, places[place])
             except SampleCorrupt as error:
                 corrupt[place] = error
         return decoded, corrupt
+
+    def _drawn(self, index: int, data: memoryview, canvas: Canvas, place: int) -> Any:
+        try:
+            return canvas.fill(place, self.stage.image(data))
+        except SampleCorrupt as error:
+            raise self.dataset.named(index, error) from error
 
     def _was_copy(self, outcome: int) -> bool:
         """Whether the bytes may be others than the source has."""
@@ -165,14 +188,19 @@ class Replacer:
         self._cached = cached
         self._on_error = on_error
 
-    def fetch(self, request: Request) -> tuple[Fetched, tuple[Failure, ...]]:
+    def fetch(self, request: Request, seeds: Sequence[int]) -> tuple[Fetched, tuple[Failure, ...]]:
         """Return the samples really served, and what had to be replaced.
+
+        If the data set has an image transform, samples are what it makes of them, in one array
+        after the other; ``seeds`` are those of the ``n`` places.
 
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
         """
         turns = Turns(request.stamp, request.positions)
-        fetched = self._cached.fetch(request.ids, request.keys, turns)
+        transform = self._cached.dataset.image_transform
+        canvas = None if transform is None else Canvas(transform, seeds)
+        fetched = self._cached.fetch(request.ids, request.keys, turns, canvas)
         if not fetched.errors:
             return fetched, ()
         ids = fetched.ids.copy()
@@ -182,9 +210,10 @@ class Replacer:
         )
         spares = self._spares(request, fetched)
         for place, error in sorted(fetched.errors.items()):
-            ids[place], fetched.decoded[place] = self._next_good(spares, error)
+            own = None if canvas is None else canvas.at([place])
+            ids[place], fetched.decoded[place] = self._next_good(spares, error, own)
             outcomes[place] = Outcome.SUBSTITUTED
-        return Fetched(ids, fetched.decoded, outcomes, {}), failures
+        return fetched._replace(ids=ids, outcomes=outcomes, errors={}), failures
 
     def _excused(self, index: int, error: SourceError) -> Failure:
         if self._on_error == "raise":
@@ -200,9 +229,12 @@ class Replacer:
         own = np.resize(good, max(len(good), len(fetched.errors))) if len(good) else good
         return chain(request.spares.tolist(), own.tolist())
 
-    def _next_good(self, spares: Iterator[int], error: SourceError) -> tuple[int, Any]:
+    def _next_good(
+        self, spares: Iterator[int], error: SourceError, canvas: Canvas | None
+    ) -> tuple[int, Any]:
         for spare in spares:
-            fetched = self._cached.fetch(np.array([spare], np.uint32), turns=ASIDE)
+            wanted = np.array([spare], np.uint32)
+            fetched = self._cached.fetch(wanted, turns=ASIDE, canvas=canvas)
             if not fetched.errors:
                 return int(fetched.ids[0]), fetched.decoded[0]
         raise error

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.codec import decode, encode
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
+from stoker.images import ImageTransform
 from stoker.source.base import BaseSource, Source, read_whole
 from stoker.store.counters import Counters
 
@@ -27,6 +28,8 @@ class Samples:
 
     is_bytes_of_source = True
     """Whether the source has the bytes that :meth:`decode` takes, so that others can read them."""
+    image_transform: ImageTransform | None = None
+    """What comes before :meth:`finish` and, if it decodes, in the place of :meth:`decode`."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -48,6 +51,10 @@ class Samples:
         """
         raise NotImplementedError
 
+    def image(self, data: memoryview) -> Any:
+        """Return what :attr:`image_transform` takes, encoded or decoded; raises as decode."""
+        return self.decode(data)
+
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the sample: transforms applied, target attached; drawn again for each use."""
         raise NotImplementedError
@@ -57,8 +64,11 @@ class Samples:
         try:
             return self.decode(data)
         except SampleCorrupt as error:
-            what = f"sample {index} ({self.source.name(index)}): {error}"
-            raise SampleCorrupt(what, [index]) from error
+            raise self.named(index, error) from error
+
+    def named(self, index: int, error: SampleCorrupt) -> SampleCorrupt:
+        """Return ``error`` as that of sample ``index``."""
+        return SampleCorrupt(f"sample {index} ({self.source.name(index)}): {error}", [index])
 
     def __len__(self) -> int:
         return len(self.source)
@@ -101,6 +111,10 @@ class Stage(Protocol):
         """Return what :meth:`Samples.decode` would, from the cached form."""
         ...
 
+    def image(self, data: memoryview) -> Any:
+        """Return what :attr:`Samples.image_transform` takes, from the cached form."""
+        ...
+
     def bytes_from_source(self, stored: int) -> int:
         """Return the bytes read from storage when ``stored`` bytes were fetched for the cache."""
         ...
@@ -137,6 +151,10 @@ class EncodedStage:
         """Decode; see :class:`Stage`."""
         return self._dataset.decode_named(index, data)
 
+    def image(self, data: memoryview) -> Any:
+        """Return what the data set makes of the bytes; see :class:`Stage`."""
+        return self._dataset.image(data)
+
     def bytes_from_source(self, stored: int) -> int:
         """Return ``stored``."""
         return stored
@@ -158,6 +176,10 @@ class DecodedStage:
 
     def decoded(self, index: int, data: memoryview) -> Any:
         """Return the decoded sample; arrays of bytes are views of ``data``."""
+        return self.image(data)
+
+    def image(self, data: memoryview) -> Any:
+        """Return the decoded sample."""
         return decode(data, private=self.is_private)
 
     def bytes_from_source(self, stored: int) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.epoch.agreement import Alone, Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cache import Cache, Size, as_cache
-from stoker.epoch.cached import CachedSamples, OnError, Replacer, check_on_error
+from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, Population, recipe_of
@@ -24,11 +24,14 @@ from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
 from stoker.errors import ConfigError
 from stoker.feed.batch import Batch, in_order, stacked
-from stoker.feed.samples import FeedSamples, Transform
+from stoker.feed.samples import FeedSamples, Transforms
 from stoker.feed.signals import Shown
+from stoker.images import split
 from stoker.recipes.base import Recipe
 from stoker.source.base import Source
 from stoker.types import Outcome
+
+_REST_STREAM = 0x7265737400000000  # keeps further transforms apart from the image transform
 
 Rescore = Callable[[Batch], ArrayLike]
 """The user's: takes a batch, and returns its losses ``[n]``."""
@@ -46,6 +49,8 @@ class Feed(FrontEnd):
       folders ``u8[height, width, 3]``.
     - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
       on (seed, epoch, place in the plan) and not on threads; it must be safe in several threads.
+      Or a list of such functions. The first may be :class:`stoker.images.Train` or ``Eval``, which
+      decodes images and writes the pixels where the batch has them.
     - ``targets``: array-like ``[N, ...]``, one for each sample.
     - ``threads``: how many read, decode and transform; 0: the caller does. ``ready``: batches that
       may be made ahead of the training loop, by default twice ``threads``.
@@ -64,7 +69,7 @@ class Feed(FrontEnd):
         batch_size: int,
         *,
         decode: Decode | None = None,
-        transform: Transform | None = None,
+        transform: Transforms | None = None,
         targets: ArrayLike | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -87,7 +92,7 @@ class Feed(FrontEnd):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
         self.batch_size = batch_size
         self._samples = samples
-        self._transform = transform
+        samples.image_transform, self._transform = split(transform)
         self._threads, self._ready = threads, 2 * threads if ready is None else ready
         self._on_error: OnError = on_error
         self._rescore = rescore
@@ -247,18 +252,14 @@ class Feed(FrontEnd):
         """Return a batch, the failures in it, and what was missed; called by the threads."""
         progress = None if request.is_aside else self._session.progress
         which = "aside" if request.is_aside else "bare" if request.is_bare else "own"
+        seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
         if progress is not None:
             progress.start(request.epoch, request.first, len(request.ids))
         try:
-            fetched, failures = replacers[which].fetch(request)
+            fetched, failures = replacers[which].fetch(request, seeds)
         finally:
             if progress is not None:
                 progress.finish(request.epoch, request.first, len(request.ids))
-        samples = fetched.decoded
-        if self._transform is not None:
-            seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
-            rngs = map(np.random.default_rng, seeds)
-            samples = [self._transform(*pair) for pair in zip(samples, rngs, strict=True)]
         targets = self._samples.targets
         batch = Batch(
             token=request.token,
@@ -267,13 +268,23 @@ class Feed(FrontEnd):
             outcomes=fetched.outcomes,
             positions=request.positions,
             plan_weights=request.weights,
-            data=stacked(samples),
+            data=self._finished(fetched, seeds),
             targets=None if targets is None else targets[fetched.ids],
         )
         missed = None
         if self._session.cached is not None and self._session.cached.store.packaged is not None:
             missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
         return batch, failures, missed
+
+    def _finished(self, fetched: Fetched, seeds: list[int]) -> Any:
+        """Return the data of a batch: its samples transformed, in one array if they fit."""
+        if self._transform is None:
+            return stacked(fetched.decoded) if fetched.pixels is None else fetched.pixels
+        if fetched.pixels is not None:  # the image transform drew from the plain seeds
+            seeds = [seed ^ _REST_STREAM for seed in seeds]
+        rngs = map(np.random.default_rng, seeds)
+        pairs = zip(fetched.decoded, rngs, strict=True)
+        return stacked([self._transform(*pair) for pair in pairs])
 
     def _rescorer(self, cached: CachedSamples) -> Callable[[NDArray[np.uint32], int], None] | None:
         """Return what has samples scored again by the user's function, if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.stage import Decode, Samples, call_decode
 from stoker.errors import ConfigError
+from stoker.images import ImageTransform
 from stoker.source.base import Source, as_source
 from stoker.source.open import open_image_folder
 
 Transform = Callable[[Any, np.random.Generator], Any]
 """Takes a decoded sample and a generator of random numbers of its own; returns the sample."""
+
+Transforms = Transform | ImageTransform | Sequence[Transform | ImageTransform]
+"""One or several in a row, of which the first may be of :mod:`stoker.images`."""
 
 
 class FeedSamples(Samples):
@@ -57,6 +61,10 @@ class FeedSamples(Samples):
             return decode_image(data)
         raw = bytes(data)
         return raw if self._decode is None else call_decode(self._decode, raw)
+
+    def image(self, data: memoryview) -> Any:
+        """Return the bytes, or what ``decode`` makes of them."""
+        return data if self._decode is None else self.decode(data)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return ``decoded``: the Feed transforms, with random numbers of the sample's own."""

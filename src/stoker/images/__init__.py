@@ -1,7 +1,16 @@
 """Images without a framework: encoded bytes to pixels, whole or cut and resized for training."""
 
 from stoker.images.canvas import Canvas
-from stoker.images.decode import decode_image, to_pil
-from stoker.images.transforms import Eval, ImageTransform, Train
+from stoker.images.decode import EncodedImage, decode_image, to_pil
+from stoker.images.transforms import Eval, ImageTransform, Train, split
 
-__all__ = ["Canvas", "Eval", "ImageTransform", "Train", "decode_image", "to_pil"]
+__all__ = [
+    "Canvas",
+    "EncodedImage",
+    "Eval",
+    "ImageTransform",
+    "Train",
+    "decode_image",
+    "split",
+    "to_pil",
+]

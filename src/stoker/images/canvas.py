@@ -18,9 +18,16 @@ class Canvas:
     different places.
     """
 
-    def __init__(self, transform: ImageTransform, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        transform: ImageTransform,
+        seeds: Sequence[int],
+        pixels: NDArray[np.uint8] | None = None,
+    ) -> None:
         self._transform, self._seeds = transform, seeds
-        self.pixels: NDArray[np.uint8] = np.empty((len(seeds), *transform.shape), np.uint8)
+        if pixels is None:
+            pixels = np.empty((len(seeds), *transform.shape), np.uint8)
+        self.pixels = pixels
         """``u8[n, ...]``, with the transform's shape."""
 
     def fill(self, place: int, image: Any) -> NDArray[np.uint8]:
@@ -28,6 +35,12 @@ class Canvas:
 
         Raises what the transform does.
         """
-        is_random = self._transform.is_random
-        rng = np.random.default_rng(self._seeds[place]) if is_random else None
+        rng = None
+        if self._transform.is_random:
+            rng = np.random.default_rng(self._seeds[place])
         return self._transform(image, rng, self.pixels[place])
+
+    def at(self, places: Sequence[int]) -> Canvas:
+        """Return the canvas of some places in a row, over the same memory."""
+        rows = slice(places[0], places[-1] + 1)
+        return Canvas(self._transform, self._seeds[rows], self.pixels[rows])

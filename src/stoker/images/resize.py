@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,6 @@ from numpy.typing import NDArray
 
 from stoker.images.boxes import Box
 from stoker.images.decode import to_pil
-
-try:
-    import cykooz_resizer
-except ImportError:
-    cykooz_resizer = None
 
 _here = threading.local()  # a Resizer keeps buffers, and serves one thread at a time
 
@@ -40,9 +36,20 @@ def resize_box(
     right, bottom = math.ceil(box.left + box.width), math.ceil(box.top + box.height)
     part = pixels[top : bottom + reach_y, left : right + reach_x]
     inside = _within(part, Box(box.left - left, box.top - top, box.width, box.height))
-    if cykooz_resizer is None:
+    library = cykooz_resizer()
+    if library is None:
         return _resize_with_pillow(part, inside, size)
-    return _resize_with_cykooz(part, inside, size)
+    return _resize_with_cykooz(library, part, inside, size)
+
+
+@cache
+def cykooz_resizer() -> Any:
+    """Return the module, None if it is not installed; it loads Pillow, which takes a while."""
+    try:
+        import cykooz_resizer as library
+    except ImportError:
+        return None
+    return library
 
 
 def _within(part: NDArray[np.uint8], box: Box) -> Box:
@@ -53,24 +60,19 @@ def _within(part: NDArray[np.uint8], box: Box) -> Box:
     )
 
 
-def _resize_with_cykooz(part: NDArray[np.uint8], box: Box, size: int) -> NDArray[np.uint8]:
-    kind = cykooz_resizer.PixelType.U8x3
+def _resize_with_cykooz(
+    library: Any, part: NDArray[np.uint8], box: Box, size: int
+) -> NDArray[np.uint8]:
+    kind = library.PixelType.U8x3
     height, width = part.shape[:2]
-    source = cykooz_resizer.ImageData(width, height, kind, part.tobytes())
-    target = cykooz_resizer.ImageData(size, size, kind)
-    options = cykooz_resizer.ResizeOptions(_triangle(), crop_box=cykooz_resizer.CropBox(*box))
-    _resizer().resize(source, target, options)
+    source = library.ImageData(width, height, kind, part.tobytes())
+    target = library.ImageData(size, size, kind)
+    triangle = library.ResizeAlg.convolution(library.FilterType.bilinear)
+    options = library.ResizeOptions(triangle, crop_box=library.CropBox(*box))
+    if "resizer" not in _here.__dict__:
+        _here.resizer = library.Resizer()
+    _here.resizer.resize(source, target, options)
     return np.frombuffer(target.get_buffer(), np.uint8).reshape(size, size, 3)
-
-
-def _triangle() -> Any:
-    return cykooz_resizer.ResizeAlg.convolution(cykooz_resizer.FilterType.bilinear)
-
-
-def _resizer() -> Any:
-    if not hasattr(_here, "resizer"):
-        _here.resizer = cykooz_resizer.Resizer()
-    return _here.resizer
 
 
 def _resize_with_pillow(part: NDArray[np.uint8], box: Box, size: int) -> NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -73,9 +74,10 @@ class ImageTransform(ABC):
         if out is None:
             out = np.empty(self.shape, np.uint8)
         if isinstance(image, bytes | bytearray | memoryview):
-            encoded = EncodedImage(memoryview(image), self.max_pixels)
-            cut = self.cut(encoded.width, encoded.height, rng)
-            pixels, shrunk = encoded.pixels(self._shrink(cut.box))
+            image = EncodedImage(memoryview(image), self.max_pixels)
+        if isinstance(image, EncodedImage):
+            cut = self.cut(image.width, image.height, rng)
+            pixels, shrunk = image.pixels(self._shrink(cut.box))
         else:
             pixels, shrunk = _rgb(image), 1
             cut = self.cut(pixels.shape[1], pixels.shape[0], rng)
@@ -164,6 +166,39 @@ class Eval(ImageTransform):
     def cut(self, width: int, height: int, rng: np.random.Generator | None) -> Cut:
         """Return the centre; see :class:`ImageTransform`."""
         return Cut(centre_box(width, height, self.short_side, self.size), has_context=True)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Applies functions one after the other; what comes beside the sample goes to each."""
+
+    functions: tuple[Callable[..., Any], ...]
+
+    def __call__(self, sample: Any, *beside: Any) -> Any:
+        """Return the last function's result."""
+        for function in self.functions:
+            sample = function(sample, *beside)
+        return sample
+
+
+def split(transform: Any) -> tuple[ImageTransform | None, Callable[..., Any] | None]:
+    """Return the image transform that ``transform`` begins with, and the function of the rest.
+
+    ``transform`` is a function, a sequence of functions, or None; both parts may be None. Raises
+    :class:`~stoker.errors.ConfigError` for anything else, and an image transform further back.
+    """
+    functions = tuple(transform) if isinstance(transform, Sequence) else (transform,)
+    if functions == (None,):
+        return None, None
+    first = functions[0] if functions and isinstance(functions[0], ImageTransform) else None
+    rest = functions if first is None else functions[1:]
+    for function in rest:
+        if isinstance(function, ImageTransform) or not callable(function):
+            raise ConfigError(
+                f"transform={transform!r}: give a function or a list of functions, of which only "
+                "the first may be of stoker.images"
+            )
+    return first, rest[0] if len(rest) == 1 else Chain(rest) if rest else None
 
 
 def _lay(square: NDArray[np.uint8], is_flipped: bool, layout: str, out: NDArray[np.uint8]) -> None:

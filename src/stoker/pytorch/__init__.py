@@ -16,6 +16,7 @@ from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler, WithIds
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.meta import Meta
+from stoker.pytorch.normalize import Normalize
 from stoker.pytorch.observe import per_sample_loss
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 
@@ -26,6 +27,7 @@ __all__ = [
     "ImageFolder",
     "Loader",
     "Meta",
+    "Normalize",
     "SampleDataset",
     "SourceDataset",
     "Stats",

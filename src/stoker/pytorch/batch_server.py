@@ -9,9 +9,10 @@ transforms. Generators that a transform owns itself are its own affair.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +21,28 @@ from torch.utils.data import Dataset, get_worker_info
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer
 from stoker.prefetch.progress import Progress
+from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.meta import Envelope, Meta
 from stoker.types import Outcome
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
 
 
+class Prepared(NamedTuple):
+    """A batch before its transforms; ``fetched`` or ``error`` is None."""
+
+    request: Request
+    seeds: list[int]
+    fetched: Fetched | None = None
+    failures: tuple[Failure, ...] = ()
+    error: Exception | None = None
+
+
 class BatchServer(Dataset[Any]):
     """The data set of the inner torch loader, whose "indices" are Requests.
 
-    Fetches, transforms and collates a batch in one call; batches that are none of training's are
+    Fetches, transforms and collates a batch in one call, or takes what :meth:`prepare` made in a
+    thread; batches that are none of training's are
     read through ``aside``, and those past the cache through ``bare``. Attributes that it does not
     have are those of the base data set, so that ``get_worker_info().dataset`` is of use in a
     ``worker_init_fn``.
@@ -56,26 +69,44 @@ class BatchServer(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._cached)
 
-    def __getitems__(self, request: Request) -> Envelope:
-        """Return the batch of ``request``; raises what its samples or transforms raise."""
+    def __getitems__(self, wanted: Request | Prepared) -> Envelope:
+        """Return the batch; raises what its samples or transforms raise."""
+        prepared = wanted if isinstance(wanted, Prepared) else self.prepare(wanted)
+        if prepared.error is not None:
+            raise prepared.error
         if get_worker_info() is not None:
-            return self._serve(request)
+            return self._finish(prepared)
         with preserved_generators():  # in the training process they belong to the model
-            return self._serve(request)
+            return self._finish(prepared)
 
-    def _serve(self, request: Request) -> Envelope:
-        fetched, failures = self._fetch(request)
+    def prepare(self, request: Request) -> Prepared:
+        """Return the batch before its transforms, or what went wrong; safe in any thread."""
+        seeds = sample_seeds(self._seed, request.epoch, request.positions)
+        try:
+            fetched, failures = self._fetch(request, seeds)
+        except Exception as error:
+            return Prepared(request, seeds, error=error)
+        return Prepared(request, seeds, fetched, failures)
+
+    def _finish(self, prepared: Prepared) -> Envelope:
+        request, seeds, fetched = prepared.request, prepared.seeds, prepared.fetched
+        assert fetched is not None
         ids = fetched.ids
         dataset = self._cached.dataset
-        seeds = sample_seeds(self._seed, request.epoch, request.positions)
         is_random = dataset.is_random
+        rows: Iterable[Any] = fetched.decoded
+        collate = self._collate
+        if fetched.pixels is not None:
+            rows = whole = torch.from_numpy(fetched.pixels)
+            if collate is private_collate:
+                collate = partial(private_collate, whole=whole)
         samples = []
-        for index, decoded, seed in zip(ids.tolist(), fetched.decoded, seeds, strict=True):
+        for index, decoded, seed in zip(ids.tolist(), rows, seeds, strict=True):
             if is_random:
                 seed_generators(seed)
             samples.append(dataset.finish(index, decoded))
         seed_generators(seeds[0] ^ _COLLATE_STREAM)
-        batch = self._collate(samples[0] if request.single else samples)
+        batch = collate(samples[0] if request.single else samples)
         meta = Meta(
             token=request.token,
             epoch=request.epoch,
@@ -87,17 +118,17 @@ class BatchServer(Dataset[Any]):
         missed = None
         if self._cached.store.packaged is not None:
             missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
-        return Envelope(batch, meta, failures, missed)
+        return Envelope(batch, meta, prepared.failures, missed)
 
-    def _fetch(self, request: Request) -> tuple[Fetched, tuple[Failure, ...]]:
+    def _fetch(self, request: Request, seeds: list[int]) -> tuple[Fetched, tuple[Failure, ...]]:
         if request.is_aside:
-            return self._aside.fetch(request)
+            return self._aside.fetch(request, seeds)
         replacer = self._bare if request.is_bare else self._replacer
         if self._progress is None:
-            return replacer.fetch(request)
+            return replacer.fetch(request, seeds)
         self._progress.start(request.epoch, request.first, len(request.ids))
         try:
-            return replacer.fetch(request)
+            return replacer.fetch(request, seeds)
         finally:
             self._progress.finish(request.epoch, request.first, len(request.ids))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
+from stoker.images import Canvas
 from stoker.pytorch.dataset import BatchDataset, DatasetPopulation, SourceDataset
 from stoker.pytorch.ranks import current_ranks, from_rank_zero
 from stoker.recipes import Recipe, as_recipe
@@ -30,7 +32,11 @@ class CachedDataset(CachedSamples, BatchDataset):
 
         Raises a :class:`~stoker.errors.SourceError` for the first one that cannot be used.
         """
-        fetched = self.fetch(np.asarray(indices, np.uint32))
+        transform = self.dataset.image_transform
+        canvas = None
+        if transform is not None:
+            canvas = Canvas(transform, [random.getrandbits(64) for _ in indices])
+        fetched = self.fetch(np.asarray(indices, np.uint32), canvas=canvas)
         if fetched.errors:
             raise fetched.errors[min(fetched.errors)]
         finish = self.dataset.finish

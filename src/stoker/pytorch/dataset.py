@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stoker.epoch.settings import Population
 from stoker.epoch.stage import Decode, Samples, call_decode
-from stoker.errors import ConfigError
-from stoker.images import decode_image, to_pil
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.images import EncodedImage, decode_image, split, to_pil
 from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, read_whole
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
@@ -23,6 +24,8 @@ from stoker.source.open import open_image_folder
 from stoker.source.pace import Pace
 
 Transform = Callable[[Any], Any]
+Transforms = Transform | Sequence[Transform]
+"""A function of a sample, or several in a row, of which the first may be of stoker.images."""
 
 
 class BatchDataset(Dataset[Any], ABC):
@@ -62,19 +65,49 @@ class SourceDataset(Samples, BatchDataset):
             raise errors[min(errors)]
         bounds = pairwise(offsets.tolist())
         return [
-            self.finish(index, self.decode_named(index, data.data[begin:end]))
+            self.finish(index, self._unfinished(index, data.data[begin:end]))
             for index, (begin, end) in zip(ids.tolist(), bounds, strict=True)
         ]
 
+    def _unfinished(self, index: int, data: memoryview) -> Any:
+        if self.image_transform is None:
+            return self.decode_named(index, data)
+        try:
+            return self.image_transform(self.image(data))
+        except SampleCorrupt as error:
+            raise self.named(index, error) from error
 
-class SampleDataset(SourceDataset):
+
+class TransformedDataset(SourceDataset):
+    """A data set with a transform, which may be replaced while no loader uses it."""
+
+    _then: Transform | None = None
+
+    @property
+    def transform(self) -> Transforms | None:
+        """What samples go through, as it was given."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Transforms | None) -> None:
+        self.image_transform, self._then = split(transform)
+        self._transform = transform
+
+    def transformed(self, decoded: Any) -> Any:
+        """Return the sample; what an image transform made becomes a tensor in the same memory."""
+        sample = decoded if self.image_transform is None else torch.as_tensor(decoded)
+        return sample if self._then is None else self._then(sample)
+
+
+class SampleDataset(TransformedDataset):
     """The samples of any Source, with an optional target each.
 
     A sample is ``decode(bytes)``, then ``transform`` of it, and with ``targets`` the pair
     ``(that, target)``. Without ``decode`` it is the bytes themselves. ``decode`` must give the
-    same for the same bytes; random augmentation belongs into ``transform``. What ``decode``
-    raises counts as a corrupt sample. ``targets`` is array-like, ``[N]`` or ``[N, ...]``, of
-    numbers. Processes started by spawn or forkserver need ``decode`` and ``transform`` to pickle.
+    same for the same bytes; random augmentation belongs into ``transform``, which is a function or
+    a list as :class:`ImageFolder` takes it. What ``decode`` raises counts as a corrupt sample.
+    ``targets`` is array-like, ``[N]`` or ``[N, ...]``, of numbers. Processes started by spawn or
+    forkserver need ``decode`` and ``transform`` to pickle.
 
     Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source.
     """
@@ -83,7 +116,7 @@ class SampleDataset(SourceDataset):
         self,
         source: Source,
         decode: Decode | None = None,
-        transform: Transform | None = None,
+        transform: Transforms | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
         super().__init__(as_source(source))
@@ -98,8 +131,8 @@ class SampleDataset(SourceDataset):
 
     @property
     def is_random(self) -> bool:
-        """Whether there is a transform, which may draw random numbers."""
-        return self.transform is not None
+        """Whether there is a transform that may draw random numbers of the process."""
+        return self._then is not None
 
     @property
     def decode_name(self) -> str | None:
@@ -113,23 +146,25 @@ class SampleDataset(SourceDataset):
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the transformed sample, with its target if there are targets."""
-        sample = decoded if self.transform is None else self.transform(decoded)
+        sample = self.transformed(decoded)
         if self._targets is None:
             return sample
         target = self._targets.array[index]
         return sample, target.item() if target.ndim == 0 else target.copy()
 
 
-class ImageFolder(SourceDataset):
+class ImageFolder(TransformedDataset):
     """Images in class folders, ``root/class/.../image.jpg``: samples are ``(image, target)``.
 
     Takes the place of ``torchvision.datasets.ImageFolder``. ``root`` is a directory or an address
     (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows); ``storage_options`` and
     ``pace`` are for addresses, as :class:`~stoker.source.ObjectSource` takes them. ``transform``
     gets a ``PIL.Image`` in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which
-    spares making the PIL image (some 7 µs). ``decode`` replaces the built-in decoder: it gets the
-    bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside it.
-    ``target_transform`` gets the class number. Images of more than ``max_pixels`` are corrupt
+    spares making the PIL image (some 7 µs). It may be a list of functions, of which the first may
+    be :class:`stoker.images.Train` or ``Eval``: that decodes, and hands the next a tensor
+    ``u8[3, size, size]`` in the batch's own memory. ``decode`` replaces the built-in decoder: it
+    gets the bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside
+    it. ``target_transform`` gets the class number. Images of more than ``max_pixels`` are corrupt
     samples; the default is Pillow's limit, see :func:`~stoker.images.decode_image`.
 
     Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images,
@@ -143,7 +178,7 @@ class ImageFolder(SourceDataset):
     def __init__(
         self,
         root: str | Path,
-        transform: Transform | None = None,
+        transform: Transforms | None = None,
         target_transform: Transform | None = None,
         *,
         output: Literal["pil", "array"] = "pil",
@@ -154,6 +189,11 @@ class ImageFolder(SourceDataset):
     ) -> None:
         if output not in ("pil", "array"):
             raise ConfigError(f"output={output!r} is not known: use 'pil' or 'array'")
+        if split(transform)[0] is not None and output != "pil":
+            raise ConfigError(
+                f"output={output!r} has no meaning with {transform!r}, which makes tensors: leave "
+                "one out"
+            )
         if decode is not None and output != "pil":
             raise ConfigError(f"output={output!r} has no meaning with decode=: leave one out")
         if max_pixels is not None and (decode is not None or not max_pixels >= 1):
@@ -199,8 +239,8 @@ class ImageFolder(SourceDataset):
 
     @property
     def is_random(self) -> bool:
-        """Whether there is a transform, which may draw random numbers."""
-        return self.transform is not None or self.target_transform is not None
+        """Whether there is a transform that may draw random numbers of the process."""
+        return self._then is not None or self.target_transform is not None
 
     @property
     def decode_name(self) -> str | None:
@@ -213,11 +253,14 @@ class ImageFolder(SourceDataset):
             return decode_image(data, self._max_pixels)
         return call_decode(self._decode, bytes(data))
 
+    def image(self, data: memoryview) -> Any:
+        """Return the encoded image, or what ``decode=`` makes of the bytes."""
+        return EncodedImage(data, self._max_pixels) if self._decode is None else self.decode(data)
+
     def finish(self, index: int, decoded: Any) -> tuple[Any, Any]:
         """Return ``(image, target)`` with the transforms applied."""
-        image = to_pil(decoded) if self._as_pil else decoded
-        if self.transform is not None:
-            image = self.transform(image)
+        is_plain = self._as_pil and self.image_transform is None
+        image = self.transformed(to_pil(decoded) if is_plain else decoded)
         target: Any = int(self._targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)

@@ -76,6 +76,10 @@ class Loader(FrontEnd, DataLoader[Any]):
       ones are replaced by samples of the same plan, so that lengths stay equal.
     - ``return_meta``: adds a ``Meta`` to each batch, under the key ``"meta"`` of a dict batch,
       else as the last element.
+    - ``decode_threads``: with ``num_workers=0``, so many threads of this process read and decode up
+      to twice as many batches ahead, without a worker process; an image transform of
+      ``stoker.images`` runs there too. Other transforms run in the training thread, as the random
+      numbers of the process belong to it. ``decode`` and ``on_error`` must be safe in threads.
     - ``rescore``: for recipes that rescore samples between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients. Without
       it these go by the scores of last visits, with a warning.
@@ -109,10 +113,12 @@ class Loader(FrontEnd, DataLoader[Any]):
         world_size: int | None = None,
         on_error: OnError = "raise",
         return_meta: bool = False,
+        decode_threads: int = 0,
         rescore: Rescore | None = None,
         trace: str | os.PathLike[str] | None = None,
         **torch_arguments: Any,
     ) -> None:
+        _check_threads(decode_threads, num_workers)
         is_planned = sampler is None and batch_sampler is None
         if is_planned:
             _check_no_generator(torch_arguments.get("generator"))
@@ -128,7 +134,14 @@ class Loader(FrontEnd, DataLoader[Any]):
             rescore=rescore,
             trace=trace,
         )
-        self._engine = Engine(self._session, ranks, on_error, rescore, returns_meta=return_meta)
+        self._engine = Engine(
+            self._session,
+            ranks,
+            on_error,
+            rescore,
+            returns_meta=return_meta,
+            threads=decode_threads,
+        )
         self._running: weakref.ref[LoaderIterator] | None = None
         super().__init__(
             dataset,
@@ -149,7 +162,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         """Begin the next epoch; one that was not finished counts as used up."""
         self._check_open()
         self._session.controller.end()
-        self._session.open(self.num_workers)
+        self._session.open(self._engine.readers(self))
         iterator = LoaderIterator(self._engine, self)
         self._running = weakref.ref(iterator)
         return iterator
@@ -311,6 +324,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         iterator = None if self._running is None else self._running()
         if iterator is not None:
             iterator.stop()
+        self._engine.stop_threads()
         self._engine.inner = None
 
     def _last(self) -> ServedBatch:
@@ -327,4 +341,12 @@ def _check_no_generator(generator: torch.Generator | None) -> None:
         raise ConfigError(
             "generator= goes with a sampler of your own; otherwise the seed decides the order: "
             f"give seed={seed} in its place"
+        )
+
+
+def _check_threads(decode_threads: int, num_workers: int) -> None:
+    if decode_threads < 0 or (decode_threads and num_workers):
+        raise ConfigError(
+            f"decode_threads={decode_threads}, num_workers={num_workers}: give 0 or more threads, "
+            "and none beside worker processes"
         )

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
-from stoker.epoch.batch import BatchSpec, RequestSampler
+from stoker.epoch.batch import BatchSpec, Request, RequestSampler
 from stoker.epoch.cached import OnError, check_on_error
 from stoker.epoch.controller import Begun
 from stoker.epoch.cursor import Cursor, Walk
@@ -27,7 +28,8 @@ from stoker.epoch.session import Session
 from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
-from stoker.pytorch.batch_server import BatchServer, as_it_is
+from stoker.feed.batch import in_order
+from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
 from stoker.pytorch.hand_over import HandOver, private_collate
 from stoker.pytorch.meta import Envelope, attach
 from stoker.pytorch.observe import TensorObserver
@@ -51,6 +53,7 @@ class Engine:
         rescore: Rescore | None,
         *,
         returns_meta: bool,
+        threads: int = 0,
     ) -> None:
         check_on_error(on_error)
         self.observer = TensorObserver(session.controller.observer)
@@ -63,11 +66,17 @@ class Engine:
         self._ranks = ranks
         self._on_error = on_error
         self._rescore = rescore
+        self._threads = threads
         self._generator_began: torch.Tensor | None = None
+
+    def readers(self, outer: DataLoader[Any]) -> int:
+        """Return how many processes or threads read batches ahead."""
+        return outer.num_workers or self._threads
 
     def begin_epoch(self, outer: DataLoader[Any]) -> tuple[Iterator[Envelope], Walk]:
         """Begin the coming epoch; return its envelopes, and where the training loop is in it."""
         session = self._session
+        self.stop_threads()
         if self.inner is None or not outer.persistent_workers:
             self.inner = self._make_inner(outer)
         if outer.generator is not None:
@@ -75,7 +84,7 @@ class Engine:
         own = None
         if not session.controller.settings.is_planned:
             own = partial(self._own_batch_specs, outer)
-        begun = session.begin(outer.num_workers, self._rescorer(outer, self.inner), own)
+        begun = session.begin(self.readers(outer), self._rescorer(outer, self.inner), own)
         return iter(self.inner), begun.walk
 
     def is_redirected(self, walk: Walk) -> bool:
@@ -124,11 +133,16 @@ class Engine:
         if outer.generator is not None and state.generator is not None:
             outer.generator.set_state(torch.from_numpy(state.generator))
 
+    def stop_threads(self) -> None:
+        """Wait for the threads that make batches, if there are any; the epoch ends for them."""
+        if self.inner is not None:
+            self.inner.prepared.stop()
+
     # --- inside ---
 
     def _make_inner(self, outer: DataLoader[Any]) -> InnerLoader:
         session = self._session
-        cached = session.open(outer.num_workers)
+        cached = session.open(self.readers(outer))
         own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
         server = BatchServer(
             cached,
@@ -139,7 +153,7 @@ class Engine:
             session.aside,
             session.past_the_cache(),
         )
-        return InnerLoader(outer, server, session.requests)
+        return InnerLoader(outer, server, PreparedBatches(session.requests, server, self._threads))
 
     def _own_batch_specs(self, outer: DataLoader[Any], begun: Begun) -> Iterator[BatchSpec]:
         """Yield the batches that the user's sampler asks for."""
@@ -169,20 +183,45 @@ _LOOK = 5.0  # seconds between two looks at who the parent is
 _GRACE = 10.0  # seconds
 
 
+class PreparedBatches:
+    """The requests of an epoch, or with ``threads`` what ``server`` has prepared of them.
+
+    A batch sampler of torch's. Threads run while an iterator is in use.
+    """
+
+    def __init__(self, requests: RequestSampler, server: BatchServer, threads: int) -> None:
+        self._requests, self._server, self._threads = requests, server, threads
+        self._running: weakref.ref[Any] | None = None
+
+    def __iter__(self) -> Iterator[Request | Prepared]:
+        if not self._threads:
+            return iter(self._requests)
+        requests = iter(self._requests)
+        running = in_order(self._server.prepare, requests, self._threads, 2 * self._threads)
+        self._running = weakref.ref(running)
+        return running
+
+    def stop(self) -> None:
+        """End the threads of the last iterator; it yields nothing more."""
+        running = None if self._running is None else self._running()
+        if running is not None:
+            running.close()
+
+
 class InnerLoader(DataLoader[Any]):
-    """Sends the Requests of ``sampler`` to ``server`` in the workers that ``outer`` asks for."""
+    """Has what ``prepared`` yields served in the workers that ``outer`` asks for."""
 
     def __init__(
-        self, outer: DataLoader[Any], server: BatchServer, sampler: RequestSampler
+        self, outer: DataLoader[Any], server: BatchServer, prepared: PreparedBatches
     ) -> None:
         super().__init__(
             server,
-            batch_sampler=sampler,  # type: ignore[arg-type]
+            batch_sampler=prepared,  # type: ignore[arg-type]
             collate_fn=_hand_over(outer),
             **_same_as(outer),
             worker_init_fn=BeginWorker(outer.worker_init_fn, _start_method(outer)),
         )
-        self.requests = sampler
+        self.prepared = prepared
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the outer loader has warned already."""
