@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.feed import Feed
 from stoker.images import Eval, Train, decode_image
@@ -51,8 +52,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "3 threads": {"decode_threads": 3},
     "2 workers": {"num_workers": 2},
     "spawned worker": {"num_workers": 1, "multiprocessing_context": "spawn"},
-    "decoded samples": {"cache_stage": "decoded", "cache": "8MiB"},
-    "decoded samples, threads": {"cache_stage": "decoded", "cache": "8MiB", "decode_threads": 2},
+    "decoded samples": {"cache": Cache("8MiB", stage="decoded")},
+    "decoded samples, threads": {"cache": Cache("8MiB", stage="decoded"), "decode_threads": 2},
     "no cache": {"cache": 0},
 }
 
