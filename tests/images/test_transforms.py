@@ -25,7 +25,7 @@ from stoker.images.transforms import ImageTransform
 def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the fast libraries, if they are installed, and without."""
     if request.param == "pillow":
-        monkeypatch.setattr(decode, "simplejpeg", None)
+        monkeypatch.setattr(decode, "simplejpeg", lambda: None)
         monkeypatch.setattr(resize, "cykooz_resizer", lambda: None)
     return str(request.param)
 

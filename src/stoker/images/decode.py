@@ -13,17 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
-
-try:
-    import simplejpeg
-except ImportError:
-    simplejpeg = None
 
 _JPEG_START = b"\xff\xd8\xff"
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
@@ -54,9 +50,10 @@ class EncodedImage:
         self._opened: Any = None
         self.width: int
         self.height: int
-        if simplejpeg is not None and bytes(data[:3]) == _JPEG_START:
+        library = simplejpeg()
+        if library is not None and bytes(data[:3]) == _JPEG_START:
             try:
-                self.height, self.width, *_ = simplejpeg.decode_jpeg_header(data)
+                self.height, self.width, *_ = library.decode_jpeg_header(data)
                 most = _pillow_limit() if max_pixels is None else max_pixels
                 _check_pixels(self.width, self.height, most)
                 return
@@ -72,7 +69,7 @@ class EncodedImage:
         """
         if self._opened is None:
             try:
-                decoded: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                decoded: NDArray[np.uint8] = simplejpeg().decode_jpeg(
                     self._data,
                     "RGB",
                     min_width=-(-self.width // shrink),
@@ -92,6 +89,16 @@ class EncodedImage:
         with _other_errors_as_corrupt(self._data):
             self._opened = _opened(_pillow(), bytes(self._data), self._max_pixels)
         self.width, self.height = self._opened.size
+
+
+@cache
+def simplejpeg() -> Any:
+    """Return the module, None if it is not installed."""
+    try:
+        import simplejpeg as library
+    except ImportError:
+        return None
+    return library
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Any:
