@@ -11,22 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.processes import processes_of
+from support.prefetching import NUM, SAMPLES, Rank, order, processes, small_arena
 from support.waiting import await_true
 
-from stoker.policy.base import Region
-from stoker.prefetch import Prefetcher
-from stoker.prefetch.prefetcher import Job
-from stoker.prefetch.progress import Progress
-from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
-from stoker.store.memory_tier import MemoryTier
 from stoker.testing.sources import SlowSource
-
-NUM = 400
-SAMPLES = [bytes([i % 251]) * (50 + i % 100) for i in range(NUM)]
 
 
 @pytest.fixture
@@ -37,54 +28,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowSource:
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    with Arena(NUM, 12_000, 100) as arena:
-        arena.configure(
-            [
-                Region("main", 0.8, order="insertion", admission="while_room"),
-                Region("window", 0.2, order="insertion"),
-            ]
-        )
+    with small_arena() as arena:
         yield arena
-
-
-class Rank:
-    """A rank that walks its plan and expects its samples to lie ready."""
-
-    def __init__(self, arena: Arena, source: BaseSource, key: str = "key") -> None:
-        self.arena = arena
-        self.fresh = SharedArray.create(NUM, np.uint8)
-        self.read = SharedArray.create(2, np.float64)
-        self.prefetcher = Prefetcher(
-            key, lambda: Job(source, MemoryTier(arena)), 2_000, self.fresh, self.read
-        )
-        self.progress = Progress(NUM)
-
-    def publish(self, ids: np.ndarray, epoch: int = 0) -> None:
-        self.epoch = epoch
-        self.prefetcher.publish(epoch, ids, self.progress.begin(epoch))
-
-    def serve(self, at: int) -> None:
-        self.progress.finish(self.epoch, at, 1)
-
-    def walk(self, ids: np.ndarray, patience: float = 10.0) -> int:
-        """Serve all accesses in order; return how many never came."""
-        missing = 0
-        for at, sample in enumerate(ids.tolist()):
-            if await_true(lambda: self.arena.contains([sample])[0], patience):  # noqa: B023
-                assert self.arena.get(sample) == SAMPLES[sample]
-            else:
-                missing += 1
-            self.serve(at)
-        return missing
-
-
-def processes(tmp: Path) -> list[int]:
-    """The prefetch processes that use this test's runtime directory."""
-    return processes_of("stoker.prefetch.process", tmp)
-
-
-def order(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).permutation(NUM).astype(np.uint32)
 
 
 def test_it_reads_each_sample_once_and_ahead(

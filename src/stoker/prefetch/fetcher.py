@@ -5,28 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from stoker.prefetch.lanes import ConcurrencyLimit, Lanes
-from stoker.prefetch.reading import WINDOW, OneByOne, Place, Together
+from stoker.prefetch.crew import Crew, CrewPlace
+from stoker.prefetch.lanes import ConcurrencyLimit
+from stoker.prefetch.reading import WINDOW, Reader
 from stoker.prefetch.walk import Group, Walk
 from stoker.source.base import Source
 from stoker.store.substitutes import ByNeighbour
 from stoker.store.tier import Pool
 
-_GROUP_BYTES = 512 << 10  # of a group that is read at once
-_GROUP_SAMPLES = 32
-_PIECES_BYTES = 2 << 20  # of a group that is read sample by sample
-_PIECES = 64
-_UNDER_WAY_BYTES = 1 << 20  # at first, of such
-_FIRST = 16  # samples under way at first, and 4 groups at least
 _BACK_OFF = 0.5  # seconds after a storage that gave up
 _LOOK_AGAIN = 0.01  # seconds between two looks at whether stand-ins are still there
 
 
-class Consumer(Place, Protocol):
+class Consumer(CrewPlace, Protocol):
     """One rank's share of the prefetch process."""
 
     walk: Walk
@@ -38,7 +33,10 @@ class Consumer(Place, Protocol):
     """Says for whom another sample stands in, where the rank's recipe has that."""
 
 
-class Fetcher:
+C = TypeVar("C", bound=Consumer)
+
+
+class Fetcher(Generic[C]):
     """Follows walks, and claims, reads and publishes what the cache lacks.
 
     What is on disk comes up from there, and what is in ``pool`` is not read. What memory would
@@ -49,33 +47,34 @@ class Fetcher:
     """
 
     def __init__(
-        self, source: Source, limit: ConcurrencyLimit | None = None, pool: Pool | None = None
+        self,
+        source: Source,
+        limit: ConcurrencyLimit | None = None,
+        pool: Pool | None = None,
+        crew: Crew[C] | None = None,
     ) -> None:
-        self._source = source
-        self._pool = pool
-        lanes = source.lanes if pool is None else 0
-        self._is_one_by_one = lanes > 0
-        mean = max(1, int(source.sizes.mean()) if len(source) else 1)
-        if self._is_one_by_one:
-            self._most = int(np.clip(_PIECES_BYTES // mean, 1, _PIECES))
-            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 64))
-            default = ConcurrencyLimit(min(4, lanes), lanes, first=first)
-        else:
-            self._most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
-            default = ConcurrencyLimit(max(4, _FIRST // self._most))
-        self._lanes = Lanes(limit or default, ahead=int(self._is_one_by_one))
+        """Read from ``source`` in this process, and in those of ``crew`` if given."""
+        self._reader = Reader(source, pool, limit)
+        self._lanes = self._reader.lanes
+        self._crew = crew
+        if crew is not None:
+            crew.watch(self._lanes.fileno())
+        self.is_held_back = False
+        """Whether more would have been started in the latest step if there had been room."""
+        self._left: deque[tuple[C, Group]] = deque()  # what others had in hand that are gone
         self._pause_until = self._look_again_at = 0.0
 
-    def step(self, consumers: Sequence[Consumer]) -> bool:
+    def step(self, consumers: Sequence[C]) -> bool:
         """Release what was served and start reads; True if any was started."""
-        self._lanes.hear()
+        self._hear(consumers)
         for consumer in consumers:
             self._let_go(consumer, consumer.walk.advance())
-            consumer.walk.confirm()
+            self._confirm(consumer)
         now = time.monotonic()
-        if self._lanes.has_failed:
+        if self._has_failed:
             self._pause_until = now + _BACK_OFF
-        started, progress = False, now >= self._pause_until
+        self.is_held_back = started = False
+        progress = now >= self._pause_until
         if progress and now >= self._look_again_at:
             self._look_again_at = now + _LOOK_AGAIN
             for consumer in consumers:
@@ -83,7 +82,8 @@ class Fetcher:
         while progress:
             progress = False
             for consumer in consumers:
-                if not self._lanes.has_room:
+                if not self._has_room:
+                    self.is_held_back = True
                     return started
                 progress = self._start(consumer) or progress
                 started = started or progress
@@ -92,18 +92,54 @@ class Fetcher:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being read."""
-        return self._lanes.is_idle
+        return self._lanes.is_idle and not self._left and (self._crew is None or self._crew.is_idle)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read so far, here and by others."""
+        return self._lanes.read_bytes + (0 if self._crew is None else self._crew.read_bytes)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once another read can begin."""
-        return self._lanes.fileno()
+        return self._lanes.fileno() if self._crew is None else self._crew.fileno()
 
     def close(self) -> None:
         """Start no more reads. Those under way are not waited for: a storage may hang."""
         self._lanes.close()
+        if self._crew is not None:
+            self._crew.close()
+
+    @property
+    def _has_room(self) -> bool:
+        return (self._crew is not None and self._crew.has_room) or self._lanes.has_room
+
+    @property
+    def _has_failed(self) -> bool:
+        failed = self._lanes.has_failed
+        if self._crew is not None and self._crew.has_failed:
+            self._crew.has_failed, failed = False, True
+        return failed
+
+    def _hear(self, consumers: Sequence[C]) -> None:
+        """Learn what was read, and take over from processes that are gone."""
+        self._lanes.hear()
+        if self._crew is None:
+            return
+        self._crew.hear()
+        self._left += self._crew.take_lost()
+        while self._left and self._has_room:
+            consumer, group = self._left.popleft()
+            if consumer in consumers:
+                self._start_reading(consumer, group)
+
+    def _confirm(self, consumer: C) -> None:
+        """Tell the rank's workers what is claimed."""
+        unclaimed = [] if self._crew is None else self._crew.unclaimed(consumer.number)
+        unclaimed += [group.first for other, group in self._left if other is consumer]
+        consumer.walk.confirm(min(unclaimed, default=None))
 
     @staticmethod
-    def _let_go(consumer: Consumer, position: int) -> None:
+    def _let_go(consumer: C, position: int) -> None:
         """Give up what was read ahead for accesses before ``position``."""
         consumer.tier.arena.release(position - 1)
         while consumer.ready and consumer.ready[0].position < position:
@@ -112,8 +148,8 @@ class Fetcher:
         while consumer.spared and consumer.spared[0].position < position:
             consumer.spared.popleft()
 
-    def _start(self, consumer: Consumer) -> bool:
-        group = consumer.walk.take(self._most)
+    def _start(self, consumer: C) -> bool:
+        group = consumer.walk.take(self._reader.most)
         if group is None:
             return False
         if group.ids.size:
@@ -132,10 +168,10 @@ class Fetcher:
                         missing = missing.part(~spared)
                 consumer.walk.keep_room_for(missing.ids)
                 self._start_reading(consumer, missing)
-        consumer.walk.confirm()
+        self._confirm(consumer)
         return True
 
-    def _look_again(self, consumer: Consumer) -> None:
+    def _look_again(self, consumer: C) -> None:
         """Read samples that were skipped for a stand-in which has been evicted since."""
         groups = consumer.spared
         if consumer.stand_ins is None or not groups:
@@ -146,7 +182,7 @@ class Fetcher:
             return
         ends = np.cumsum([len(group.ids) for group in groups])
         for number, still in enumerate(np.split(spared, ends[:-1])):
-            if not self._lanes.has_room:
+            if not self._has_room:
                 return
             group = groups[number]
             if not still.all():
@@ -155,22 +191,12 @@ class Fetcher:
                 consumer.walk.make_room_for(left.ids, left.position)
                 self._start_reading(consumer, left)
 
-    def _start_reading(self, consumer: Consumer, group: Group) -> None:
-        """Claim what of the group is not cached, and have it brought."""
+    def _start_reading(self, consumer: C, group: Group) -> None:
+        """Have brought what of the group is not cached, here or by another process."""
         if not group.ids.size:
             return
-        group = group.part(np.unique(group.ids, return_index=True)[1])
-        own = consumer.tier.claim(group.ids)
-        # A worker that started meanwhile may have read it already, and kept no copy.
-        late = own & ~group.are_wanted()
-        if late.any():
-            consumer.tier.abandon(group.ids[late])
-        group, own = group.part(~late), own[~late]
-        if not self._is_one_by_one:
-            self._lanes.add(Together(self._source, self._pool, consumer, group, own))
-            return
-        if own.any():
-            self._lanes.add(OneByOne(self._source, consumer, group.part(own)))
-        if not own.all():
-            below = group.part(~own)
-            self._lanes.add(Together(self._source, None, consumer, below, own[~own]))
+        group = group.part(np.sort(np.unique(group.ids, return_index=True)[1]))
+        if self._crew is not None and self._crew.has_room:
+            self._crew.add(consumer, group)
+        else:
+            self._reader.start(consumer, group)

@@ -107,6 +107,8 @@ class Lanes:
         self._queue: deque[_Unfinished] = deque()
         self._waiting = 0  # pieces that no thread has taken
         self._works = 0  # that are not finished
+        self.read_bytes = 0
+        """Bytes that were read."""
         self._busy = self._idle = self._threads = 0
         self._is_closing = self._has_failed = False
         self._is_held_back = self._is_asked = False
@@ -220,6 +222,7 @@ class Lanes:
     def _turn(self, num_bytes: int) -> tuple[_Unfinished, int] | None:
         before = self._limit.limit
         self._busy -= 1
+        self.read_bytes += num_bytes
         is_saturated = self._is_held_back or self._waiting > 0
         self._limit.done(num_bytes, time.monotonic(), is_saturated)
         taken = self._take() if self._may_begin and not self._is_closing else None

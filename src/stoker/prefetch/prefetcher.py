@@ -29,6 +29,8 @@ class Job:
     """The cache; the process takes part in its memory, and its disk if there is one."""
     pool: Pool | None = None
     """Where samples are looked for before the source."""
+    fetchers: int = 0
+    """Processes that read; 0: as many as make it faster."""
 
 
 class _Published(NamedTuple):

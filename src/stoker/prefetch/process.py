@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
+import time
 from collections import deque
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import numpy as np
 from stoker.errors import StokerError
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
+from stoker.prefetch.crew import Crew, Headcount
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
@@ -27,14 +31,19 @@ from stoker.store.substitutes import ByNeighbour, StandIns
 
 log = logging.getLogger("stoker.prefetch")
 
+_INTERVAL = 0.5  # seconds between two looks at how many processes should read
+_MOST_FETCHERS = 8
+_numbers = count()
 _BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
 
 
 class Rank:
     """One connected rank: its channel, its membership of the arena, its walk."""
 
-    def __init__(self, channel: Channel, job: Job) -> None:
+    def __init__(self, channel: Channel, job: Job, crew: Crew[Rank] | None) -> None:
         self.channel = channel
+        self.number = next(_numbers)
+        self._crew = crew
         self.tier = job.tier.attached()
         for arena in self.tier.arenas:
             arena.reclaim()  # what a dead predecessor held would be in our way
@@ -54,6 +63,8 @@ class Rank:
             self._asked = int(message["window_bytes"])
             self.walk = Walk(self._sizes, self._asked, self.tier.arena.capacity_bytes)
             self.fresh = mapped(fds[0], np.uint8)
+            if self._crew is not None:
+                self._crew.join(self.number, fds[0])
             self.meter = Meter(mapped(fds[1], np.float64))
             if len(fds) > 2:
                 table = StandIns.attach(fds[2:], len(self._sizes))
@@ -64,8 +75,10 @@ class Rank:
             marks = Marks(mapped(fds[1], np.uint8))
             if ids.size and int(ids.max()) >= len(self._sizes):
                 raise ValueError("ids are out of range")
-            generation = int(message["generation"])
-            self.walk.add(Segment(int(message["epoch"]), ids, keys, marks, generation))
+            epoch, generation = int(message["epoch"]), int(message["generation"])
+            if self._crew is not None:
+                self._crew.mark(self.number, epoch, fds[1])
+            self.walk.add(Segment(epoch, ids, keys, marks, generation))
         elif order == "reset":
             self.walk.reset()
             self.spared.clear()
@@ -78,8 +91,44 @@ class Rank:
 
     def close(self) -> None:
         """Release the rank; its leases end."""
+        if self._crew is not None:
+            self._crew.leave(self.number)
         self.channel.close()
         self.tier.close()
+
+
+class Fleet:
+    """Sees to it that as many processes read as make reading faster, or as were asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._asked = job.fetchers
+        most = job.fetchers or _most_fetchers(job)
+        self._headcount = Headcount(most)
+        self.crew: Crew[Rank] | None = Crew(job) if most > 1 else None
+        self._since, self._bytes, self._cpu = time.monotonic(), 0, 0.0
+
+    def attend(self, fetcher: Fetcher[Rank]) -> None:
+        """Look after it; to be called often."""
+        now = time.monotonic()
+        if self.crew is None or now - self._since < _INTERVAL:
+            return
+        read, cpu = fetcher.read_bytes, time.process_time() + self.crew.cpu_seconds
+        seconds = now - self._since
+        self._headcount.measured(
+            (read - self._bytes) / seconds, (cpu - self._cpu) / seconds, fetcher.is_held_back
+        )
+        self._since, self._bytes, self._cpu = now, read, cpu
+        self.crew.resize((self._asked or self._headcount.wanted) - 1)
+
+
+def _most_fetchers(job: Job) -> int:
+    """Return how many processes may be of use: reading sample by sample is one interpreter's work.
+
+    Half the cores at most: the workers decode on the others.
+    """
+    if job.pool is not None or not job.source.lanes:
+        return 1
+    return max(1, min(_MOST_FETCHERS, len(os.sched_getaffinity(0)) // 2))
 
 
 def serve(job: Job, listener: socket.socket) -> None:
@@ -87,14 +136,17 @@ def serve(job: Job, listener: socket.socket) -> None:
     # Open the storage before anything is claimed, or the workers would wait for that.
     with contextlib.suppress(StokerError, OSError):
         job.source.read_packed(np.empty(0, np.uint32))
-    fetcher = Fetcher(job.source, pool=job.pool)
+    fleet = Fleet(job)
+    fetcher = Fetcher(job.source, pool=job.pool, crew=fleet.crew)
     room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
-    ranks = Members(listener, lambda channel: Rank(channel, job), fetcher.fileno())
+    ranks = Members(listener, lambda channel: Rank(channel, job, fleet.crew), fetcher.fileno())
     pause = _BUSY
     is_settled = False
     while not ranks.are_gone:
         if ranks.attend(pause):
             is_settled = False
+        if ranks.all:
+            fleet.attend(fetcher)
         if ranks.all and not is_settled:
             is_settled = _divide(room, ranks.all)
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import SourceUnavailable, StokerError
+from stoker.prefetch.lanes import ConcurrencyLimit, Lanes, Work
 from stoker.prefetch.walk import Group
 from stoker.source.base import Source
 from stoker.source.packed import Buffer, Packed
@@ -22,6 +23,12 @@ from stoker.store.tier import Pool
 log = logging.getLogger("stoker.prefetch")
 WINDOW = "window"
 """Name of the arena's region for samples that wait for their access and are not to stay."""
+_GROUP_BYTES = 512 << 10  # of a group that is read at once
+_GROUP_SAMPLES = 32
+_PIECES_BYTES = 2 << 20  # of a group that is read sample by sample
+_PIECES = 64
+_UNDER_WAY_BYTES = 1 << 20  # at first, of such
+_FIRST = 16  # samples under way at first, and 4 groups at least
 _LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
 _NOTHING = np.empty(0, np.uint32)
 
@@ -35,6 +42,53 @@ class Place(Protocol):
     """``u8[N]``: 1 at samples that were read for an access that has not happened yet."""
     meter: Meter
     """What is being read for the rank."""
+
+
+class Reader:
+    """Claims groups and reads them, in threads of this process."""
+
+    def __init__(
+        self, source: Source, pool: Pool | None = None, limit: ConcurrencyLimit | None = None
+    ) -> None:
+        self._source, self._pool = source, pool
+        threads = source.lanes if pool is None else 0
+        self._is_one_by_one = threads > 0
+        mean = max(1, int(source.sizes.mean()) if len(source) else 1)
+        if self._is_one_by_one:
+            self.most = int(np.clip(_PIECES_BYTES // mean, 1, _PIECES))
+            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 64))
+            default = ConcurrencyLimit(min(4, threads), threads, first=first)
+        else:
+            self.most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
+            default = ConcurrencyLimit(max(4, _FIRST // self.most))
+        self.lanes = Lanes(limit or default, ahead=int(self._is_one_by_one))
+
+    def start(self, place: Place, group: Group) -> None:
+        """Claim what of the group is not cached, and have the group brought."""
+        for work in self.claim(place, group)[0]:
+            self.lanes.add(work)
+
+    def claim(self, place: Place, group: Group) -> tuple[list[Work], int]:
+        """Claim what of the group is not cached; return the work to do, and how many are claimed.
+
+        Ids are unique in it.
+        """
+        own = place.tier.claim(group.ids)
+        # A worker that started meanwhile may have read it already, and kept no copy.
+        late = own & ~group.are_wanted()
+        if late.any():
+            place.tier.abandon(group.ids[late])
+        group, own = group.part(~late), own[~late]
+        if not len(own):
+            return [], 0
+        if not self._is_one_by_one:
+            return [Together(self._source, self._pool, place, group, own)], int(own.sum())
+        works: list[Work] = []
+        if own.any():
+            works.append(OneByOne(self._source, place, group.part(own)))
+        if not own.all():
+            works.append(Together(self._source, None, place, group.part(~own), own[~own]))
+        return works, int(own.sum())
 
 
 class Together:

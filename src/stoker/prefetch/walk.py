@@ -47,6 +47,8 @@ class Group(NamedTuple):
     """``i64[n]``: where each of ``ids`` stands in the segment."""
     is_near: bool
     """Whether the window would reach it if nothing was cached."""
+    first: int
+    """Position of the first access that was handed out with it."""
 
     def are_wanted(self) -> NDArray[np.bool_]:
         """Return ``bool[n]``: which no worker has started on yet."""
@@ -139,9 +141,12 @@ class Walk:
             self._passed -= over.num_bytes
         return min(position, self._groups[0].first) if self._groups else position
 
-    def confirm(self) -> None:
-        """Tell the workers that this process is alive, and has claimed what was handed out."""
-        offset = self._head
+    def confirm(self, end: int | None = None) -> None:
+        """Tell the workers that this process is alive, and has claimed what was handed out.
+
+        Or what of it is before ``end``, a position counted since the walk began.
+        """
+        offset = self._head if end is None else min(self._head, max(0, end - self._base))
         for segment in self._segments:
             if not segment.is_over:
                 segment.marks.hand_out(min(offset, len(segment.ids)), self._is_full)
@@ -207,4 +212,5 @@ class Walk:
             segment,
             wanted,
             self._passed <= self._window_bytes,
+            first,
         )

@@ -1,0 +1,205 @@
+"""Several processes that read: the same promises as with one, whichever of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.prefetching import NUM, SAMPLES, Rank, order, processes, small_arena
+from support.processes import processes_of
+from support.waiting import await_true, until
+
+from stoker.errors import SampleCorrupt
+from stoker.prefetch.crew import Headcount
+from stoker.source.in_memory import MemorySource
+from stoker.store.arena import Arena
+from stoker.testing.sources import SlowSource
+
+
+class OneByOne(SlowSource):
+    """Read by threads, sample by sample."""
+
+    @property
+    def lanes(self) -> int:
+        return 4
+
+
+@pytest.fixture(params=[SlowSource, OneByOne])
+def source(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SlowSource:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    made: SlowSource = request.param(MemorySource(SAMPLES), latency=0.002)
+    return made
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with small_arena() as arena:
+        yield arena
+
+
+def mates(tmp: Path) -> list[int]:
+    """The further processes that use this test's runtime directory."""
+    return processes_of("stoker.prefetch.mate", tmp)
+
+
+@pytest.mark.parametrize("fetchers", [1, 2, 3])
+def test_each_sample_is_read_once_and_ahead(
+    source: SlowSource, arena: Arena, tmp_path: Path, fetchers: int
+) -> None:
+    rank = Rank(arena, source, fetchers=fetchers)
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == fetchers - 1)
+        assert rank.walk(order()) == 0
+        assert source.reads.tolist() == [1] * NUM
+        assert rank.fresh.array.all()
+        assert rank.read.array[0] == NUM
+        assert 0.0 < rank.read.array[1] < 60.0
+        arena.verify()
+        assert await_true(lambda: arena.stats()["regions"]["window"]["entries"] == 0)
+    finally:
+        rank.prefetcher.close()
+    assert await_true(lambda: not processes(tmp_path))
+    assert await_true(lambda: not mates(tmp_path))
+
+
+def test_a_killed_one_holds_nobody_up(source: SlowSource, arena: Arena, tmp_path: Path) -> None:
+    rank = Rank(arena, source, fetchers=3)
+    killed: list[int] = []
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == 2)
+        for at, sample in enumerate(order().tolist()):
+            assert await_true(lambda: arena.contains([sample])[0])  # noqa: B023
+            assert arena.get(sample) == SAMPLES[sample]
+            rank.serve(at)
+            if at in (100, 200):
+                killed += mates(tmp_path)[:1]
+                os.kill(killed[-1], signal.SIGKILL)
+        # What the dead had read and not brought is read once more, and nothing else.
+        assert source.reads.max() <= 2
+        assert np.count_nonzero(source.reads == 2) <= 60
+        assert len(processes(tmp_path)) == 1, "the one that plans stays"
+        arena.verify()
+        until(lambda: len(set(mates(tmp_path)) - set(killed)) == 2)
+    finally:
+        rank.prefetcher.close()
+    assert await_true(lambda: not mates(tmp_path))
+
+
+def test_a_stopped_one_is_replaced_and_holds_nobody_up_for_long(
+    source: SlowSource, arena: Arena, tmp_path: Path
+) -> None:
+    rank = Rank(arena, source, fetchers=2)
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == 1)
+        assert rank.walk(order()[:50]) == 0
+        (stopped,) = mates(tmp_path)
+        os.kill(stopped, signal.SIGSTOP)
+        for at, sample in enumerate(order().tolist()):
+            if at >= 50:
+                assert await_true(lambda: arena.contains([sample])[0], 30.0)  # noqa: B023
+                rank.serve(at)
+        assert source.reads.min() == 1
+        until(lambda: stopped not in mates(tmp_path))
+    finally:
+        rank.prefetcher.close()
+
+
+def test_they_end_when_the_process_that_plans_is_killed(
+    source: SlowSource, arena: Arena, tmp_path: Path
+) -> None:
+    rank = Rank(arena, source, fetchers=2)
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == 1)
+        before = set(mates(tmp_path))
+        for pid in processes(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+        assert await_true(lambda: not before & set(mates(tmp_path)))
+        # What was in hand then is the workers' to read.
+        assert rank.walk(order(), patience=3.0) <= 8
+    finally:
+        rank.prefetcher.close()
+
+
+def test_another_epoch_instead(source: SlowSource, arena: Arena, tmp_path: Path) -> None:
+    rank = Rank(arena, source, fetchers=3)
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == 2)
+        assert rank.walk(order()[:30]) == 0
+        rank.prefetcher.reset()
+        rank.publish(order(5), epoch=5)
+        assert rank.walk(order(5), patience=3.0) <= 12
+    finally:
+        rank.prefetcher.close()
+
+
+class Sparse(OneByOne):
+    """Some samples cannot be read."""
+
+    def read(self, ids: np.ndarray) -> list[bytes]:
+        if np.isin(ids, [7, 77]).any():
+            raise SampleCorrupt("cut", [7, 77])
+        return super().read(ids)
+
+
+def test_what_cannot_be_read_is_left_to_the_worker(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    rank = Rank(arena, Sparse(MemorySource(SAMPLES), latency=0.002), fetchers=2)
+    try:
+        rank.publish(order())
+        until(lambda: len(mates(tmp_path)) == 1)
+        assert rank.walk(order(), patience=2.0) == 2
+        assert arena.claim(np.array([7, 77], np.uint32)).all()
+    finally:
+        rank.prefetcher.close()
+
+
+# --- how many ---
+
+
+def headcount_after(most: int, rate_of: dict[int, float], steps: int, busy: float) -> list[int]:
+    """Measure again and again, with ``busy`` of a core each; return how many there were."""
+    heads, counts = Headcount(most), []
+    for _ in range(steps):
+        heads.measured(rate_of[heads.wanted], busy * heads.wanted, is_held_back=True)
+        counts.append(heads.wanted)
+    return counts
+
+
+def test_processes_are_added_while_each_makes_reading_faster() -> None:
+    counts = headcount_after(8, {1: 100.0, 2: 190.0, 3: 270.0, 4: 280.0}, 40, 0.95)
+    assert max(counts) == 4
+    assert counts[-1] == 3, "the fourth brought too little"
+
+
+def test_one_that_waits_for_the_storage_needs_no_other() -> None:
+    assert set(headcount_after(8, {1: 100.0}, 40, 0.3)) == {1}
+
+
+def test_no_more_than_allowed() -> None:
+    assert max(headcount_after(2, {1: 100.0, 2: 200.0}, 40, 0.95)) == 2
+
+
+def test_idle_ones_go_one_after_the_other() -> None:
+    heads = Headcount(4)
+    for _ in range(30):
+        heads.measured(100.0 * heads.wanted, 0.95 * heads.wanted, is_held_back=True)
+    assert heads.wanted == 4
+    counts = []
+    for _ in range(20):
+        heads.measured(50.0, 0.5, is_held_back=False)
+        counts.append(heads.wanted)
+    assert counts[-1] == 1
+    assert counts[4] >= 3
