@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.prefetching import NUM, SAMPLES, Rank, order, processes, small_arena
 from support.processes import processes_of
 from support.waiting import await_true, until
 
 from stoker.errors import SampleCorrupt
-from stoker.prefetch.crew import Headcount
+from stoker.node.messages import Channel
+from stoker.prefetch.crew import Crew, Headcount
+from stoker.prefetch.progress import Marks
+from stoker.prefetch.walk import Group, Segment
 from stoker.source.in_memory import MemorySource
 from stoker.store.arena import Arena
+from stoker.store.flight import Meter
 from stoker.testing.sources import SlowSource
 
 
@@ -164,6 +174,182 @@ def test_what_cannot_be_read_is_left_to_the_worker(
         assert arena.claim(np.array([7, 77], np.uint32)).all()
     finally:
         rank.prefetcher.close()
+
+
+# --- against a model ---
+
+
+class Puppet:
+    """Stands in for a process, and its end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.channel = Channel(connection)
+        self.pid = 0
+
+    def kill(self) -> None:
+        self.channel.close()
+
+    def wait(self) -> int:
+        return 0
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.channel.send(message)
+
+    def hear(self) -> dict[str, Any]:
+        received = self.channel.receive()
+        assert received is not None
+        return received[0]
+
+
+class Puppets(Crew[Any]):
+    """A crew whose processes are played by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.launched: list[Puppet] = []
+
+    def _launch(self) -> tuple[Any, socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.launched.append(Puppet(theirs))
+        return self.launched[-1], ours
+
+
+class PuppetRank:
+    number = 0
+
+    def __init__(self) -> None:
+        self.meter = Meter(np.zeros(2))
+
+
+def group_at(first: int) -> Group:
+    marks = Marks(np.zeros(Marks.bytes(4), np.uint8))
+    nothing = np.zeros(0, np.uint32)
+    ids, places = np.array([first], np.uint32), np.zeros(1, np.int64)
+    return Group(ids, None, first, Segment(0, nothing, None, marks, 1), places, True, first)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whoever asks, claims, finishes and dies when: each group ends done, and once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crew, self.rank = Puppets(), PuppetRank()
+        self.crew.resize(3)
+        self.held: dict[Puppet, dict[int, int]] = {each: {} for each in self.crew.launched}
+        self.asking: set[Puppet] = set()
+        self.claimed: set[int] = set()  # first accesses of groups
+        self.left: list[int] = []
+        self.done: list[int] = []
+        self.begun = 0
+
+    @rule(who=st.integers(0, 2))
+    def ask(self, who: int) -> None:
+        puppet = list(self.held)[who]
+        puppet.say({"want": True})
+        self.asking.add(puppet)
+        self.crew.hear()
+
+    @rule()
+    def hand_out(self) -> None:
+        assert self.crew.has_room == bool(self.asking)
+        if not self.asking:
+            return
+        if self.left:
+            first = self.left.pop(0)
+        else:
+            first, self.begun = self.begun, self.begun + 1
+        self.crew.add(self.rank, group_at(first))
+        (puppet,) = [each for each in self.asking if select.select([each.channel], [], [], 0)[0]]
+        assert len(self.held[puppet]) == min(len(self.held[each]) for each in self.asking)
+        order = puppet.hear()
+        assert order["ids"] == [first]
+        self.asking.remove(puppet)
+        self.held[puppet][order["chunk"]] = first
+
+    @rule(who=st.integers(0, 2))
+    def claim(self, who: int) -> None:
+        puppet = list(self.held)[who]
+        for chunk, first in self.held[puppet].items():
+            if first not in self.claimed:
+                puppet.say({"claimed": chunk, "own": 1})
+                self.claimed.add(first)
+                break
+        self.crew.hear()
+
+    @rule(who=st.integers(0, 2))
+    def finish(self, who: int) -> None:
+        puppet = list(self.held)[who]
+        ready = [c for c, first in self.held[puppet].items() if first in self.claimed]
+        if ready:
+            said = {"done": ready[-1], "read": 1, "bytes": 10, "fine": True, "cpu": 1.0}
+            puppet.say(said)
+            self.done.append(self.held[puppet].pop(ready[-1]))
+        self.crew.hear()
+
+    @rule(who=st.integers(0, 2))
+    def die(self, who: int) -> None:
+        puppet = list(self.held)[who]
+        lost = sorted(self.held.pop(puppet).values())
+        self.asking.discard(puppet)
+        self.claimed -= set(lost)
+        puppet.channel.close()
+        self.crew.hear()
+        assert sorted(int(group.ids[0]) for _, group in self.crew.take_lost()) == lost
+        self.left += lost
+        self.crew._deaths.clear()
+        self.crew.resize(3)
+        self.held[self.crew.launched[-1]] = {}
+
+    @invariant()
+    def agrees(self) -> None:
+        held = [first for each in self.held.values() for first in each.values()]
+        assert sorted([*held, *self.left, *self.done]) == list(range(self.begun))
+        assert sorted(self.crew.unclaimed(0)) == sorted(set(held) - self.claimed)
+        assert self.crew.is_idle == (not held)
+        assert self.crew.read_bytes == 10 * len(self.done)
+
+    def teardown(self) -> None:
+        self.crew.close()
+        for puppet in self.held:
+            puppet.kill()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_too_many_deaths_end_in_a_pause() -> None:
+    crew = Puppets()
+    for _ in range(10):
+        crew.resize(1)
+        if crew.pids:
+            crew.launched[-1].kill()
+            crew.hear()
+    assert len(crew.launched) == 5
+    crew.close()
+
+
+def test_surplus_ones_end_after_what_they_have_in_hand() -> None:
+    crew, rank = Puppets(), PuppetRank()
+    crew.resize(2)
+    for puppet in crew.launched:
+        puppet.say({"want": True})
+    crew.hear()
+    crew.add(rank, group_at(0))
+    crew.add(rank, group_at(1))
+    crew.resize(0)
+    assert (len(crew.pids), crew.has_room) == (2, False)
+    for puppet in crew.launched:
+        chunk = puppet.hear()["chunk"]
+        said = {"done": chunk, "read": 0, "bytes": 0, "fine": False, "cpu": 0.0}
+        puppet.say(said)
+        puppet.say({"want": True})
+    crew.hear()
+    assert (crew.has_room, crew.has_failed) == (False, True)
+    crew.resize(0)
+    assert not crew.pids
+    assert not crew.take_lost()
+    crew.close()
 
 
 # --- how many ---

@@ -45,6 +45,9 @@ class Cache:
     prefetch: Size = "256MiB"
     """Bytes, on top of the memory, that a process of its own may read ahead for the ranks of this
     machine; no more than 5 % of the cache or a few batches. 0: nothing is read ahead."""
+    fetchers: int | str = "auto"
+    """Processes that read ahead. ``"auto"``: one, and more while each makes reading faster, up to
+    half the cores and 8."""
     locality: bool = True
     """With ranks on several nodes: whether each sample has one node that keeps it, and ranks prefer
     samples of their node, as far as each step of all ranks has the samples that the plan has there.
@@ -63,6 +66,8 @@ class Cache:
         if self.stage not in _STAGES:
             raise ConfigError(f"stage={self.stage!r} is not known: use 'encoded' or 'decoded'")
         parse_bytes(self.prefetch, name="prefetch")
+        if self.fetchers != "auto" and not _is_count(self.fetchers):
+            raise ConfigError(f"fetchers={self.fetchers!r} is invalid: give 1 to 64, or 'auto'")
         if not isinstance(self.locality, bool):
             raise ConfigError(f"locality={self.locality!r} is invalid: give True or False")
         if not isinstance(self.sharing, Sharing):
@@ -72,6 +77,10 @@ class Cache:
 def as_cache(cache: Cache | Size) -> Cache:
     """Return a Cache, or one of that much memory; raises ConfigError for anything else."""
     return cache if isinstance(cache, Cache) else Cache(cache)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64
 
 
 def _check_size(name: str, size: Size) -> int:

@@ -65,7 +65,8 @@ class ReadAhead:
     """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
 
     ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
-    ``u32[n]`` are not to be read ahead. Used by the training thread only.
+    ``u32[n]`` are not to be read ahead, ``fetchers`` what :class:`~stoker.epoch.cache.Cache` does.
+    Used by the training thread only.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ReadAhead:
         share: RankShare,
         window: int,
         leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
+        fetchers: int | str = "auto",
     ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
@@ -91,7 +93,7 @@ class ReadAhead:
         self._prefetcher = Prefetcher(
             # By the memory itself: one of the same data set may be on its way out.
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
-            lambda: Job(source, tier, store.pool),
+            lambda: Job(source, tier, store.pool, 0 if isinstance(fetchers, str) else fetchers),
             window,
             *store.expect_prefetch(),
             store.stand_ins,

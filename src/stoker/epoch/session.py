@@ -142,7 +142,14 @@ class Session:
             if window and can_prefetch(cached.store):
                 skip = self._placing.may_be_served_by_others
                 share = window // ranks_here
-                self._ahead = ReadAhead(setup.key, cached.store, self.controller.share, share, skip)
+                self._ahead = ReadAhead(
+                    setup.key,
+                    cached.store,
+                    self.controller.share,
+                    share,
+                    skip,
+                    setup.cache.fetchers,
+                )
         except BaseException:
             cached.close()
             raise
