@@ -101,14 +101,14 @@ def s3(delay_ms: float, mb_per_s: float) -> Iterator[Bucket]:
         far = free_port()
         clock_file = folder / "clock"
         clock_file.touch()
-        _run_until_end(
+        run_until_end(
             stack,
             [
                 *(sys.executable, str(_HERE / "slow_proxy.py"), str(far), str(port)),
                 *(str(delay_ms), str(mb_per_s), "--clock", str(clock_file)),
             ],
             folder,
-            lambda: _answers(far),
+            lambda: answers(far),
         )
         near = f"http://127.0.0.1:{port}"
         yield Bucket("bench", near, f"http://127.0.0.1:{far}", clock_file)
@@ -125,7 +125,7 @@ def _weed(weed: str, folder: Path) -> Iterator[int]:
     for name, port in ports.items():
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}"]
     with contextlib.ExitStack() as stack:
-        _run_until_end(stack, command, folder, lambda: _has_bucket(ports["s3"]), 60)
+        run_until_end(stack, command, folder, lambda: _has_bucket(ports["s3"]), 60)
         yield ports["s3"]
 
 
@@ -156,12 +156,12 @@ def slow_folder(
             command += [f"--{name}", str(value)]
         command += ["--mb-per-s", str(mb_per_s)]
         command += [] if counts is None else ["--counts", str(counts)]
-        _run_until_end(stack, command, folder, mountpoint.is_mount)
+        run_until_end(stack, command, folder, mountpoint.is_mount)
         stack.callback(subprocess.run, [unmount, "-u", "-z", str(mountpoint)], check=False)
         yield mountpoint
 
 
-def _run_until_end(
+def run_until_end(
     stack: contextlib.ExitStack,
     command: list[str],
     folder: Path,
@@ -202,7 +202,8 @@ def _has_bucket(port: int) -> bool:
         return False
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Whether something listens on ``port``."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:

@@ -25,6 +25,7 @@ BENCHMARKS = (
     "scoring_cost",
     "index_memory",
     "feed",
+    "line_rate",
     "pool",
     "tiering",
     "tiering_small",

@@ -132,7 +132,7 @@ class _Mate(Generic[P]):
 class Crew(Generic[P]):
     """The processes besides this one that read for the ranks.
 
-    Each asks for a group when it has room for one, so a slow one holds nobody up. What one that
+    Each asks for a group when it has room for one, so a slow one delays no other. What one that
     dies had in hand is given back by :meth:`hear`, to be read by another; its claims end with it.
     Whatever fails here costs speed only. One thread; :meth:`fileno` is readable when there is
     something to hear.

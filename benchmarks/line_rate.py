@@ -1,0 +1,279 @@
+"""The line rate: objects a second, and processor time for each, beside a bare client.
+
+Parts (``--part``, several allowed; all by default):
+
+- http: objects of 3 KB, 110 KB and 1 MB from nginx on this machine, whose page cache has them:
+  nothing is limited but by the processors, which the server shares. A bare obstore client with 64
+  threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, first
+  and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the processes that read ahead, ``cpu_ms``
+  that of all, the worker's collating and the start included.
+- fetchers: a storage that only waits, 20 ms for each of at most 16 objects under way in a process,
+  with one, two and three fetchers.
+
+``--fetchers`` is Stoker's in part http.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from feed_loaders import tensor_of
+from feed_process import run_alone
+from feed_servers import Unavailable, answers, free_port, run_until_end
+from feed_waiting import Waiting
+from harness import Report, interleave, paired_ratio, parser
+
+import stoker
+from stoker.source.objects import ObjectSource
+
+PARTS = ("http", "fetchers")
+WAYS = 64
+SIZES = {"3 KB": (3_000, 12_000), "110 KB": (110_000, 4_000), "1 MB": (1_000_000, 500)}
+TARGETS = {"3 KB": (0.85, None), "110 KB": (0.8, 1.0), "1 MB": (0.8, None)}
+_EPOCHS = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
+_CONFIG = """
+worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors;
+events {{ worker_connections 2048; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
+  open_file_cache max=20000 inactive=600s;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  server {{ listen 127.0.0.1:{port}; root {folder}/served; }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Web:
+    """Objects on a web server of this machine."""
+
+    url: str
+    names: tuple[str, ...]
+
+    def open(self) -> ObjectSource:
+        """Look them up."""
+        return ObjectSource(self.url, self.names, storage_options={"allow_http": True})
+
+
+@contextlib.contextmanager
+def nginx(size: int, number: int) -> Iterator[Web]:
+    """Serve ``number`` objects of ``size`` random bytes; raises Unavailable without nginx."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise Unavailable("no nginx here (Debian: nginx-light)")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-nginx-")))
+        folder.chmod(0o755)  # its workers are another user's
+        served = folder / "served"
+        served.mkdir()
+        names = tuple(f"{index:06d}.bin" for index in range(number))
+        for index, name in enumerate(names):
+            (served / name).write_bytes(np.random.default_rng(index).bytes(size))
+        port = free_port()
+        config = folder / "nginx.conf"
+        config.write_text(_CONFIG.format(folder=folder, port=port))
+        run_until_end(stack, [program, "-c", str(config)], folder, lambda: answers(port))
+        yield Web(f"http://127.0.0.1:{port}", names)
+
+
+def bare(web: Web) -> dict[str, Any]:
+    """Get every object in a random order, with threads and obstore and nothing else."""
+    import obstore
+    from obstore.store import HTTPStore
+
+    store = HTTPStore.from_url(web.url, client_options={"allow_http": True})
+    order = np.random.default_rng(0).permutation(len(web.names)).tolist()
+    turn = count()
+
+    def lane() -> None:
+        while (index := next(turn)) < len(order):
+            answer = obstore.get(store, web.names[order[index]])
+            answer.meta  # noqa: B018  # what tells versions apart
+            answer.bytes()
+
+    threads = [threading.Thread(target=lane) for _ in range(WAYS)]
+    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return {"epoch_s": [time.monotonic() - began], "fetch_s": [cpu], "fetched": [len(order)]}
+
+
+def through_stoker(web: Web | Waiting, fetchers: int | str, epochs: int) -> dict[str, Any]:
+    """Visit every object in each epoch, with one worker that only collates."""
+    source = web.open() if isinstance(web, Web) else web
+    seconds, cpu = [], []
+    with stoker.Loader(
+        stoker.SampleDataset(source),
+        batch_size=64,
+        num_workers=1,
+        epochs=epochs,
+        collate_fn=tensor_of,
+        persistent_workers=True,
+        cache=stoker.Cache("20%", fetchers=fetchers),
+        recipe="minio",
+    ) as loader:
+        for _ in range(epochs):
+            used = fetch_seconds()
+            batches = iter(loader)
+            _, length = next(batches)
+            began = time.monotonic()  # processes have started by now
+            rest = sum(length for _, length in batches)
+            seconds.append((time.monotonic() - began) * (rest + length) / rest)
+            cpu.append(fetch_seconds() - used)
+        fetched = [each.fetched for each in loader.epoch_stats]
+    source.close()
+    return {"epoch_s": seconds, "fetch_s": cpu, "fetched": fetched}
+
+
+def fetch_seconds() -> float:
+    """Return the processor time of the processes that read ahead here."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"stoker.prefetch." not in (process / "cmdline").read_bytes():
+                continue
+            if os.environ["STOKER_RUNTIME_DIR"].encode() in (process / "environ").read_bytes():
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def http(report: Report, args: Any) -> None:
+    """From the same machine: what the processors can do."""
+    for name, (size, number) in SIZES.items():
+        number = 200 if args.smoke else number
+        results: dict[str, list[dict[str, Any]]] = {"bare": [], "stoker": []}
+
+        def note(who: str, result: dict[str, Any], into: Any = results) -> float:
+            into[who].append(result)
+            return float(result["epoch_s"][0])
+
+        with nginx(size, number) as web:
+            first = interleave(
+                {
+                    "bare": lambda: note("bare", run_alone(bare, web)),
+                    "stoker": lambda: note(
+                        "stoker",
+                        run_alone(through_stoker, web, args.fetchers, _EPOCHS),
+                    ),
+                },
+                1 if args.smoke else min(args.rounds, 5),
+                warm_up=False,
+            )
+        _add(report, name, number, results, first)
+
+
+def _add(
+    report: Report,
+    name: str,
+    number: int,
+    results: dict[str, list[dict[str, Any]]],
+    first: dict[str, list[float]],
+) -> None:
+    """Add the rows and targets of one size."""
+    later = [float(np.mean(each["epoch_s"][1:])) for each in results["stoker"]]
+    ms = {who: [_fetch_ms(each) for each in results[who]] for who in results}
+    report.row(
+        objects=name,
+        loader=f"obstore, {WAYS} threads",
+        epoch="",
+        objects_per_s=number / float(np.median(first["bare"])),
+        fetch_ms=float(np.median(ms["bare"])),
+    )
+    for epoch, seconds in (("first", first["stoker"]), ("later", later)):
+        report.row(
+            objects=name,
+            loader="Stoker",
+            epoch=epoch,
+            objects_per_s=number / float(np.median(seconds)),
+            to_bare=paired_ratio(first["bare"], seconds),
+            fetch_ms=float(np.median(ms["stoker"])),
+            cpu_ms=1e3
+            * float(np.median([r["cpu_s"] / (number * _EPOCHS) for r in results["stoker"]])),
+        )
+    least, least_later = TARGETS[name]
+    report.target(
+        f"{name}, first epoch, speed to a bare client",
+        paired_ratio(first["bare"], first["stoker"]),
+        least,
+        at_least=True,
+    )
+    if least_later is not None:
+        report.target(
+            f"{name}, later epochs, speed to a bare client",
+            paired_ratio(first["bare"], later),
+            least_later,
+            at_least=True,
+        )
+        report.target(
+            f"{name}, processor time a fetched object to a bare client",
+            paired_ratio(ms["stoker"], ms["bare"]),
+            1.4,
+        )
+
+
+def _fetch_ms(result: dict[str, Any]) -> float:
+    """Return the processor time of reading, for each object that was read."""
+    return 1e3 * sum(result["fetch_s"]) / sum(result["fetched"])
+
+
+def fetchers(report: Report, args: Any) -> None:
+    """A storage that only waits: what a further process is worth."""
+    number = 400 if args.smoke else 6_000
+    storage = Waiting(number, 10_000, 16, 0.02)
+    seconds = interleave(
+        {
+            str(each): lambda each=each: run_alone(through_stoker, storage, each, 2)["epoch_s"][1]
+            for each in (1, 2, 3)
+        },
+        1 if args.smoke else min(args.rounds, 3),
+        warm_up=False,
+    )
+    for each, taken in seconds.items():
+        report.row(
+            fetchers=int(each),
+            objects_per_s=number / float(np.median(taken)),
+            to_one=paired_ratio(seconds["1"], taken),
+        )
+    report.target(
+        "two fetchers to one", paired_ratio(seconds["1"], seconds["2"]), 1.9, at_least=True
+    )
+
+
+def main() -> None:
+    """Parse the arguments, run the parts, print a report for each."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    arguments.add_argument("--fetchers", default="auto", help="processes that read, or auto")
+    args = arguments.parse_args()
+    args.fetchers = int(args.fetchers) if args.fetchers.isdecimal() else args.fetchers
+    for name in args.part:
+        report = Report(f"Line rate: {name}", args.smoke)
+        try:
+            {"http": http, "fetchers": fetchers}[name](report, args)
+        except Unavailable as reason:
+            report.remarks.append(f"left out: {reason}")
+        report.show(args.json)
+
+
+if __name__ == "__main__":
+    main()
