@@ -5,8 +5,8 @@ Parts (``--part``, several allowed; all by default):
 - http: objects of 3 KB, 110 KB and 1 MB from nginx on this machine, whose page cache has them:
   nothing is limited but by the processors, which the server shares. A bare obstore client with 64
   threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, first
-  and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the processes that read ahead, ``cpu_ms``
-  that of all, the worker's collating and the start included.
+  and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
+  processes that read ahead, ``cpu_ms`` that of all, collating and the start included.
 - fetchers: a storage that only waits, 20 ms for each of at most 16 objects under way in a process,
   with one, two and three fetchers.
 
