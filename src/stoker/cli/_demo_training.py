@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,35 +45,6 @@ _SHORT = {
 _RATE = 4e-3  # highest learning rate
 _QUICK = 0.05  # of all steps: other work on the machine can only make a step slower
 _REPEATS = 3  # of the measurement of decoding
-
-
-class BatchLoader(Protocol):
-    """The part of a loader that the training loop uses; see :class:`~stoker.pytorch.Loader`."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def observe(
-        self,
-        losses: Any = None,
-        *,
-        logits: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> None:
-        """Have the samples of the latest batch scored."""
-
-    def end_epoch(self, accuracy: float | None = None) -> None:
-        """Mark the end of an epoch."""
-
-    @property
-    def weights(self) -> Tensor:
-        """Loss weights of the latest batch, f32[n] or f32[] for all."""
-
-    @property
-    def stats(self) -> Stats:
-        """What was counted so far."""
 
 
 class PlainLoader:
@@ -108,14 +79,7 @@ class PlainLoader:
                 return
             yield batch
 
-    def observe(
-        self,
-        losses: Any = None,
-        *,
-        logits: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> None:
+    def observe(self, losses: Tensor, **signals: Tensor) -> None:
         """Do nothing: there is no cache that could use scores."""
 
     def end_epoch(self, accuracy: float | None = None) -> None:
@@ -158,7 +122,7 @@ def open_loader(
     name: str,
     settings: Settings,
     rescore: Callable[[tuple[Tensor, Tensor]], Tensor],
-) -> Iterator[BatchLoader]:
+) -> Iterator[Loader | PlainLoader]:
     """Yield the loader of a row: torch's for DATALOADER, else Stoker's with the recipe ``name``."""
     if name == DATALOADER:
         yield PlainLoader(data, storage, settings)
@@ -278,7 +242,9 @@ class Trainer:
         self.network = nn.Sequential(self.features, self.classifier)
         self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=_RATE)
 
-    def step(self, images: Tensor, targets: Tensor, loader: BatchLoader, done: float) -> None:
+    def step(
+        self, images: Tensor, targets: Tensor, loader: Loader | PlainLoader, done: float
+    ) -> None:
         """Train on one batch of ``loader``, at the share ``done`` of the training."""
         embeddings = self.features(as_input(images))
         logits = self.classifier(embeddings)
