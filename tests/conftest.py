@@ -9,6 +9,7 @@ import signal
 import tempfile
 from typing import Any
 
+import hypothesis
 import pytest
 
 # A shell starts what runs in its background with the first two ignored, nohup with the third, and
@@ -23,6 +24,10 @@ for number, handler in (
 
 # Tests share the processors with each other: threads that spin while they wait take them away.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example that waits for a processor is no failure.
+hypothesis.settings.register_profile("stoker", deadline=None)
+hypothesis.settings.load_profile("stoker")
 
 # Once, not in each child.
 multiprocessing.set_forkserver_preload(
