@@ -12,8 +12,7 @@ from stoker.errors import ConfigError
 from stoker.node.memory_limits import read_memory
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress
-from stoker.pool.pool_tier import PoolTier
-from stoker.pool.servers import ServerState, advise
+from stoker.pool.pool_tier import PoolTier, ServerState, advise
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(

@@ -19,7 +19,8 @@ from stoker.node import owned
 from stoker.node.locks import await_lock
 from stoker.node.memory_limits import read_memory
 from stoker.pool.pool_address import PoolAddress
-from stoker.pool.servers import POLICY, require_redis
+from stoker.pool.pool_tier import POLICY
+from stoker.pool.servers import require_redis
 from stoker.pool.values import PREFIX
 from stoker.types import format_bytes
 
