@@ -30,6 +30,8 @@ CPP    := $(shell find native bindings shim -name '*.cpp' -o -name '*.h' -o -nam
 
 .PHONY: build demo test coverage soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of processes import stoker in a run of the tests: they shall find it compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 build: $(STAMPS)/installed
 
