@@ -17,7 +17,7 @@ import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, SIZES, H, L, two_regions
 from support.processes import processes_of
 from support.s3 import Bucket
-from support.waiting import await_true
+from support.waiting import await_true, until
 
 from stoker.bundles import Packager, Packaging
 from stoker.errors import ConfigError
@@ -87,11 +87,12 @@ class Rank:
 
     def serve_all(self, low: np.ndarray = LOW, patience: float = 20.0) -> None:
         """Serve until every sample of low importance was."""
-        end = time.monotonic() + patience
-        while not (self.served.array[low] == self.stamp).all():
-            if not self.serve_one():
-                assert time.monotonic() < end, "no package comes any more"
-                time.sleep(0.002)
+        while not self.has_served(low):
+            # Fails when no package comes any more.
+            until(lambda: self.serve_one() or self.has_served(low), patience)
+
+    def has_served(self, low: np.ndarray) -> bool:
+        return bool((self.served.array[low] == self.stamp).all())
 
 
 @pytest.fixture
@@ -154,8 +155,9 @@ def test_it_ends_with_its_rank_and_takes_its_packages_along(
 
 
 SCRIPT = """
-import sys, time
+import signal
 import numpy as np
+from support.waiting import until
 from bundles_bench import L, MIN_BYTES, NUM, SAMPLES, two_regions
 from stoker.bundles import Packager, Packaging
 from stoker.shared import SharedArray
@@ -164,10 +166,9 @@ arena, served = two_regions(4 * MIN_BYTES), SharedArray.create(NUM, np.uint32)
 packager = Packager(MemorySource(SAMPLES), arena, served, Packaging(MIN_BYTES), low=L)
 places = SharedArray.copy_of(np.full(NUM, L, np.uint8))
 packager.begin_epoch(0, 1, places, np.empty(0, np.uint32))
-while packager.stats()["package_reads"] < 2:
-    time.sleep(0.01)
+until(lambda: packager.stats()["package_reads"] >= 2)
 print("loaded", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bundles_bench import MIN_BYTES, NUM, SAMPLES, H, L, two_regions
+from support.waiting import await_true, train_step
 
 from stoker.bundles import Packager, Packaging
 from stoker.policy.base import Substitution
@@ -47,7 +47,7 @@ def work(store: Store, ids: np.ndarray, served: SharedArray, outcomes: SharedArr
             assert found[place].tobytes() == SAMPLES[int(found.ids[place])]
             served.array[asked] = found.ids[place]
             outcomes.array[asked] = found.outcomes[place]
-        time.sleep(0.005)  # a training step
+        train_step(0.005)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -73,9 +73,7 @@ def test_no_sample_twice_and_few_reads(arena: Arena) -> None:
             asked = rng.permutation(NUM)[: NUM // 2].astype(np.uint32)
             store.begin_epoch(epoch)
             packager.begin_epoch(epoch, store.stamp, places, np.empty(0, np.uint32))
-            patience = time.monotonic() + 20
-            while packager.stats()["package_reads"] < 6 and time.monotonic() < patience:
-                time.sleep(0.005)
+            await_true(lambda: packager.stats()["package_reads"] >= 6, 20)
             served = SharedArray.copy_of(np.full(NUM, -1))
             outcomes = SharedArray.copy_of(np.full(NUM, -1))
             workers = [

@@ -19,12 +19,12 @@ from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
 
 HOLDER = """
-import sys, time
+import signal
 from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
 shared = open_arena("left", 100, 1 << 20, 1000, LRU().regions())
 print("open", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from support.redis_servers import Server, free_port, needs_server
+from support.waiting import until
 
 from stoker import Cache
 from stoker.cli.root import root
@@ -139,8 +139,7 @@ def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
     pid = PoolService(place).pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    while PoolService(place).pid() is not None:
-        time.sleep(0.01)
+    until(lambda: PoolService(place).pid() is None)
     up(place)
     assert PoolService(place).pid() != pid
 

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.redis_servers import SERVER
+from support.waiting import until
 
 
 class Unavailable(Exception):
@@ -94,10 +94,9 @@ def server_on(machine: Machine) -> Iterator[Any]:
 def _await_answer(client: Any) -> None:
     import redis
 
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    def answers() -> bool:
         with contextlib.suppress(redis.ConnectionError):
-            client.ping()
-            return
-        time.sleep(0.01)
-    raise AssertionError("the server did not start")
+            return bool(client.ping())
+        return False
+
+    until(answers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.processes import warm
+from support.waiting import until
 from torch import distributed
 
 from stoker.epoch.ranks import Ranks
@@ -37,8 +37,9 @@ def meet(
         "gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT)
     )
     ready.put((length_of_all(rank), length_of_text(rank)))
-    while rank or not go.exists():  # an Event would wait for the rank that is gone
-        time.sleep(0.02)
+    if rank:
+        signal.pause()
+    until(go.exists)  # an Event would wait for the rank that is gone
     try:
         results.put(("answered", ask(rank)))
     except Exception as error:

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
+from support.waiting import until
 
 from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.member import Member, Sharing
@@ -19,14 +19,14 @@ from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
 
 JOB = """
-import sys, time
+import signal
 from stoker.jobs.board import Kind
 from stoker.jobs.board import JobTable
 table = JobTable("key 1", 50)
 print(table.take(77, Kind.SCORE, "other", 1.5), flush=True)
 table.board.value[table.slot] = 1.0
 print("there", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -47,18 +47,15 @@ def test_a_job_is_seen_until_it_is_killed_and_its_slot_is_free_then() -> None:
         assert process.stdout is not None
         with process.stdout:
             assert slot != own
-            time.sleep(0.15)
-            assert table.board.owners().tolist() == [own, slot]
+            until(lambda: table.board.owners().tolist() == [own, slot])
             assert table.board.kind is Kind.TIME  # that of the first
             assert (table.board.value[slot] == 1).all()
             process.send_signal(signal.SIGKILL)
             process.wait()
-        time.sleep(0.15)
-        assert table.board.owners().tolist() == [own]
+        until(lambda: table.board.owners().tolist() == [own])
         with JobTable("key 1", 50) as again:
             assert again.take(6, Kind.TIME, "again", 1.5) == slot
-        time.sleep(0.15)
-        assert table.board.owners().tolist() == [own]
+        until(lambda: table.board.owners().tolist() == [own])
 
 
 def test_a_forked_child_holds_no_slot_of_its_parent() -> None:
@@ -68,13 +65,12 @@ def test_a_forked_child_holds_no_slot_of_its_parent() -> None:
         taken = table.take(5, Kind.SCORE, "own", 1.5)
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            signal.pause()
             os._exit(0)
         try:
             table.close()
             with JobTable("key 1", 50) as other:
-                time.sleep(0.15)
-                assert other.board.owners().tolist() == [slot]
+                until(lambda: other.board.owners().tolist() == [slot])
                 assert other.take(9, Kind.SCORE, "new", 1.5) == taken
         finally:
             os.kill(child, signal.SIGKILL)
@@ -117,8 +113,7 @@ def test_the_first_rank_speaks_for_its_job() -> None:
             table.take(token, Kind.TIME, "", 1.5)
         assert tables[3].board.owners().tolist() == [0, 1]
         tables[0].close()
-        time.sleep(0.15)
-        assert tables[3].board.owners().tolist() == [1, 2]
+        until(lambda: tables[3].board.owners().tolist() == [1, 2])
     finally:
         for table in tables:
             table.close()

@@ -17,6 +17,7 @@ import pytest
 from support.caches import gathered
 from support.parts import number_of, numbers
 from support.processes import warm
+from support.waiting import train_step, until
 
 from jobs.telling_source import TellingSource
 from stoker import Cache, recipes
@@ -83,7 +84,9 @@ def test_a_job_that_comes_and_goes_leaves_the_keys_of_one() -> None:
         iterator = iter(one)
         for _ in range(3):
             next(iterator)
-        time.sleep(0.15)  # what is known of others' lives may be that old
+        member = one._session.setup.member
+        assert member is not None
+        until(lambda: not member.others)
         next(iterator)
         plan = one._session.controller.planner.plan(one._session.controller.walk.start)  # type: ignore[union-attr]
         # A copy outside keeps its key of the next access, one passed by has that after it.
@@ -173,14 +176,14 @@ def test_score_jobs_share_and_each_serves_each_sample_once(recipe: str) -> None:
 
 
 OTHER = """
-import sys, time
+import signal, sys
 sys.path.insert(0, sys.argv[1])
 from jobs.test_two_loaders import loader
 one = loader(seed=7)
 iterator = iter(one)
 next(iterator)
 print("there", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -202,8 +205,7 @@ def test_a_killed_job_stops_counting_and_keys_are_written_anew() -> None:
             in_seconds = keys_of(one)
             other.send_signal(signal.SIGKILL)
             other.wait()
-        time.sleep(0.15)
-        assert not member.others
+        until(lambda: not member.others)
         next(iterator)
         in_accesses = keys_of(one)
         # Times of a program seconds old are small; places in its third epoch are not.
@@ -269,7 +271,7 @@ def test_s4_the_estimate_counts_what_is_read_ahead_and_stays(compute: float) -> 
         for epoch in range(3):
             began = time.monotonic()
             for number, _ in enumerate(one):
-                time.sleep(compute)  # the step of a model
+                train_step(compute)
                 if epoch == 2 and number % 20 == 19:
                     seen.append(benefit_of("measured"))
             batch_seconds = (time.monotonic() - began) / 120
@@ -306,9 +308,9 @@ def test_only_the_job_that_came_first_arranges_the_cache() -> None:
         members = [each._session.setup.member for each in (first, second)]
         assert [member.arranges for member in members if member is not None] == [True, False]
         first.close()
-        time.sleep(0.15)
-        assert members[1] is not None
-        assert members[1].arranges
+        second_member = members[1]
+        assert second_member is not None
+        until(lambda: second_member.arranges)
 
 
 def read_slowly(source: SlowSource) -> None:
@@ -321,9 +323,8 @@ def test_a_job_killed_while_another_waits_for_what_it_reads() -> None:
     source = SlowSource(numbers(20), latency=1.5, tail=0.0)
     other = warm.Process(target=read_slowly, args=(source,))
     other.start()
-    while not source.reads.sum():  # it has claimed a batch and reads it
-        assert other.is_alive()
-        time.sleep(0.01)
+    until(source.reads.sum)  # it has claimed a batch and reads it
+    assert other.is_alive()
     killer = threading.Timer(0.5, other.kill)
     with Loader(SampleDataset(source, number_of), 10, cache=Cache("100%", prefetch=0)) as one:
         iterator = iter(one)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from support.waiting import await_true
 
 from stoker.node import descriptors, messages, rendezvous
 from stoker.node.rendezvous import Announcement
@@ -115,11 +116,7 @@ def test_a_strange_answer_is_an_error_and_leaks_nothing(served, line):
         with pytest.raises(OSError):
             rendezvous.inquire(path)
     # Threads of other tests may still be closing theirs, or have one open for a moment.
-    for _ in range(100):
-        if len(open_fds()) <= len(before):
-            return
-        time.sleep(0.05)
-    assert open_fds() == before
+    assert await_true(lambda: len(open_fds()) <= len(before), 5), (open_fds(), before)
 
 
 def test_a_silent_server_is_given_up_in_time(served):

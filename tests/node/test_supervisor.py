@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,7 @@ from stoker.node.supervisor import Supervisor
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
-    end = time.monotonic() + 20
-    while text not in caplog.text and time.monotonic() < end:
-        time.sleep(0.01)
-    return text in caplog.text
+    return await_true(lambda: text in caplog.text, 20)
 
 
 def test_a_runtime_directory_that_cannot_be_used(
@@ -55,7 +51,7 @@ def test_workers_can_be_forked_while_the_process_comes_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
-    (tmp_path / "slow_to_come_up.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "slow_to_come_up.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.syspath_prepend(tmp_path)
 
     def coming_up() -> list[int]:

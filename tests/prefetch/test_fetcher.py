@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.waiting import until
 
 from stoker.errors import SampleCorrupt, SourceUnavailable
 from stoker.policy.base import Region
@@ -78,12 +79,12 @@ def source(request: pytest.FixtureRequest) -> SlowSource:
 
 def run(fetcher: Fetcher, rank: Rank) -> list[int]:
     """Let the fetcher do what there is to do; return what is cached then."""
-    fetcher.step([rank])
-    deadline = time.monotonic() + 10
-    while not fetcher.is_idle and time.monotonic() < deadline:
-        time.sleep(0.001)
+
+    def has_nothing_to_do() -> bool:
         fetcher.step([rank])
-    assert fetcher.is_idle
+        return fetcher.is_idle
+
+    until(has_nothing_to_do)
     return np.flatnonzero(rank.tier.arena.contains(np.arange(NUM, dtype=np.uint32))).tolist()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ranks import run_ranks
+from support.waiting import await_true
 from torch import distributed
 
 from pytorch.on_nodes import N, alone, cached_in, loader_of
@@ -208,9 +208,8 @@ def keep_packages(rank: int, place: str) -> list[str]:
     with loader_of(recipe=recipe, cache="30%", epochs=2) as loader:
         for _, meta in loader:
             loader.observe(loss_of(meta.ids, 0), meta=meta)
-        deadline = time.monotonic() + 20
-        while len(found := sorted(Path(place).glob(".*.lock"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        await_true(lambda: len(list(Path(place).glob(".*.lock"))) >= 2, 20)
+        found = sorted(Path(place).glob(".*.lock"))
         distributed.barrier()
         return [path.name.partition("-")[2] for path in found]
 

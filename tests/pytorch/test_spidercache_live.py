@@ -5,9 +5,9 @@ Who is like whom is made up, so that it is known: samples of one group are all n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.parts import number_of, numbers
 from support.ranks import run_ranks
+from support.waiting import until
 from torch import distributed
 
 from stoker import Cache, recipes
@@ -65,16 +66,17 @@ def test_s5_what_one_rank_knows_all_ranks_serve(world_size: int, tmp_path: Path)
         assert len(result["substitutes"]) > 20 / world_size
 
 
+def has_seen_to(marks: Any, batch: slice) -> bool:
+    return marks.handed_out >= batch.stop or bool((marks.served[batch] == SERVED).all())
+
+
 def take_slowly(loader: Loader, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch, each once the prefetch process has seen to it."""
     batches = iter(loader)
     for number in range(len(loader)):
         marks = loader._session.controller.opened.ahead.progress._marks(epoch)  # type: ignore[union-attr]
-        deadline = time.monotonic() + 60
-        end = (number + 1) * BATCH
-        while marks.handed_out < end and (marks.served[end - BATCH : end] != SERVED).any():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        last = slice(number * BATCH, (number + 1) * BATCH)
+        until(partial(has_seen_to, marks, last))
         yield next(batches)
 
 

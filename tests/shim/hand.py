@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from support.waiting import await_true
 
 import stoker._core
 from stoker.node.locks import unlock
@@ -139,9 +140,7 @@ class HandDaemon:
 
     def settle(self) -> None:
         """Wait until all that was sent has arrived."""
-        deadline = time.monotonic() + 30
-        while len(self.requests) < self.counted()["requests"] and time.monotonic() < deadline:
-            time.sleep(0.01)
+        await_true(lambda: len(self.requests) >= self.counted()["requests"], 30)
 
     # --- entries ---
 

@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from shim.conftest import Compile
 from shim.hand import LIBRARY, HandDaemon
@@ -154,9 +154,8 @@ def test_a_stream_waits_for_its_copy_where_opens_do(source: Path, compiled: Comp
             number = daemon.begin("large")
             command = [compiled("calls"), "open", "fopen", source / "large"]
             with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE) as reader:
-                while small and daemon.counted()["waits"] == 0:
-                    time.sleep(0.01)
                 if small:
+                    until(lambda daemon=daemon: daemon.counted()["waits"])
                     daemon.finish(number, b"c" * 251_000)
                 assert reader.communicate(timeout=60)[0] == expected
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from support.s3 import Bucket
 from support.servers import free_port, serve
+from support.waiting import await_true
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
@@ -173,12 +174,8 @@ def test_a_script_without_main_guard_leaves_no_process(tmp_path: Path, how: str)
     assert done.stderr == ""
     assert done.returncode == (-signal.SIGKILL if how == "killed" else 0)
     helper = int(done.stdout)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{helper}/cmdline").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{helper}/cmdline").read_bytes() == b"":
-            break  # a zombie that nobody waits for
-        time.sleep(0.02)
-    assert time.monotonic() < deadline
+    command = Path(f"/proc/{helper}/cmdline")  # empty for a zombie that nobody waits for
+    assert await_true(lambda: not command.exists() or command.read_bytes() == b"", 10)
 
 
 def test_a_killed_helper_is_replaced(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from support.doubles import CountingSource, check, lru_tier, sample_of
+from support.waiting import some_time, until
 
 from stoker.store.flight import Flight
 from stoker.store.store import Store
@@ -54,9 +55,7 @@ def test_waiting_can_be_interrupted():
     with store:
         child = FORK.Process(target=claim_and_pause, args=(store,), daemon=True)
         child.start()
-        while store.tier.claim(ids(1))[0]:
-            store.tier.abandon(ids(1))
-            time.sleep(0.01)
+        until(lambda: is_claimed(store))
         # A test run in the background of a shell was started with the signal ignored.
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
@@ -72,9 +71,15 @@ def test_waiting_can_be_interrupted():
         store.tier.arena.verify()
 
 
+def is_claimed(store):
+    if store.tier.claim(ids(1))[0]:
+        store.tier.abandon(ids(1))
+        return False
+    return True
+
+
 def claim_and_pause(store):
-    while not store.tier.claim(ids(1))[0]:  # the test may be looking just now
-        time.sleep(0.001)
+    until(lambda: store.tier.claim(ids(1))[0])  # the test may be looking just now
     signal.pause()
 
 
@@ -83,9 +88,7 @@ def test_a_claimant_that_is_killed_or_stopped_costs_a_bounded_wait(how):
     with Store(CountingSource(), native_tier(100, 10_000), wait_seconds=1.0) as store:
         child = FORK.Process(target=claim_and_pause, args=(store,))
         child.start()
-        while store.tier.claim(ids(1))[0]:
-            store.tier.abandon(ids(1))
-            time.sleep(0.01)
+        until(lambda: is_claimed(store))
         os.kill(child.pid, how)
         begin = time.monotonic()
         check(store.serve([1, 2]), [1, 2])
@@ -108,11 +111,10 @@ def test_workers_killed_at_any_moment_leave_a_working_cache():
     with Store(CountingSource(), native_tier(1000, 10_000), wait_seconds=5) as store:
         survivor = FORK.Process(target=serve_for_ever, args=(store, 0))
         survivor.start()
-        random = np.random.default_rng(1)
         for seed in range(1, 25):
             worker = FORK.Process(target=serve_for_ever, args=(store, seed))
             worker.start()
-            time.sleep(random.uniform(0.01, 0.06))
+            some_time(0.01, 0.06)
             worker.kill()
             worker.join()
         assert survivor.is_alive(), "it met wrong bytes or an error"

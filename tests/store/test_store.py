@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from support.doubles import BrokenTier, CountingSource, check, lru_tier, sample_of
+from support.waiting import until
 
 from stoker.errors import ConfigError, SampleNotFound, SegmentError, SourceUnavailable
 from stoker.store.store import Store
@@ -149,11 +150,9 @@ def test_what_another_is_fetching_is_waited_for_and_own_work_comes_first(store):
     store.source.gate.clear()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(store.serve, [1, 2])
-        while not store.source.reads:
-            time.sleep(0.001)
+        until(lambda: store.source.reads)
         second = pool.submit(store.serve, [2, 3])
-        while len(store.source.reads) < 2:
-            time.sleep(0.001)
+        until(lambda: len(store.source.reads) == 2)
         store.source.gate.set()
         check(first.result(), [1, 2])
         check(second.result(), [2, 3])

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+
+from support.servers import listens
+from support.waiting import until
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 CLI = shutil.which("valkey-cli") or shutil.which("redis-cli")
@@ -61,12 +63,7 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            time.sleep(0.01)
-        raise AssertionError("the server did not start")
+        until(lambda: listens(self.port))
 
     def kill(self) -> None:
         """Kill it without warning."""
@@ -132,13 +129,8 @@ def make_cluster(primaries: int, replicas: int = 0, secured: Path | None = None)
 
 
 def _await_cluster(server: Server, options: dict[str, object]) -> None:
-    deadline = time.monotonic() + 20
     with contextlib.closing(server.client(**options)) as client:
-        while time.monotonic() < deadline:
-            if client.cluster("info")["cluster_state"] == "ok":
-                return
-            time.sleep(0.05)
-    raise AssertionError("the cluster does not come about")
+        until(lambda: client.cluster("info")["cluster_state"] == "ok")
 
 
 def make_certificates(folder: Path) -> list[str]:

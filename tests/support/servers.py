@@ -6,13 +6,13 @@ import importlib.util
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.s3 import Bucket
+from support.waiting import await_true
 
 
 def free_port() -> int:
@@ -22,14 +22,17 @@ def free_port() -> int:
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until something listens on ``port``."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} does not listen: exit status {process.poll()}")
+    if not await_true(lambda: process.poll() is not None or listens(port)) or process.poll():
+        raise RuntimeError(f"{process.args!r} does not listen: exit status {process.poll()}")
+
+
+def listens(port: int) -> bool:
+    """Whether something listens on ``port``."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def serve(command: list[str], port: int, folder: Path) -> Iterator[None]:

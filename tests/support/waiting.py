@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,14 @@ def await_true(test: Callable[[], object], patience: float = 60.0) -> bool:
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Return when ``condition()`` is true; fail if that takes longer than ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"still not true after {seconds:.0f} s"
-        time.sleep(0.01)
+    assert await_true(condition, seconds), f"still not true after {seconds:.0f} s"
+
+
+def train_step(seconds: float) -> None:
+    """Take so long: what a program of the user does between two calls of ours."""
+    time.sleep(seconds)
+
+
+def some_time(least: float, most: float) -> None:
+    """Let other processes get to wherever they get to, for that many seconds."""
+    time.sleep(random.uniform(least, most))

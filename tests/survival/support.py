@@ -17,6 +17,7 @@ from types import TracebackType
 
 import numpy as np
 import pytest
+from support.waiting import await_true, some_time, until
 
 from stoker.policy.base import Region
 from stoker.store.arena import Arena, Handle
@@ -111,9 +112,11 @@ class Fleet:
         self._await(now, {place: beats + rounds - 1 for place, beats in now.items()})
 
     def _await(self, places: Iterable[int], beats: Mapping[int, int]) -> None:
-        while any(self.board.get(place, Field.BEATS) <= beats[place] for place in places):
+        def have_all() -> bool:
             self.check()
-            time.sleep(0.005)
+            return all(self.board.get(place, Field.BEATS) > beats[place] for place in places)
+
+        until(have_all, 10 * PATIENCE)
 
     def check(self) -> None:
         """Raise AssertionError if a member failed, or has finished no round for too long."""
@@ -181,11 +184,8 @@ def _lock_is_held_up(probe: Arena) -> bool:
     begin = time.monotonic()
     if probe.put(PROBE, sample(PROBE)) or time.monotonic() - begin < 0.9 * LOCK_BOUND:
         return False
-    for _ in range(10):  # it might have been another process that waits for a CPU
-        time.sleep(0.02)
-        if probe.put(PROBE, sample(PROBE)):
-            return False
-    return True
+    # It might have been another process that waits for a CPU.
+    return not await_true(lambda: probe.put(PROBE, sample(PROBE)), 0.7)
 
 
 def stop_inside_the_lock(fleet: Fleet, place: int, probe: Arena) -> None:
@@ -195,7 +195,7 @@ def stop_inside_the_lock(fleet: Fleet, place: int, probe: Arena) -> None:
         if _lock_is_held_up(probe):
             return
         fleet.go_on(place)
-        time.sleep(random.uniform(0, 0.01))
+        some_time(0, 0.01)
     pytest.fail(f"none of {_TRIES} stops came while the process held the lock")
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.waiting import some_time
 
 from stoker.errors import CapacityError, ConfigError
 from stoker.policy import LRU
@@ -114,7 +113,7 @@ def test_a_whole_job_is_killed_again_and_again(place: CacheDir) -> None:
             job(place, ready)
         os.close(ready)
         assert os.read(listen, 200) == b"r"
-        time.sleep(random.uniform(0.005, 0.06))
+        some_time(0.005, 0.06)
         os.killpg(leader, signal.SIGKILL)
         os.waitpid(leader, 0)
         rest = os.read(listen, 200)  # until its children are gone as well

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
+import signal
 import time
 from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import pytest
-from support.waiting import await_true
+from support.waiting import await_true, some_time
 
 from stoker.policy import LRU, S3FIFO, Policy
 from stoker.store.arena import Arena
@@ -41,7 +41,7 @@ def test_two_hundred_kills(tmp_path: Path, soak: float, policy: Policy) -> None:
     with Fleet(arena, [reader, reader, writer, put_only, claimant, claimant], tmp_path) as fleet:
         fleet.await_start()
         while kills < _KILLS or time.monotonic() < end:
-            time.sleep(random.uniform(0, 0.05))
+            some_time(0, 0.05)
             fleet.kill(fleet.pick())
             kills += 1
             fleet.check()
@@ -67,7 +67,7 @@ def _claim_and_sleep(arena: Arena, row: Row) -> None:
     assert arena.claim([3, 4]).all()
     row.add(Field.BEATS)
     while True:
-        time.sleep(60)
+        signal.pause()
 
 
 def _waits_in_the_arena(thread: Thread) -> bool:
@@ -109,7 +109,7 @@ def _put_and_sleep(arena: Arena, row: Row) -> None:
     assert arena.put(9, b"9")
     row.add(Field.BEATS)
     while True:
-        time.sleep(60)
+        signal.pause()
 
 
 def test_claims_of_the_dead_are_not_those_of_their_successor(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def _lease_and_sleep(arena: Arena, row: Row) -> None:
     assert arena.lease(np.arange(100), 0)
     row.add(Field.BEATS)
     while True:
-        time.sleep(60)
+        signal.pause()
 
 
 def test_leases_end_with_their_process(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import await_true
 
 from stoker.errors import UntrustedPlace
 from stoker.node import rendezvous
@@ -266,9 +267,9 @@ def _cycle(rounds: int, inodes: list[str]) -> None:
 
 def _held() -> tuple[int, int, int]:
     """Return how many descriptors, mappings of arenas and threads this process has."""
-    tasks, deadline = Path("/proc/self/task"), time.monotonic() + 10
-    while len(list(tasks.iterdir())) > threading.active_count() and time.monotonic() < deadline:
-        time.sleep(0.01)  # a thread that was joined may take a moment to be gone
+    tasks = Path("/proc/self/task")
+    # A thread that was joined may take a moment to be gone.
+    await_true(lambda: len(list(tasks.iterdir())) <= threading.active_count(), 10)
     maps = Path("/proc/self/maps").read_text().count("memfd:stoker")
     return len(list(Path("/proc/self/fd").iterdir())), maps, len(list(tasks.iterdir()))
 

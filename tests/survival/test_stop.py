@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.waiting import some_time
 
 from stoker.policy import LRU
 from survival.board import Field
@@ -37,11 +38,11 @@ def test_two_hundred_stops(tmp_path: Path, soak: float) -> None:
     with Fleet(arena, _ROLES, tmp_path) as fleet:
         fleet.await_start()
         while stops < _STOPS or time.monotonic() < end:
-            time.sleep(random.uniform(0, 0.02))
+            some_time(0, 0.02)
             places = random.sample(range(len(_ROLES)), random.choice([1, 1, 1, 2]))
             for place in places:
                 fleet.stop(place)
-            time.sleep(random.choice([0.001, 0.02, 0.08]))
+            some_time(0.001, 0.08)
             for place in places:
                 fleet.go_on(place)
             stops += len(places)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import until
 
 from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source import MemorySource, Source
@@ -110,8 +111,7 @@ def test_a_killed_reader_leaves_nothing_locked() -> None:
     for _ in range(10):
         child = multiprocessing.get_context("fork").Process(target=read_for_ever, args=(source,))
         child.start()
-        while source.reads[0] == 0:
-            time.sleep(0.001)
+        until(lambda: source.reads[0])
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         assert seconds(source, [1]) < 1

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 RUNNER = """
 import os, sys
@@ -110,10 +111,7 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_ticks_while_it_runs(tmp_path: Path) -> None:
     process = start(tmp_path, "sleep", "100")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "tick").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / "tick").exists()
+    until((tmp_path / "tick").exists)
     process.terminate()
     process.communicate(timeout=60)
 
@@ -135,7 +133,6 @@ def test_stopped_and_continued_it_goes_on(tmp_path: Path) -> None:
         tick.unlink(missing_ok=True)
         time.sleep(0.06)  # past the deadline of the wait, which is what goes wrong
         process.send_signal(signal.SIGCONT)
-        while process.poll() is None and not tick.exists():
-            time.sleep(0.001)
+        until(lambda: process.poll() is not None or tick.exists())
     _, err = process.communicate("\n", timeout=60)
     assert (process.returncode, err) == (9, "")

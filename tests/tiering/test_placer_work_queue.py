@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 
 import pytest
+from support.waiting import some_time, until
 
 from stoker.tiering.placer import WorkQueue
 
 
 def wait_until(queue: WorkQueue[int]) -> None:
-    deadline = time.monotonic() + 60
-    while not queue.is_idle() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert queue.is_idle()
+    until(queue.is_idle)
 
 
 def test_urgent_first_then_in_order() -> None:
@@ -28,8 +25,7 @@ def test_urgent_first_then_in_order() -> None:
 
     queue = WorkQueue(1, work, key=lambda item: item)
     queue.put(0)
-    while not queue._running:  # the first is at work, the others wait
-        time.sleep(0.001)
+    until(lambda: queue._running)  # the first is at work, the others wait
     for item, urgency in ((5, 1), (101, 0), (4, 0), (3, 0), (102, 1)):
         queue.put(item, urgency)
     queue.put(4)  # waits already
@@ -48,7 +44,7 @@ def test_never_two_of_a_key_at_once_and_none_is_lost() -> None:
         with mutex:
             running[item % 7] += 1
             assert running[item % 7] == 1
-        time.sleep(0.001)
+        some_time(0.001, 0.001)
         with mutex:
             running[item % 7] -= 1
             seen[item % 7] += 1
@@ -107,8 +103,7 @@ def test_closing_forgets_what_waits() -> None:
 
     queue = WorkQueue(1, work, key=lambda item: item)
     queue.put(0)
-    while not queue._running:
-        time.sleep(0.001)
+    until(lambda: queue._running)
     queue.put(1)
     threading.Timer(0.05, gate.set).start()
     queue.close()

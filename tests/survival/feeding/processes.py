@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from support.waiting import await_true, until
 
 _OURS = b"from multiprocessing."  # its tracker and its fork server, which live as long as we do
 
@@ -33,12 +34,8 @@ def prefetchers() -> list[int]:
 
 def wait_for_prefetcher(seconds: float = 60.0) -> int:
     """Return the prefetch process, once there is one."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := prefetchers():
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError(f"no prefetch process after {seconds:.0f} s")
+    until(prefetchers, seconds)
+    return prefetchers()[0]
 
 
 def signal_all(pids: list[int], number: int) -> None:
@@ -54,8 +51,7 @@ def nothing_left(seconds: float = 60.0) -> Iterator[None]:
     try:
         yield
     finally:
-        deadline = time.monotonic() + seconds
-        while (left := working_for_us()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        await_true(lambda: not working_for_us(), seconds)
+        left = working_for_us()
         signal_all(left, signal.SIGKILL)
     assert not left, f"processes were left behind: {left}"

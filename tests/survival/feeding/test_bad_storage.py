@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from support.waiting import train_step
 
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset
@@ -84,7 +85,7 @@ def test_credentials_that_expire_are_asked_for_anew() -> None:
             seen = []
             for step, (batch, _) in enumerate(loader):
                 seen += batch.tolist()
-                time.sleep(0.02)
+                train_step(0.02)
                 if step == 5:
                     expired = time.time()
             assert sorted(seen) == list(range(NUM))

@@ -7,14 +7,13 @@ import logging
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.waiting import await_true
+from support.waiting import await_true, train_step
 
 from stoker.node import supervisor
 from stoker.pytorch import Loader, SampleDataset
@@ -60,7 +59,7 @@ def test_killed_every_two_seconds(soak: float, caplog: pytest.LogCaptureFixture)
             seen = []
             for batch in loader:
                 seen += served(batch)
-                time.sleep(step)  # the computation
+                train_step(step)
         finally:
             stop.set()
             killer.join()

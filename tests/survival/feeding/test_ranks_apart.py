@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.ranks import run_ranks
+from support.waiting import await_true
 
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
@@ -47,10 +47,7 @@ def train(rank: int, place: Path, recipe: str) -> dict[str, Any]:
 
 
 def await_file(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, "rank 0 waits for rank 1, which waits for it"
-        time.sleep(0.01)
+    assert await_true(path.exists, PATIENCE), "rank 0 waits for rank 1, which waits for it"
 
 
 @pytest.mark.parametrize("recipe", ["minio", "lru"])
