@@ -131,6 +131,7 @@ class Supervisor:
         self._starts: list[float] = []
         self._warned = False
         self._generation = descriptors.generation()
+        self._is_over = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name=f"stoker-{what}", daemon=True)
         self._thread.start()
@@ -145,7 +146,9 @@ class Supervisor:
         """Disconnect; the process ends when no other process needs it. May be called again."""
         if self._generation != descriptors.generation() or not self._thread.is_alive():
             return
-        os.eventfd_write(self._wake, 1)
+        with self.mutex:
+            if not self._is_over:
+                os.eventfd_write(self._wake, 1)
         self._thread.join()
 
     # --- watching ---
@@ -165,7 +168,8 @@ class Supervisor:
             with self.mutex:
                 self._drop()
                 self._lost()
-            os.close(self._wake)
+                self._is_over = True  # the thread may still be alive when close() looks
+                os.close(self._wake)
 
     def _complain(self) -> None:
         if not self._warned:
