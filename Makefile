@@ -26,7 +26,7 @@ STAMPS := $(VENV)/.stamps
 
 # What the compiled module is made of; touching one of these rebuilds it.
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
-CPP    := $(shell find native bindings shim -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
+CPP    := $(shell find native bindings shim fuzz -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
 .PHONY: build demo test coverage soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -101,8 +101,8 @@ arm-test: $(STAMPS)/installed
 	  -k "not documented and not preadv2 and not vfork and not parent_and_child and not identity and not slowly"
 
 # Looks for input that breaks what reads bytes from outside, JOBS fuzzers at once. What it finds lies
-# in build/fuzz; new inputs that are worth keeping go to native/fuzz/corpus by
-#   build/fuzz/X_fuzz -merge=1 native/fuzz/corpus/X_fuzz build/fuzz/corpus/X_fuzz
+# in build/fuzz; new inputs that are worth keeping go to fuzz/corpus by
+#   build/fuzz/X_fuzz -merge=1 fuzz/corpus/X_fuzz build/fuzz/corpus/X_fuzz
 fuzz-native: $(STAMPS)/tools
 	@command -v clang++ >/dev/null || { echo "The fuzzers need clang with its runtime libraries. On Debian or Ubuntu: apt-get install clang libclang-rt-dev (on Debian 12: libclang-rt-14-dev)" >&2; exit 1; }
 	cmake -S . -B build/fuzz -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_FUZZ=ON -DSTOKER_SHIM=OFF \
@@ -110,11 +110,11 @@ fuzz-native: $(STAMPS)/tools
 	  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
 	cmake --build build/fuzz
 	export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-	printf '%s\n' native/fuzz/*_fuzz.c* | xargs -P $(JOBS) -I{} bash -c '
+	printf '%s\n' fuzz/*_fuzz.c* | xargs -P $(JOBS) -I{} bash -c '
 	  name=$$(basename {}); name=$${name%.*}
 	  mkdir -p build/fuzz/corpus/$$name
 	  build/fuzz/$$name -max_total_time=$(SECONDS) -max_len=600 -rss_limit_mb=4096 -print_final_stats=1 \
-	    -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name native/fuzz/corpus/$$name \
+	    -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name fuzz/corpus/$$name \
 	    >build/fuzz/$$name.log 2>&1 || { tail -n 60 build/fuzz/$$name.log; exit 1; }
 	  echo "$$name: $$(sed -n "s/.*number_of_executed_units: *//p" build/fuzz/$$name.log) inputs, none breaks it"'
 

@@ -322,7 +322,7 @@ void bind_arena(nb::module_& m) {
       },
       "num_ids"_a, "capacity_bytes"_a, "mean_size"_a,
       "Bytes of the file of such an arena on disk.");
-  nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its face.")
+  nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its Python interface.")
       .def_static(
           "create",
           [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,

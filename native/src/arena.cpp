@@ -73,7 +73,7 @@ Arena::Guard::~Guard() {
 Arena::Guard::Guard(Arena& arena, Insist) : Guard(arena, kInsist) {
   if (!held_) {
     throw SegmentError(
-        "the cache's lock was not to be had within 5 s: a process that holds it is stopped, or "
+        "the cache's lock could not be acquired within 5 s: a process that holds it is stopped, or "
         "there is no memory for a repair; continue or end the process, or free memory");
   }
 }

@@ -123,7 +123,7 @@ void Arena::divide(const std::vector<std::string>& names, const std::vector<doub
   double whole = 0;
   for (const double share : shares) {
     if (!(share >= 0) || !std::isfinite(share)) {
-      throw ConfigError("share " + std::to_string(share) + " is refused: give 0 or more");
+      throw ConfigError("share " + std::to_string(share) + " is invalid: give 0 or more");
     }
     whole += share;
   }
@@ -138,7 +138,7 @@ void Arena::divide(const std::vector<std::string>& names, const std::vector<doub
     if (!header_->regions[r].strict || !header_->regions[r].holds_bytes ||
         std::find(regions.begin(), regions.end(), r) != regions.end()) {
       throw ConfigError("region \"" + name +
-                        "\" is refused: give strict regions that hold samples, each once");
+                        "\" cannot take a share: give strict regions that hold samples, each once");
     }
     regions.push_back(r);
   }

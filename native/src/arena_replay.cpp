@@ -47,7 +47,7 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
 
 void Arena::replay(Ids ids, const Run& run, bool* hits) {
   if (header_->blank == 0) throw ConfigError("only a blank arena replays: samples have no bytes");
-  if (run.at_once == 0) throw ConfigError("at_once=0 is refused: give batches of 1 or more");
+  if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
   check(ids);
   std::vector<Snapshot> snapshots(std::min(run.at_once, ids.size()));
   std::vector<std::int64_t> offsets(snapshots.size() + 1);

@@ -135,7 +135,7 @@ FileBlocks::FileBlocks(const Header* header, int descriptor)
   if (!file_.is_open()) throw SegmentError(describe_errno("open " + name, errno));
   const off_t found = size(name);
   check(name);
-  if (found < bytes()) throw SegmentError(name + " is cut short");
+  if (found < bytes()) throw SegmentError(name + " is truncated");
   share();
 }
 

@@ -14,7 +14,7 @@ static_assert(Mark::is_always_lock_free, "processes share no lock here");
 // Before anything is marked: a batch is rejected as a whole.
 void check(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
            std::uint32_t stamp) {
-  if (stamp == 0) throw ConfigError("stamp=0 is refused: it means no mark, count from 1");
+  if (stamp == 0) throw ConfigError("stamp=0 is invalid, it means no mark: count from 1");
   for (const std::uint32_t id : ids) {
     if (id >= marks.size()) {
       throw ConfigError("id " + std::to_string(id) + " is out of range: there are " +

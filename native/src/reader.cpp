@@ -86,7 +86,7 @@ void check_room(std::span<const std::int64_t> offsets, std::size_t count, std::s
     throw std::invalid_argument("offsets must go from 0 to the length of data, one more than ids");
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (offsets[i + 1] < offsets[i]) throw std::invalid_argument("offsets must never fall");
+    if (offsets[i + 1] < offsets[i]) throw std::invalid_argument("offsets must not decrease");
   }
 }
 

@@ -179,9 +179,9 @@ Segment Segment::attach(int descriptor) {
                        ", this Stoker reads version " + std::to_string(kAbi) +
                        ": use the same Stoker in all jobs that share a cache");
   }
-  if (header.total_bytes != bytes) throw SegmentError("the segment is cut short");
+  if (header.total_bytes != bytes) throw SegmentError("the segment is truncated");
   if (!is_laid_out(header, bytes)) {
-    throw SegmentError("the segment's layout is damaged: start the jobs that share it anew");
+    throw SegmentError("the segment's layout is damaged: restart the jobs that share it");
   }
   return segment;
 }

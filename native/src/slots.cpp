@@ -66,7 +66,7 @@ std::uint32_t Slots::mine() {
   if (slot_.load() != kNone) return slot_.load();
   // A new open file description: a lock on an inherited one would belong to the parent too.
   const OwnDescriptor own = segment_.reopen();
-  if (!own.is_open()) throw SegmentError(describe_errno("open the segment anew", errno));
+  if (!own.is_open()) throw SegmentError(describe_errno("reopen the segment", errno));
   for (const bool unclean : {false, true}) {
     for (std::uint32_t slot = 0; slot < kMaxSlots; ++slot) {
       if ((table_[slot].in_use.load() != 0) != unclean || !try_lock(own, slot)) continue;

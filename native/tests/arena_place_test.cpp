@@ -145,7 +145,7 @@ void leases_hold() {
   kit::check_sound(arena);
 }
 
-void budgets_are_divided_anew() {
+void budgets_are_divided_again() {
   Arena arena(geometry(20, 10'000), "");
   configure(arena);
   for (std::uint32_t id = 0; id < 10; ++id) CHECK(kit::put(arena, id, 1000, id, id % 2));
@@ -255,7 +255,7 @@ int main() {
   copies_have_numbers();
   keys_come_along();
   leases_hold();
-  budgets_are_divided_anew();
+  budgets_are_divided_again();
   lists_are_complete();
   killed_movers_leave_it_sound();
   budgets_move_while_all_are_at_work();

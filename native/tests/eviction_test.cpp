@@ -186,7 +186,7 @@ void regions_that_cannot_work_are_refused() {
   RegionSpec bad = region("bad", 1'000);
   bad.pop = Pop::kPromote;
   CHECK_THROWS(ConfigError, arena.configure({main, bad}));
-  bad.promote_to = "nobody";
+  bad.promote_to = "missing";
   CHECK_THROWS(ConfigError, arena.configure({main, bad}));
   bad.promote_to = "main";
   bad.ghost = "main";

@@ -1,7 +1,7 @@
 """The parsers of bytes that come from outside of the process, and good inputs of each.
 
 Not here: what is unpickled from a private channel between a process and its own child (see
-tests/test_no_unpickling.py), and the parsers in C++ (see native/fuzz).
+tests/test_no_unpickling.py), and the parsers in C++ (see fuzz).
 """
 
 from __future__ import annotations

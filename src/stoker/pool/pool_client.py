@@ -376,9 +376,9 @@ class PoolClient:
         routes, now = self.servers.routes, time.monotonic()
         if routes is not None and routes.is_cluster and now - self._found_at > _REFRESH:
             self._found_at = now
-            self.writer.put(self._find_anew)
+            self.writer.put(self._find_again)
 
-    def _find_anew(self) -> None:
+    def _find_again(self) -> None:
         try:
             self.servers.find()
         except Exception as error:

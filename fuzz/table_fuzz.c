@@ -1,9 +1,9 @@
 // The table of `stoker run`, as a program under the shim finds it.
 //
 // The input lies over a sound table. Whatever it holds, the program continues.
-#include "../../shim/map.c"
-#include "../../shim/paths.c"
-#include "../../shim/real.c"
+#include "../shim/map.c"
+#include "../shim/paths.c"
+#include "../shim/real.c"
 #include "overlay.h"
 
 enum {
