@@ -35,7 +35,7 @@ void bind_marks(nb::module_& m) {
       },
       "marks"_a.noconvert(), "ids"_a, "stamp"_a);
   // A thread that sees what is stored after a release fence, and passes an acquire fence before
-  // looking further, sees all that was stored before: Python has no such thing.
+  // looking further, sees all that was stored before. Python has no such fence.
   m.def("release_fence", [] { std::atomic_thread_fence(std::memory_order_release); });
   m.def("acquire_fence", [] { std::atomic_thread_fence(std::memory_order_acquire); });
 }

@@ -1,4 +1,4 @@
-// The calls by which a program changes files other than by writing to them: from then on no program
+// Calls that change files other than by writing to them: from then on no program
 // of the run is served the copies of what was there before.
 //
 // Directories that are made or removed are of no interest: no file is in them.
@@ -288,7 +288,7 @@ int hook_fchownat(int dirfd, const char* path, uid_t user, gid_t group, int flag
   return change_made(&change, real_fchownat()(dirfd, path, user, group, flags));
 }
 
-// A directory's own times are nothing to the files below it.
+// A directory's own times do not concern the files below it.
 static struct change change_of_times(int dirfd, const char* path) {
   struct change change = {.count = 0};
   if (!path || path[0] == '\0') return change_of_descriptor(dirfd);

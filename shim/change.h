@@ -16,5 +16,5 @@ struct change change_of_name(int dirfd, const char* path);
 
 // The call is over. Returns its result.
 int change_made(const struct change* change, int result);
-// As change_made, for a call that opened the file for writing.
+// Like change_made, for a call that opened the file for writing.
 int change_by_writer(const struct change* change, int fd);

@@ -56,7 +56,7 @@ static int flags_of(int fd) {
 }
 
 // Puts another file under the number of a descriptor, at the same offset. How far another thread
-// has moved that meanwhile is made good afterwards.
+// has moved that in the meantime is corrected afterwards.
 static bool become(int fd, int other) {
   const int before = (int)raw_fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (before < 0) return false;

@@ -1,5 +1,5 @@
-// Descriptors and what they stand for: a source of which a copy comes to be, a copy of which the
-// source comes to be another.
+// Descriptors and what they stand for: a source may get a copy, and the source of a copy may be
+// replaced.
 #pragma once
 
 #include <stdbool.h>
@@ -17,7 +17,7 @@ bool copied_become(int fd, uint64_t watch, const struct stoker_entry* entry);
 // Lets the descriptor of a copy be the source, unless that is gone from its place. errno is kept.
 void copied_leave(int fd);
 
-// The entry of a descriptor that is watched as a source; false when there is no copy to hope for,
+// The entry of a descriptor that is watched as a source; false when there is no copy to expect,
 // or when the number is another file's by now. Brings `watch` up to date. errno is not kept.
 bool copied_entry(int fd, uint64_t* watch, struct stoker_entry* entry);
 

@@ -1,5 +1,5 @@
 // How an interposed function is declared: under a name of its own, so that the C library's headers
-// (their inline bodies, fortified forms and attributes) do not meddle with it.
+// (their inline bodies, fortified forms and attributes) do not interfere.
 #pragma once
 
 #define HOOK(name) __asm__(#name) __attribute__((visibility("default")))

@@ -14,7 +14,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "crc32 below reads words");
 
-enum { MAX_PROBES = 4096 };  // an index that is full or garbage must not hold anyone
+enum { MAX_PROBES = 4096 };  // an index that is full or garbage must not delay a program
 
 // A daemon silent for this long is asked for by its lock, at most so often.
 #define SILENCE_NS 1000000000ull
@@ -186,7 +186,7 @@ const struct stoker_table* map_header(void) {
 
 static const struct stoker_table* shared(void) { return (const struct stoker_table*)mapped; }
 
-// Whether a process holds the lock of the very table that is mapped here, as its daemon does.
+// Whether a process holds the lock of the table that is mapped here, as its daemon does.
 static bool is_table_held(void) {
   const int saved = errno;
   struct stat status;
@@ -208,7 +208,7 @@ static bool is_table_held_lately(uint64_t now) {
   return held;
 }
 
-// A daemon on a busy machine is slow, not gone; one that is stopped for long is of no use.
+// A daemon on a busy machine is slow, not gone; one that stays stopped is useless.
 const struct stoker_table* map_live(void) {
   if (!map_header()) return NULL;
   const uint64_t beat = LOAD(&shared()->heartbeat_ns);
@@ -250,7 +250,7 @@ bool map_is_source_device(uint64_t dev) {
 static _Atomic(uint64_t) found_here;
 
 // What the kernel has at hand is enough: a directory's numbers do not change. A path without a link
-// is looked at once in a tick of the clock (some milliseconds), for that costs as much as half an
+// is looked at once in a tick of the clock (some milliseconds), as that costs as much as half an
 // open; a link is what people exchange under running programs, and is looked at each time.
 bool map_is_source_here(uint8_t row) {
   const struct stoker_source* source = &header.sources[row];
@@ -356,7 +356,7 @@ bool map_unchanged(uint32_t number, const struct stoker_entry* entry) {
   return shared_entry && LOAD(&shared_entry->word) == entry->word;
 }
 
-// All of what the kernel says, for times are set at will by archives, rsync and builds. Where inode
+// All of what the kernel says, because archives, rsync and builds set times at will. Where inode
 // numbers do not last (some FUSE file systems), copies are made again.
 bool map_is_source(const struct stoker_entry* entry, const struct stat* status) {
   return status->st_dev == entry->source_dev && status->st_ino == entry->source_ino &&
@@ -394,7 +394,8 @@ bool map_find_copy(const struct stat* status, struct stoker_entry* entry) {
     const uint32_t number = next_number(&walk);
     if (number == NO_ENTRY) return false;
     if (!map_read(number, entry) || entry->copy_ino != status->st_ino) continue;
-    // An inode number is used again for another file once the copy is gone: hence size and time.
+    // An inode number is used again for another file once the copy is gone: so size and time count
+    // too.
     if ((entry_state(entry) == STOKER_PLACED || entry_state(entry) == STOKER_DROPPED) &&
         header.tiers[entry->tier].dev == status->st_dev &&
         entry->source_size == (uint64_t)status->st_size &&

@@ -24,7 +24,7 @@ void map_attach(void);
 
 // The header as it was when mapped and found sound; NULL without a table.
 const struct stoker_table* map_header(void);
-// As map_header, and NULL too when the daemon is gone: then every call goes to the real file.
+// Like map_header, but NULL also when the daemon is gone: then every call goes to the real file.
 const struct stoker_table* map_live(void);
 // NULL where the counters could not be mapped.
 struct stoker_counters* map_counters(void);
@@ -41,7 +41,7 @@ const char* map_string(struct stoker_string string);
 bool map_is_source_device(uint64_t dev);
 // Whether the row's path still leads to the directory that the daemon copies from.
 bool map_is_source_here(uint8_t row);
-// To be called when this program may have led a path elsewhere.
+// Call when this program may have made a path lead elsewhere.
 void map_look_again(void);
 // Whether parts of the source may be other directories than for the daemon.
 bool map_is_other_namespace(void);
@@ -52,7 +52,7 @@ struct named_file map_name(uint8_t row, const char* path, uint32_t length);
 uint32_t map_find(const struct named_file* file);
 // The entry's state alone; 0 when there is none.
 unsigned map_state(uint32_t number);
-// A consistent copy of the entry; false when there is none or it does not hold still.
+// A consistent copy of the entry; false when there is none or it keeps changing.
 bool map_read(uint32_t number, struct stoker_entry* entry);
 // Whether the entry is still in the state it was in when it was read.
 bool map_unchanged(uint32_t number, const struct stoker_entry* entry);

@@ -3,7 +3,7 @@
 #include "table.h"
 
 // A mark counts for as long beyond its own time: for a call that it announces and that takes effect
-// a little later, even should its program be killed before the mark that follows.
+// a little later, even if its program is killed before the mark that follows.
 #define MARGIN_NS 1000000000ull
 
 enum { MOMENT_SHIFT = 20 };

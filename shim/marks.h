@@ -1,5 +1,5 @@
 // What programs of the run change, told to all of them before the change takes effect: by these
-// marks each program knows at once, without a question to anyone, which copies may be out of date.
+// marks each program knows at once, without asking any process, which copies may be out of date.
 //
 // A file has a slot for its name and one for its inode, by which it is known however it is named.
 // Files that share a slot by chance cost each other a look at the source. Marks only ever make
@@ -15,13 +15,13 @@
 uint32_t mark_of_name(uint32_t hash);
 uint32_t mark_of_inode(uint64_t ino);
 
-// The file changes about now: to be called before and after it does.
+// The file changes about now: call before and after the change.
 void mark_changed(uint32_t slot);
 // What lies below a directory, or behind a link to one, may be other files.
 void mark_all_changed(void);
 
 // The file is open for writing, from now until mark_written; false when it will count as being
-// written for ever, for more than one has it open.
+// written for ever, because more than one has it open.
 bool mark_writing(uint32_t slot);
 void mark_written(uint32_t slot);
 void mark_writing_for_ever(uint32_t slot);

@@ -31,7 +31,8 @@ void* hook_mmap(void* at, size_t length, int protection, int flags, int fd, off_
     HOOK(mmap);
 void* hook_mmap(void* at, size_t length, int protection, int flags, int fd, off_t offset) {
   const uint64_t watch = copied_watch(fd);
-  // Writes through the mapping cannot be seen, not even by the file's time, nor when they end.
+  // Writes through the mapping cannot be seen, not even by the file's time, and neither can their
+  // end.
   if (watch & WATCH_WRITER && flags & MAP_SHARED) mark_writing_for_ever(watch_mark(watch));
   if (!watch_is_source(watch)) return map_plain(at, length, protection, flags, fd, offset);
   const int saved = errno;

@@ -51,7 +51,7 @@ static int open_named(struct opening* opening, const struct named_file* file) {
   return fd >= 0 ? fd : open_source(opening, file);
 }
 
-// Apart, for its frame holds a path.
+// A function of its own, because its frame holds a path.
 static __attribute__((noinline)) int open_joined(struct opening* opening) {
   char joined[PATH_MAX];
   struct named_file file;

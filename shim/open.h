@@ -1,5 +1,5 @@
 // What fopen and freopen use of open.
 #pragma once
 
-// As open(path, flags), for a descriptor that becomes a stream's.
+// Like open(path, flags), for a descriptor that becomes a stream's.
 int open_for_stream(const char* path, int flags);

@@ -144,7 +144,7 @@ bool path_join(int dirfd, const char* path, char joined[PATH_MAX]) {
   return false;
 }
 
-// Apart, for its frame holds a path.
+// A function of its own, because its frame holds a path.
 static __attribute__((noinline)) bool hash_joined(int dirfd, const char* path, uint32_t* hash) {
   char joined[PATH_MAX];
   struct named_file file;

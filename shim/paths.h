@@ -21,12 +21,12 @@ bool path_join(int dirfd, const char* path, char joined[PATH_MAX]);
 // The hash of the file's name, if the path names one below a source without the kernel's help.
 bool path_hash(int dirfd, const char* path, uint32_t* hash);
 
-// Whether the path leads, but for its last part, to a directory of a source's; the kernel is asked.
+// Whether the path without its last part leads to a directory of a source; asks the kernel.
 bool path_leads_under_source(int dirfd, const char* path);
 
 // Which directories hold no file of a source is remembered for some seconds, as far as there is
-// room, for the kernel takes microseconds to say where a link has led to. It is a guess: a link to
-// a source's file, in a directory of other files, may be taken for one of these, and read the
+// room, because the kernel takes microseconds to say where a link has led to. It is a guess: a link
+// to a source's file, in a directory of other files, may be taken for one of these, and read the
 // source.
 struct named_place {
   const char* path;

@@ -94,13 +94,13 @@ int place_open_copy(uint32_t number, const struct stoker_entry* entry, int flags
   return -1;
 }
 
-// The daemon looks for changes; what needs a look of the program's own is little.
+// The daemon looks for changes; programs have to look themselves in few cases only.
 static bool is_check_due(const struct stoker_entry* entry) {
   return is_in_doubt(entry) || map_is_other_namespace();
 }
 
-// Tells the daemon when a look at the source showed another file, or was needed for a doubt that
-// the daemon ends by a look of its own; NULL stands for none there.
+// Tells the daemon when a look at the source showed another file, or was needed because of a
+// doubt, which the daemon ends by looking itself; NULL: there is no file.
 static bool report_check(const struct named_file* file, uint32_t number,
                          const struct stoker_entry* entry, const struct stat* status) {
   const bool unchanged = status && map_is_source(entry, status);
@@ -216,7 +216,7 @@ static bool replace(int fd, const struct named_file* file, uint32_t number,
 }
 
 // A file that opened slowly lies far away: the daemon gets it open. A large one it reads by itself,
-// in large requests past the page cache; but not one whose reads go unseen, for those cannot be
+// in large requests past the page cache; but not one whose reads go unseen, because those cannot be
 // served from the copy, and only the page cache keeps the storage from being read twice.
 static bool tell_opened(int fd, const struct stat* status, const struct named_file* file,
                         const struct opening* opening) {
@@ -255,7 +255,7 @@ static void settle_named(int fd, const struct stat* status, const struct named_f
   }
 }
 
-// Apart, for its frame holds a path.
+// A function of its own, because its frame holds a path.
 static __attribute__((noinline)) void settle_unnamed(int fd, const struct stat* status,
                                                      struct opening* opening) {
   char path[PATH_MAX];

@@ -104,7 +104,7 @@ static bool deliver(const struct stoker_request* request, const struct named_fil
                                  .msg_iovlen = 2,
                                  .msg_control = fd >= 0 ? &rights : NULL,
                                  .msg_controllen = fd >= 0 ? sizeof(rights) : 0};
-  // A socket of a moment: one that stayed could be closed or replaced by the program.
+  // A short-lived socket: one kept open could be closed or replaced by the program.
   const int to = (int)syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (to < 0) return false;
   const long sent = syscall(SYS_sendmsg, to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -27,6 +27,6 @@ void count_event(enum counted_event event);
 // is NO_ENTRY in STOKER_OPENED. None of these waits, or keeps errno.
 bool leave_request(enum stoker_request_kind kind, const struct named_file* file, uint32_t entry);
 
-// As leave_request for STOKER_OPENED, but wakes the daemon where its queue has room. The daemon
+// Like leave_request for STOKER_OPENED, but wakes the daemon where its queue has room. The daemon
 // gets a duplicate of `fd`, unless that is -1.
 bool send_opened(const struct named_file* file, int fd);

@@ -19,7 +19,7 @@
 //
 // The daemon's duties, on which the shim relies:
 // - `magic` of either file is written last. Every byte is allocated (posix_fallocate) before it is
-//   published, for a hole in a full tmpfs would be a SIGBUS in the program. Files never shrink.
+//   published, because a hole in a full tmpfs would be a SIGBUS in the program. Files never shrink.
 // - It holds an open-file-description lock of the whole table as long as it lives.
 // - Words marked atomic are written whole: through numpy, or memoryview.cast("I" or "Q"), never by
 //   struct.pack_into("<..."), which writes byte by byte. What they publish is written before them.
@@ -184,7 +184,8 @@ struct stoker_shard {  // 320 bytes
 // is one more than the number of bytes before it since the beginning, then the request and the
 // path. A program claims room by raising `head` (not beyond `tail` plus the ring's size), and
 // writes the stamp last. One that is killed in between holds up the daemon for a second, and what
-// was claimed meanwhile is lost. The daemon believes nothing: a path must have its request's hash.
+// was claimed in the meantime is lost. The daemon believes nothing: a path must have its request's
+// hash.
 struct stoker_ring {
   uint64_t head;  // atomic: bytes ever claimed
   char pad1[56];

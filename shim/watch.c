@@ -1,4 +1,4 @@
-// The calls by which a descriptor's number comes to mean another file.
+// The calls that make a descriptor's number refer to another file.
 #include "watch.h"
 
 #include <errno.h>

@@ -56,11 +56,11 @@ static inline void watch_set(int fd, uint64_t value) {
   if (watch_get(fd) != value) atomic_store_explicit(&watched[fd], value, memory_order_relaxed);
 }
 
-// As watch_set, and WATCH_ALONE.
+// Like watch_set, with WATCH_ALONE.
 void watch_set_alone(int fd, uint64_t value);
 
-// What a number stood for that was closed: to be called afterwards.
+// `watch` is what a number stood for that was closed; call after the close.
 void watch_closed(uint64_t watch);
 
-// To be called when the library is loaded.
+// Call when the library is loaded.
 void watch_forks(void);

@@ -74,7 +74,7 @@ std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
   return at;
 }
 
-// False when what the entry says cannot be: it changed meanwhile, or a disk failed.
+// False when what the entry says is impossible: it changed in the meantime, or a disk failed.
 bool Arena::copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const {
   if (header_->blank) return true;
   std::uint64_t left = length;

@@ -1,4 +1,4 @@
-// Runs of accesses at once, for simulation: the very steps of a store, batch after batch.
+// Runs of accesses at once, for simulation: the same steps as a store takes, batch by batch.
 #include <algorithm>
 #include <memory>
 

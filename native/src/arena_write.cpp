@@ -265,7 +265,7 @@ bool Arena::undo(std::uint32_t id) {
     undone_.push_back(id);
     any_undone_.store(true);
   } catch (const std::bad_alloc&) {
-    // likewise
+    // the same
   }
   return false;
 }

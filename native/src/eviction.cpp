@@ -167,8 +167,8 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
     }
   }
   for (const Victim& kept : aside) take_in(region, kept.id, kept.key);
-  // The next to leave, and those of which one leaves after it: what is known of them arrives
-  // meanwhile.
+  // The next to leave, and the candidates for the one after it: their data is prefetched
+  // in the meantime.
   for (std::uint32_t pos = 0; pos < std::min(5u, members.size()); ++pos) {
     const std::uint32_t next = members.at(pos).id();
     __builtin_prefetch(&entries_[next], 1);
@@ -208,7 +208,7 @@ bool Arena::settled(std::uint32_t region, Heap& members, bool at_once, int& step
   return true;
 }
 
-// Puts what a region counts into its heap. One for which no node is left is freed, for it would be
+// Puts what a region counts into its heap. One for which no node is left is freed, as it would be
 // out of reach of eviction; false.
 bool Arena::take_in(std::uint32_t region, std::uint32_t id, double key) {
   if (heap(region).insert(id, key)) return true;

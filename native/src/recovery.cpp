@@ -1,4 +1,4 @@
-// Rebuilding what is derived from what is true: after a crash, from a file, and to verify.
+// Rebuilds derived state from the entries: after a crash, from a file, and to verify.
 #include <algorithm>
 #include <climits>
 #include <limits>

@@ -20,7 +20,7 @@ std::atomic<std::uint64_t> forks{0};
 // The process id would not do: a grandchild may get its grandparent's.
 const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
 
-/// Blocks every signal in the calling thread while it lives, so that threads started meanwhile
+/// Blocks every signal in the calling thread while it lives, so that threads started in that time
 /// never run the handlers of the program that they serve.
 class SignalsBlocked {
  public:

@@ -443,6 +443,7 @@ def test_users_never_share(monkeypatch, tmp_path, same_directory):
             for folder in (tmp_path, *list(tmp_path.parents)[:2]):
                 folder.chmod(folder.stat().st_mode | 0o011)
             monkeypatch.delenv("STOKER_RUNTIME_DIR")
+            monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
             monkeypatch.setattr("tempfile.tempdir", str(public))
         pipe, end = FORK.Pipe()
         child = FORK.Process(target=as_other_user, args=(end,))

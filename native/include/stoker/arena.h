@@ -134,11 +134,11 @@ class Arena {
   static constexpr std::uint8_t kNowhere = 255;
   // Each sample's region, kNowhere if it is not there; takes no lock.
   void where(Ids ids, std::uint8_t* regions) const;
-  // Which copy of each sample lies in a region: a number that only ever grows for an id, another
-  // for each time the sample comes in; 0 if none lies there. Takes no lock.
+  // Which copy of each sample is in a region: a number that grows each time the sample is put
+  // there again; 0 if it is not there. Takes no lock.
   void copies(Ids ids, std::uint32_t region, std::uint32_t* numbers) const;
-  // The samples in a region, by id. Of a large region, what comes and goes meanwhile may be in it
-  // or not.
+  // The samples in a region, by id. Of a large region, what is added or removed during the call may
+  // or may not be in it.
   std::vector<std::uint32_t> list(std::uint32_t region);
 
   // --- regions ---

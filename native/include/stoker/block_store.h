@@ -49,9 +49,9 @@ std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* d
 class FileBlocks : public BlockStore {
  public:
   // Opens or creates the file for this geometry and holds it under a shared lock, so that no
-  // process rebuilds it meanwhile. One whose maker died before the end is begun again; no other
-  // file is touched. Throws SegmentError (no segment, other geometry, in use) and CapacityError (no
-  // room on the disk).
+  // process rebuilds it in the meantime. One whose maker died before the end is begun again; no
+  // other file is touched. Throws SegmentError (no segment, other geometry, in use) and
+  // CapacityError (no room on the disk).
   FileBlocks(const Header* header, const std::string& path);
   // The file of a segment that was attached. Takes over the descriptor. Throws SegmentError.
   FileBlocks(const Header* header, int descriptor);

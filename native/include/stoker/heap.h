@@ -42,7 +42,7 @@ class Heap {
   void expect_node(std::uint32_t id) const { __builtin_prefetch(&nodes_[index(find(id))], 1); }
   // Adds an id and marks it as the region's; false when the pool of nodes is used up.
   bool push(std::uint32_t id, double key);
-  // Puts an id back at its old place; its own key may have grown meanwhile and stays.
+  // Puts an id back at its old place; its own key may have grown in the meantime and stays.
   bool insert(std::uint32_t id, double key);
   // Takes the node out; the id is in no region then.
   void remove(std::uint32_t pos);

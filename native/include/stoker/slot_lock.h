@@ -17,7 +17,7 @@ class SlotLock {
   SlotLock(std::atomic<std::uint32_t>* word, const Slots& slots) : word_(word), slots_(slots) {}
   Result acquire(std::uint32_t slot, std::int64_t timeout_ns);
   void release();
-  // Takes the lock when a former owner of this very slot died with it.
+  // Takes the lock when a former owner of this slot died with it.
   bool inherit(std::uint32_t slot);
 
  private:
