@@ -22,7 +22,11 @@ from stoker.source.packed import pick
 from stoker.store.arena import Arena
 from stoker.store.tier import Ids, Mask
 
+log = logging.getLogger("stoker.bundles")
+
 _FRESH = 0.5  # seconds for which a look at the whole region holds
+_AHEAD = 4  # packages that lie ready to be loaded
+_HEAD = 64 << 10  # bytes that most heads fit into
 
 
 class Loaded(Enum):
@@ -145,12 +149,6 @@ class PackageLoader:
         """Take back the flags of samples that have left the cache."""
         flagged = self._flags.ids
         self._flags.clear(flagged[~self._arena.contains(flagged)])
-
-
-log = logging.getLogger("stoker.bundles")
-
-_AHEAD = 4  # packages that lie ready to be loaded
-_HEAD = 64 << 10  # bytes that most heads fit into
 
 
 @dataclass(frozen=True, eq=False)

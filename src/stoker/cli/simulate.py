@@ -85,6 +85,7 @@ _OPTIONS = [
     ),
     click.option("--workers", type=click.IntRange(0), default=4, show_default=True),
 ]
+_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def scenario_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -240,9 +241,6 @@ def _conditions(
         decode_seconds=decode,
         workers=workers,
     )
-
-
-_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()

@@ -17,6 +17,8 @@ _COLUMNS = ("<f8", "<i8", "<i8", "<u4")
 """Of a message: values, last steps, observations, ids. The widest first: all are aligned."""
 
 _ROW = sum(np.dtype(column).itemsize for column in _COLUMNS)
+AgreedRescore = Callable[[NDArray[np.uint32]], None]
+"""Has this rank's part of the ids ``u32[m]`` rescored."""
 
 
 class Collective(Protocol):
@@ -85,10 +87,6 @@ def _unpack(message: NDArray[np.uint8]) -> list[NDArray[Any]]:
         columns.append(message[begin:end].view(kind))
         begin = end
     return columns
-
-
-AgreedRescore = Callable[[NDArray[np.uint32]], None]
-"""Has this rank's part of the ids ``u32[m]`` rescored."""
 
 
 class Ended(NamedTuple):

@@ -20,10 +20,24 @@ from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.merged import Merged, kind_of
 from stoker.plan import Plan
 
+LONGEST_NAME = 64
+"""Bytes of a job's name in UTF-8."""
+
 _STALLED = 0.1  # share of the time from which on the loop is said to wait
 _BUSY = 0.9  # share of the time from which on storage is said to be what it waits for
 _NEW_BLOCK = 0.3  # weight of the latest block
 _LEAST = 2  # batches of half a probe, of which the first only starts the clock
+_BLOCK = 20  # batches between two looks at the counters
+_SOON = 1.0  # seconds after which it is looked at the pace
+_NEW = 0.5  # weight of the latest measurement of the pace
+_LAUNCHERS = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "RAY_JOB_ID",
+)
 
 
 class Block(NamedTuple):
@@ -162,21 +176,6 @@ class Probe:
         without = self._times[self.count - 1] - self._times[0]
         with_it = self._times[-1] - self._times[self.count]
         return without / with_it if with_it > 0 else None
-
-
-LONGEST_NAME = 64
-"""Bytes of a job's name in UTF-8."""
-_BLOCK = 20  # batches between two looks at the counters
-_SOON = 1.0  # seconds after which it is looked at the pace
-_NEW = 0.5  # weight of the latest measurement of the pace
-_LAUNCHERS = (
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "RAY_JOB_ID",
-)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir
 
 _NAME = re.compile(r"([0-9a-f]{24})\.(sock|serve|holders)")
+_VERSION = 2
+_PATIENCE = 5.0  # seconds for a holder to take over
+_RESERVING = 0.5e9  # bytes per second, at least, at which another process reserves memory
+_TAKEOVER = 0.2  # seconds between two looks whether the one who answers is gone
 
 
 class RendezvousFiles:
@@ -158,12 +162,6 @@ def _is_at(descriptor: Descriptor, path: Path) -> bool:
 
 def _content(descriptor: Descriptor) -> str:
     return os.pread(descriptor.fileno(), 64, 0).decode("ascii", "replace")
-
-
-_VERSION = 2
-_PATIENCE = 5.0  # seconds for a holder to take over
-_RESERVING = 0.5e9  # bytes per second, at least, at which another process reserves memory
-_TAKEOVER = 0.2  # seconds between two looks whether the one who answers is gone
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,20 @@ Errors = dict[int, SourceError]
 PackedRead = tuple[Bytes, Offsets, Errors]
 """What ``read_packed`` returns: samples, where each begins, an error for each that failed."""
 
+REQUIRED = ("__len__", "sizes", "fingerprint", "read")
+_OPTIONAL = (
+    "sizes_are_exact",
+    "local_identity",
+    "is_private",
+    "is_ready",
+    "name",
+    "read_each",
+    "read_packed",
+    "lanes",
+    "read_one",
+    "close",
+)
+
 
 class Source(Protocol):
     """Where the encoded samples of a data set live; sample ids are ``0 .. len(source) - 1``.
@@ -287,21 +301,6 @@ def without(errors: Errors, data: Bytes, offsets: Offsets) -> PackedRead:
     failed = np.zeros(len(sizes), np.bool_)
     failed[list(errors)] = True
     return data[np.repeat(~failed, sizes)], offsets_of(np.where(failed, 0, sizes)), errors
-
-
-REQUIRED = ("__len__", "sizes", "fingerprint", "read")
-_OPTIONAL = (
-    "sizes_are_exact",
-    "local_identity",
-    "is_private",
-    "is_ready",
-    "name",
-    "read_each",
-    "read_packed",
-    "lanes",
-    "read_one",
-    "close",
-)
 
 
 def as_source(candidate: Any) -> Source:

@@ -23,7 +23,11 @@ from stoker.source.remote.backend import Entry, Why
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Failure, Tally, Wanted, error_of
 
+DAY = 86400.0
+_T = TypeVar("_T")
 _STALE = (Why.NOT_FOUND, None)  # the object is gone, or another one
+_HEADS = 16  # objects of a stored list of keys that are asked after
+_TAIL = 500  # keys at the end of a stored listing that are compared; half a page
 
 
 class KeySource(PackedSource):
@@ -148,12 +152,6 @@ class KeySource(PackedSource):
         """End this process's helper; further reads raise."""
         self._closed = True
         self._client.close()
-
-
-DAY = 86400.0
-_T = TypeVar("_T")
-_HEADS = 16  # objects of a stored list of keys that are asked after
-_TAIL = 500  # keys at the end of a stored listing that are compared; half a page
 
 
 class KeyListing:

@@ -17,6 +17,11 @@ from stoker.errors import ConfigError, UntrustedPlace
 from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir, runtime_dir
 
+_FORM = "=dd"
+_BURST = 0.05  # seconds: what may come at once after a pause
+# Further ahead than this is not a queue but what the clock of an earlier boot has left behind.
+_LONGEST_QUEUE = 3600.0
+
 
 @dataclass(frozen=True)
 class Retry:
@@ -100,12 +105,6 @@ class Pace:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name}={value} is not possible: give more than 0, or None")
-
-
-_FORM = "=dd"
-_BURST = 0.05  # seconds: what may come at once after a pause
-# Further ahead than this is not a queue but what the clock of an earlier boot has left behind.
-_LONGEST_QUEUE = 3600.0
 
 
 @dataclass(frozen=True)

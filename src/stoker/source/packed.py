@@ -17,6 +17,13 @@ Offsets = NDArray[np.int64]
 Buffer = bytes | memoryview
 """One sample's bytes, flat."""
 
+HEADER = struct.Struct("<HQ")
+"""What precedes each part of a sample: ``u16`` length of the name, ``u64`` length of the data.
+
+Name and data follow it. Parts (an image, its label, ...) follow one another, and the sample ends
+with the last of them.
+"""
+
 
 def pack(samples: Sequence[Buffer]) -> tuple[Bytes, Offsets]:
     """Return the samples one after the other as u8[total], and where each begins as i64[n + 1]."""
@@ -75,9 +82,6 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     runs = zip(part[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
     chunks = [parts[number].data[start:end] for number, start, end in runs]
     return Packed(chunks[0] if len(chunks) == 1 else np.concatenate(chunks), offsets)
-
-
-HEADER = struct.Struct("<HQ")
 
 
 def join_parts(parts: Mapping[str, bytes]) -> bytes:

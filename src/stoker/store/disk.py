@@ -26,6 +26,9 @@ MARKER = ".stoker-cache"
 _META, _SEGMENT = "meta.json", "samples.stoker"
 _LEAVING = 2.0  # seconds that helpers of a job may take to end after it
 _OPENING = 10.0  # seconds for another process to finish opening the same directory
+_LEAST_FREE = 1 << 30
+_LEAST_FREE_SHARE = 0.05
+_PATIENCE = 10.0  # seconds for the processes of a job that just ended to let go of the file
 
 
 @dataclass(frozen=True)
@@ -238,11 +241,6 @@ def _size(folder: owned.Folder) -> int:
         status = (folder.inside / _SEGMENT).lstat()
         return status.st_blocks * 512 if status.st_size else 0
     return 0
-
-
-_LEAST_FREE = 1 << 30
-_LEAST_FREE_SHARE = 0.05
-_PATIENCE = 10.0  # seconds for the processes of a job that just ended to let go of the file
 
 
 def open_disk(

@@ -31,6 +31,8 @@ NOWHERE = 255
 Keys = NDArray[np.float64] | None
 """What a policy orders samples by, ``f64[n]``, the smallest leaves first; None: its own order."""
 
+_T = TypeVar("_T")
+
 
 class Tier(Protocol):
     """A place that keeps copies of samples, shared by any number of threads and processes.
@@ -162,9 +164,6 @@ class Pool(Protocol):
     def close(self) -> None:
         """Release it. May be called again."""
         ...
-
-
-_T = TypeVar("_T")
 
 
 class NullTier:

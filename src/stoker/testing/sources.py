@@ -21,6 +21,16 @@ from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, Errors, PackedRead, Source, check_ids, without
 from stoker.source.packed import Bytes, Offsets, offsets_of, unpack
 
+FAULTS = ("unavailable", "not_found", "corrupt", "short", "flip", "stall")
+"""What can happen to a read: three errors by name, a sample that lacks its end, a flipped bit
+(neither is reported), and a long wait."""
+
+_ERRORS: dict[str, tuple[type[SourceError], str]] = {
+    "unavailable": (SourceUnavailable, "the storage did not answer"),
+    "not_found": (SampleNotFound, "it is not there"),
+    "corrupt": (SampleCorrupt, "its bytes cannot be used"),
+}
+
 
 class SlowSource(BaseSource):
     """Another source behind simulated storage; every sample is one request.
@@ -228,17 +238,6 @@ class _Meter:
         free_at = self._free_at.array
         free_at[:] = np.maximum(free_at, now) + seconds
         return float(free_at.max()) if seconds.any() else now
-
-
-FAULTS = ("unavailable", "not_found", "corrupt", "short", "flip", "stall")
-"""What can happen to a read: three errors by name, a sample that lacks its end, a flipped bit
-(neither is reported), and a long wait."""
-
-_ERRORS: dict[str, tuple[type[SourceError], str]] = {
-    "unavailable": (SourceUnavailable, "the storage did not answer"),
-    "not_found": (SampleNotFound, "it is not there"),
-    "corrupt": (SampleCorrupt, "its bytes cannot be used"),
-}
 
 
 class FaultySource(SlowSource):

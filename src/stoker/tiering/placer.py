@@ -27,7 +27,22 @@ from stoker.tiering.table import Table
 from stoker.tiering.tier_dir import Rooms, TierDir
 from stoker.types import FileIdentity
 
+log = logging.getLogger("stoker.tiering")
+
+LARGE = 8 << 20
+"""Bytes above which files are copied apart from the others, and read from a growing copy."""
+
 T = TypeVar("T")
+
+_MOST_ATTEMPTS = 3
+_PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
+_YOUNG = 2.0  # seconds; a later change might not show in the modification time
+_MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
+_LOWEST = 19  # niceness
+_GLANCE = 0.02  # seconds between two checks whether copying may continue
+_LOOKS = 16  # files of an order that are looked at at the same time
+# A tier that cannot take one file may well take others.
+_OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
 
 
 class WorkQueue(Generic[T]):
@@ -112,21 +127,6 @@ class WorkQueue(Generic[T]):
                 if key in self._again:
                     urgency, item = self._again.pop(key)
                     self._push(key, item, urgency)
-
-
-log = logging.getLogger("stoker.tiering")
-
-_MOST_ATTEMPTS = 3
-_PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
-_YOUNG = 2.0  # seconds; a later change might not show in the modification time
-LARGE = 8 << 20
-"""Bytes above which files are copied apart from the others, and read from a growing copy."""
-_MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
-_LOWEST = 19  # niceness
-_GLANCE = 0.02  # seconds between two checks whether copying may continue
-_LOOKS = 16  # files of an order that are looked at at the same time
-# A tier that cannot take one file may well take others.
-_OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
 
 
 class _Stopped(Exception):

@@ -29,8 +29,15 @@ log = logging.getLogger("stoker.tiering")
 MARKER = ".stoker-tier"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
 
+FIRST_REST = 5.0
+"""Seconds of a tier's first pause; doubles with each failure in a row."""
+
 _META, _COPIES, _PARTS, _ORIGINS = "meta.json", "copies", "parts", "origins.db"
 _PART = re.compile(r"[0-9]+")
+# Device and inode numbers may need all 64 bits, and SQLite's integers are signed.
+_IDENTITY, _INODE = struct.Struct("<QQqqq"), struct.Struct("<Q")
+_LONGEST_REST = 600.0
+_IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 class TierDir:
@@ -185,10 +192,6 @@ class Origins:
         self._rows.close()
 
 
-# Device and inode numbers may need all 64 bits, and SQLite's integers are signed.
-_IDENTITY, _INODE = struct.Struct("<QQqqq"), struct.Struct("<Q")
-
-
 def _open_rows(path: Path) -> sqlite3.Connection:
     for file in _files_of_rows(path):  # a planted journal would be played back
         with contextlib.suppress(FileNotFoundError):
@@ -299,12 +302,6 @@ def _errors_named(path: Path) -> Iterator[None]:
             f"tier {str(path)!r} cannot be used ({error.strerror}): "
             "use a directory on a local disk or in memory that you may write"
         ) from error
-
-
-FIRST_REST = 5.0
-"""Seconds of a tier's first pause; doubles with each failure in a row."""
-_LONGEST_REST = 600.0
-_IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 class Room:
