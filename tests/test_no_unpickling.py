@@ -11,6 +11,7 @@ from support.modules import modules
 OWN_PIPE = "an inherited descriptor of the process that started this one"
 ALLOWED = {
     "node/supervised.py": {"pickle.load": OWN_PIPE},
+    "prefetch/mate.py": {"pickle.load": OWN_PIPE},
     "source/remote/helper.py": {
         "pickle.loads": "a socketpair of the helper with the process that started it",
         "Connection.recv_bytes": "bytes; what becomes of them is the line above",
