@@ -164,6 +164,34 @@ class CachedSamples:
         return len(self.dataset)
 
 
+class Counts:
+    """What was counted for one rank: in its store, its stage, and reads that are not training's.
+
+    Called, it returns counts by name for :class:`~stoker.epoch.stats.Stats`; ``aside`` are the
+    samples for such reads, where there are any.
+    """
+
+    def __init__(self, cached: CachedSamples, aside: CachedSamples | None, data_bytes: int) -> None:
+        self.workers = 0
+        """Processes or threads that make batches."""
+        self._cached = cached
+        self._aside = aside
+        self._data_bytes = data_bytes
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the counts of this rank and its workers."""
+        counters = self._cached.store.stats()
+        apart = {} if self._aside is None else self._aside.store.counters.totals()
+        stored = counters["bytes_from_source"] + int(apart.get("bytes_from_source", 0))
+        return {
+            **counters,
+            "bytes_from_source": self._cached.stage.bytes_from_source(stored),
+            "rescored": int(apart.get("accesses", 0)),
+            "data_bytes": self._data_bytes,
+            "workers": self.workers,
+        }
+
+
 OnError = Literal["raise", "skip"] | Callable[[Failure], Any]
 """``"raise"``; ``"skip"``; or a function that is called in the worker and raises, or returns to
 skip the sample."""

@@ -21,7 +21,7 @@ from stoker.epoch.agreement import (
 )
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
 from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.observer import Arrived, Observer, Signals
+from stoker.epoch.observer import Arrived, Followers, Observer, Signals
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Planner
 from stoker.epoch.rank_share import RankShare
@@ -32,7 +32,7 @@ from stoker.epoch.state import OWN_ORDER, Owner, RankState
 from stoker.epoch.stats import Records, Stats
 from stoker.epoch.tracing import Tracer
 from stoker.importance.backward import SelectiveBackward
-from stoker.importance.base import Neighbours, Scorer
+from stoker.importance.base import Scorer
 from stoker.jobs.member import Member
 from stoker.plan import Plan
 from stoker.policy.base import Policy
@@ -111,10 +111,11 @@ class Controller:
         self.share = RankShare(self.planner, ranks, settings, policy, scores)
         """Takes this rank's share of them."""
         follows = settings.is_planned and (settings.needs_scores or self.planner.uses_scores)
+        self._followers = Followers()
         self.observer = Observer(
             scores,
             scorer,
-            _Listener(self),
+            self._followers,
             backward=backward,
             seed=settings.seed,
             needed=follows,
@@ -141,6 +142,7 @@ class Controller:
     def open(self, opened: Opened) -> None:
         """Run epochs on ``opened`` from now on; to be called once, before the first of them."""
         self._opened = opened
+        self._followers.open(opened.cache, opened.tracer)
         opened.cache.resume(self._accesses)
 
     @property
@@ -453,37 +455,3 @@ class Controller:
         else:
             return None
         return np.concatenate([planner.served(start), since])
-
-
-class _Listener:
-    """Passes on what becomes of batches: to the cache that follows scores, and to the trace."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def observed(
-        self,
-        ids: NDArray[np.uint32],
-        losses: NDArray[np.float64],
-        token: int | None = None,
-        epoch: int | None = None,
-    ) -> None:
-        opened = self._controller.opened
-        if opened is not None and opened.tracer is not None:
-            opened.tracer.observed(ids, losses, token, epoch)
-
-    def scored(
-        self,
-        ids: NDArray[np.uint32],
-        neighbours: Neighbours | None,
-        scores: Scores,
-        epoch: int | None = None,
-    ) -> None:
-        opened = self._controller.opened
-        if opened is None:
-            return
-        if epoch is None and opened.cache.follows_scores:
-            opened.cache.follow(ids, neighbours, scores)
-        if opened.tracer is not None:
-            is_aside = epoch is not None
-            opened.tracer.scored(ids, scores.values[ids], neighbours, is_aside, epoch)

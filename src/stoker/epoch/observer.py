@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import ServedBatch, Use
+from stoker.epoch.placing import EpochCache
+from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError, warn_caller
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
@@ -77,6 +79,43 @@ class Listener(Protocol):
     ) -> None:
         """Take samples ``u32[n]`` that have new scores; with ``epoch`` they are not training's."""
         ...
+
+
+class Followers:
+    """Those who follow what becomes of batches: a cache that follows scores, and a trace."""
+
+    def __init__(self) -> None:
+        self._cache: EpochCache | None = None
+        self._tracer: Tracer | None = None
+
+    def open(self, cache: EpochCache, tracer: Tracer | None) -> None:
+        """Tell them from now on."""
+        self._cache, self._tracer = cache, tracer
+
+    def observed(
+        self,
+        ids: Ids,
+        losses: NDArray[np.float64],
+        token: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Pass on losses; see :class:`Listener`."""
+        if self._tracer is not None:
+            self._tracer.observed(ids, losses, token, epoch)
+
+    def scored(
+        self,
+        ids: Ids,
+        neighbours: Neighbours | None,
+        scores: Scores,
+        epoch: int | None = None,
+    ) -> None:
+        """Pass on new scores; see :class:`Listener`."""
+        is_aside = epoch is not None
+        if self._cache is not None and self._cache.follows_scores and not is_aside:
+            self._cache.follow(ids, neighbours, scores)
+        if self._tracer is not None:
+            self._tracer.scored(ids, scores.values[ids], neighbours, is_aside, epoch)
 
 
 class _Underway(NamedTuple):

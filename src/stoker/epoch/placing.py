@@ -14,13 +14,13 @@ from stoker.importance.base import Neighbours
 from stoker.jobs.member import Member
 from stoker.jobs.merged import Merged
 from stoker.plan import Plan
+from stoker.policy.base import Policy
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
-from stoker.recipes.cache import follow
 from stoker.scores import Scores
 from stoker.store.claims import Claims
 from stoker.store.store import Store
-from stoker.store.tier import NOWHERE, GuardedTier
+from stoker.store.tier import NOWHERE, GuardedTier, Ids, RegionTier
 
 _NONE = np.empty(0, np.uint32)
 
@@ -94,6 +94,27 @@ class EpochCache(ABC):
     def stats(self) -> dict[str, Any]:
         """Return counts for :class:`~stoker.epoch.stats.Stats`, by name."""
         return {}
+
+
+def follow(
+    policy: Policy,
+    plan: Plan | None,
+    store: Store,
+    tier: RegionTier,
+    ids: Ids,
+    neighbours: Neighbours | None,
+    scores: Scores,
+) -> None:
+    """Give samples ``ids`` that have just been scored their new keys in ``tier``.
+
+    The one with most neighbours serves for them from now on, where the recipe says so.
+    """
+    keys = policy.keys(ids, scores, plan, None)
+    if keys is not None:
+        tier.set_keys(ids, keys)
+    if neighbours is not None:
+        found = neighbours
+        store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
 
 
 class Placing(EpochCache):

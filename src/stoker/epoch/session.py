@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
-from stoker.epoch.cached import CachedSamples
+from stoker.epoch.cached import CachedSamples, Counts
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
@@ -108,7 +108,8 @@ class Session:
         self._placing: Placing | None = None
         self._ahead: ReadAhead | None = None
         self._tracer: Tracer | None = None
-        self._iterations = self._workers = 0
+        self._counts: Counts | None = None
+        self._iterations = 0
         if self._trace is not None:
             check_continues(self._trace, self._identity())
 
@@ -158,9 +159,9 @@ class Session:
         self.controller.observer.scorer.cache_holds(setup.cache_samples(count))
         if self._rescores:
             self.aside = cached.aside()
-        counters = partial(self._counters, cached)
+        self._counts = Counts(cached, self.aside, setup.data_bytes)
         self.controller.open(
-            Opened(self._placing, counters, self._ahead, setup.member, self._tracer)
+            Opened(self._placing, self._counts, self._ahead, setup.member, self._tracer)
         )
         log.info(setup.describe(cached))
         return cached
@@ -204,8 +205,8 @@ class Session:
         ``own`` yields the batches of a sampler of the user's. Raises as
         :meth:`Controller.begin` does.
         """
-        assert self.cached is not None, "open() comes first"
-        self._workers = workers
+        assert self.cached is not None and self._counts is not None, "open() comes first"
+        self._counts.workers = workers
         begun = self.controller.begin(self._run(workers), rescore)
         self.requests.begin(
             self._next_token(),
@@ -342,19 +343,6 @@ class Session:
             "epochs": self._epochs.epochs,
             "cache_bytes": self.setup.capacity,
             "data_bytes": self.setup.data_bytes,
-        }
-
-    def _counters(self, cached: CachedSamples) -> dict[str, Any]:
-        """Return the counts of this rank and its workers."""
-        counters = cached.store.stats()
-        apart = {} if self.aside is None else self.aside.store.counters.totals()
-        stored = counters["bytes_from_source"] + int(apart.get("bytes_from_source", 0))
-        return {
-            **counters,
-            "bytes_from_source": cached.stage.bytes_from_source(stored),
-            "rescored": int(apart.get("accesses", 0)),
-            "data_bytes": self.setup.data_bytes,
-            "workers": self._workers,
         }
 
 

@@ -31,8 +31,13 @@ class Samples:
     image_transform: ImageTransform | None = None
     """What comes before :meth:`finish` and, if it decodes, in the place of :meth:`decode`."""
 
-    def __init__(self, source: Source) -> None:
+    own_form: str | None = None
+    """What identifies to other jobs how :meth:`decode` works without code of the user's; None: they
+    cannot know."""
+
+    def __init__(self, source: Source, decode: Decode | None = None) -> None:
         self.source = source
+        self._decode = decode
 
     @property
     def is_random(self) -> bool:
@@ -42,14 +47,25 @@ class Samples:
     @property
     def decode_name(self) -> str | None:
         """What identifies :meth:`decode` to other jobs; None where it is code of the user's."""
-        return None
+        return self.own_form if self._decode is None else None
 
     def decode(self, data: memoryview) -> Any:
         """Return what the transforms work on, from its bytes; the same every time.
 
-        Raises :class:`~stoker.errors.SampleCorrupt`.
+        That is what the user's function returns for them; without one, the bytes. Raises
+        :class:`~stoker.errors.SampleCorrupt`, whatever the function raises.
         """
-        raise NotImplementedError
+        raw = bytes(data)
+        if self._decode is None:
+            return raw
+        try:
+            return self._decode(raw)
+        except SampleCorrupt:
+            raise
+        except Exception as error:
+            raise SampleCorrupt(
+                f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
+            ) from error
 
     def image(self, data: memoryview) -> Any:
         """Return what :attr:`image_transform` takes, encoded or decoded; raises as decode."""
@@ -72,18 +88,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-def call_decode(decode: Decode, raw: bytes) -> Any:
-    """Return ``decode(raw)``; whatever it raises becomes SampleCorrupt."""
-    try:
-        return decode(raw)
-    except SampleCorrupt:
-        raise
-    except Exception as error:
-        raise SampleCorrupt(
-            f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
-        ) from error
 
 
 _PROBES = 32  # samples decoded to learn how large decoded ones are

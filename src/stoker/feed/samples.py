@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.stage import Decode, Samples, call_decode
+from stoker.epoch.stage import Decode, Samples
 from stoker.errors import ConfigError
 from stoker.images import ImageTransform
 from stoker.source.base import Source, as_source
@@ -38,20 +38,13 @@ class FeedSamples(Samples):
         self._decodes_images = decode is None and isinstance(source, str | Path)
         if isinstance(source, str | Path):
             folder = open_image_folder(source)
-            super().__init__(folder)
+            super().__init__(folder, decode)
             targets = folder.targets if targets is None else targets
         else:
-            super().__init__(as_source(source))
-        self._decode = decode
+            super().__init__(as_source(source), decode)
+        self.own_form = "rgb" if self._decodes_images else "bytes"
         self.targets = None if targets is None else _checked(targets, len(self))
         """``[N, ...]``, or None."""
-
-    @property
-    def decode_name(self) -> str | None:
-        """What identifies the decoder to other jobs; None where it is code of the user's."""
-        if self._decodes_images:
-            return "rgb"
-        return "bytes" if self._decode is None else None
 
     def decode(self, data: memoryview) -> Any:
         """Return the decoded sample, or the bytes where there is no decoder."""
@@ -59,8 +52,7 @@ class FeedSamples(Samples):
             from stoker.images import decode_image
 
             return decode_image(data)
-        raw = bytes(data)
-        return raw if self._decode is None else call_decode(self._decode, raw)
+        return super().decode(data)
 
     def image(self, data: memoryview) -> Any:
         """Return the bytes, or what ``decode`` makes of them."""

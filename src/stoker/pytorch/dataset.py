@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stoker.epoch.settings import Population
-from stoker.epoch.stage import Decode, Samples, call_decode
+from stoker.epoch.stage import Decode, Samples
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import EncodedImage, decode_image, split, to_pil
 from stoker.shared import SharedArray
@@ -112,6 +112,8 @@ class SampleDataset(TransformedDataset):
     Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source.
     """
 
+    own_form = "bytes"
+
     def __init__(
         self,
         source: Source,
@@ -119,9 +121,8 @@ class SampleDataset(TransformedDataset):
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
-        super().__init__(as_source(source))
+        super().__init__(as_source(source), decode)
         self.transform = transform
-        self._decode = decode
         self._targets = None if targets is None else _shared_targets(targets, len(source))
 
     @property
@@ -133,16 +134,6 @@ class SampleDataset(TransformedDataset):
     def is_random(self) -> bool:
         """Whether there is a transform that may draw random numbers of the process."""
         return self._then is not None
-
-    @property
-    def decode_name(self) -> str | None:
-        """What identifies the decoder to other jobs; None where it is code of the user's."""
-        return "bytes" if self._decode is None else None
-
-    def decode(self, data: memoryview) -> Any:
-        """Return ``decode`` of the bytes, or the bytes; see :meth:`SourceDataset.decode`."""
-        raw = bytes(data)
-        return raw if self._decode is None else call_decode(self._decode, raw)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the transformed sample, with its target if there are targets."""
@@ -173,6 +164,7 @@ class ImageFolder(TransformedDataset):
     when the storage does not answer.
     """
 
+    own_form = "rgb"
     source: ImageFolderSource | ImagePrefixSource
 
     def __init__(
@@ -205,11 +197,10 @@ class ImageFolder(TransformedDataset):
                 f"{' and '.join(options)} have no meaning for the directory root={str(root)!r}: "
                 "leave them out, or give an address like s3://bucket/train"
             )
-        super().__init__(open_image_folder(root, **options))
+        super().__init__(open_image_folder(root, **options), decode)
         self.root = str(root)
         self.transform = transform
         self.target_transform = target_transform
-        self._decode = decode
         self._max_pixels = max_pixels
         self._as_pil = output == "pil" and decode is None
         self._targets = self.source.targets
@@ -242,16 +233,11 @@ class ImageFolder(TransformedDataset):
         """Whether there is a transform that may draw random numbers of the process."""
         return self._then is not None or self.target_transform is not None
 
-    @property
-    def decode_name(self) -> str | None:
-        """What identifies the decoder to other jobs; None where it is code of the user's."""
-        return "rgb" if self._decode is None else None
-
     def decode(self, data: memoryview) -> Any:
         """Return the pixels, ``u8[height, width, 3]``, or what ``decode=`` makes of the bytes."""
         if self._decode is None:
             return decode_image(data, self._max_pixels)
-        return call_decode(self._decode, bytes(data))
+        return super().decode(data)
 
     def image(self, data: memoryview) -> Any:
         """Return the encoded image, or what ``decode=`` makes of the bytes."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from stoker.epoch.batch import ServedBatch
-from stoker.epoch.observer import Observer
+from stoker.epoch.observer import Arrived, Observer
 from stoker.errors import ConfigError
 from stoker.importance.base import Signal
 from stoker.pytorch.knn import search_on
@@ -37,7 +37,8 @@ class TensorObserver:
         signals = shown.signals(self._observer.scorer.needs, len(batch))
         self._check_dimension(signals.get("embeddings"))
         self._device = next(iter(signals.values())).device
-        self._observer.add(batch, start_copy(signals), began)
+        copy = start_copy(signals)
+        self._observer.add(batch, Arrived(copy.arrays()) if copy.has_arrived else copy, began)
 
     def rescore(self, meta: ServedBatch, losses: Any) -> None:
         """Have a batch that is none of training's scored by its losses ``[n]``."""

@@ -1,4 +1,4 @@
-"""What a cache needs besides a policy: the tables of a recipe, its shares, and keys that follow.
+"""What a cache needs besides a policy: the tables of a recipe, and its shares.
 
 The Loader and the simulator both build their caches by this.
 """
@@ -13,18 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.importance.base import Neighbours
-from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
-from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.store.claims import Claims
 from stoker.store.store import Store
 from stoker.store.substitutes import StandIns
-from stoker.store.tier import Ids, RegionTier
+from stoker.store.tier import RegionTier
 
 
 def make_store(
@@ -92,24 +89,3 @@ def fit(
     least = packaging.least_region_bytes(sizes)
     divided = shares.for_cache(capacity, least)
     return Fitted(recipe, shares, 0) if divided is None else Fitted(recipe, divided, least)
-
-
-def follow(
-    policy: Policy,
-    plan: Plan | None,
-    store: Store,
-    tier: RegionTier,
-    ids: Ids,
-    neighbours: Neighbours | None,
-    scores: Scores,
-) -> None:
-    """Give samples ``ids`` that have just been scored their new keys in ``tier``.
-
-    The one with most neighbours serves for them from now on, where the recipe says so.
-    """
-    keys = policy.keys(ids, scores, plan, None)
-    if keys is not None:
-        tier.set_keys(ids, keys)
-    if neighbours is not None:
-        found = neighbours
-        store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
+from stoker.scores import Scores
 
 
 def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
@@ -95,3 +96,15 @@ def repeat_share(counts: ArrayLike) -> float:
     n = np.asarray(counts)
     total = int(n.sum())
     return 1 - int((n > 0).sum()) / total if total else 0.0
+
+
+def scores_or_median(scores: Scores) -> NDArray[np.float64]:
+    """Return f64[N], the scores, none below 0; a sample not seen yet has the median of the others.
+
+    So unseen samples are visited as often as the typical one. All zero, which gives nothing to
+    draw by, becomes all one.
+    """
+    seen = scores.seen > 0
+    values = np.where(seen, np.maximum(scores.values, 0.0), np.median(scores.values[seen]))
+    np.maximum(values, 0.0, out=values)
+    return values if values.any() else np.ones(len(values))

@@ -143,15 +143,3 @@ def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
 def has_evidence(scores: Scores) -> bool:
     """Whether there is something to draw by: a sample seen, and a scorer that is ready."""
     return scores.ready and bool(scores.seen.any())
-
-
-def scores_or_median(scores: Scores) -> NDArray[np.float64]:
-    """Return f64[N], the scores, none below 0; a sample not seen yet has the median of the others.
-
-    So unseen samples are visited as often as the typical one. All zero, which gives nothing to
-    draw by, becomes all one.
-    """
-    seen = scores.seen > 0
-    values = np.where(seen, np.maximum(scores.values, 0.0), np.median(scores.values[seen]))
-    np.maximum(values, 0.0, out=values)
-    return values if values.any() else np.ones(len(values))

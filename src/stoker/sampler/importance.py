@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.draws import annealed_from, generator, systematic_visits
+from stoker.sampler.draws import annealed_from, generator, scores_or_median, systematic_visits
 from stoker.sampler.epoch import (
     Draw,
     EpochSampler,
     expected,
     has_evidence,
-    scores_or_median,
 )
 from stoker.sampler.uniform import super_epoch
 from stoker.scores import Scores

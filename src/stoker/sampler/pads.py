@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.epoch import Draw, EpochSampler, scores_or_median
+from stoker.sampler.draws import scores_or_median
+from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.scores import Scores
 
 

@@ -17,7 +17,7 @@ from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
-from stoker.epoch.placing import EpochCache
+from stoker.epoch.placing import EpochCache, follow
 from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
@@ -25,7 +25,7 @@ from stoker.node.memory_limits import read_memory
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
-from stoker.recipes.cache import fit, follow, make_store
+from stoker.recipes.cache import fit, make_store
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
