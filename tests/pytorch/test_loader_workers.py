@@ -84,8 +84,8 @@ def test_close_in_the_middle_ends_the_workers(image_root: Path) -> None:
     loader = Loader(images(image_root), batch_size=4, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    assert loader._engine.inner is not None and loader._engine.inner._iterator is not None
-    workers = loader._engine.inner._iterator._workers
+    assert loader._torch.inner is not None and loader._torch.inner._iterator is not None
+    workers = loader._torch.inner._iterator._workers
     loader.close()
     for worker in workers:
         worker.join(60)

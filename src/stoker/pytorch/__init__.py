@@ -2,7 +2,7 @@
 
 The only part of Stoker that is written for torch. The arrow of one batch::
 
-    Loader -> Engine -> RequestSampler -> [worker: BatchServer -> CachedSamples -> Store]
+    Loader -> TorchSession -> RequestSampler -> [worker: BatchServer -> CachedSamples -> Store]
                  |                                      |
              Controller <------- Envelope <-------------'
                  |  '-> LoaderIterator -> training loop -> observe -> TensorObserver

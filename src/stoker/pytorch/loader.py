@@ -20,19 +20,16 @@ from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, recipe_of
 from stoker.epoch.setup import CacheSetup
-from stoker.epoch.state import RankState
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
 from stoker.pytorch.meta import Meta
 from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
 from stoker.pytorch.torch_session import (
-    Engine,
     LoaderIterator,
     PlanSampler,
     Rescore,
-    array_of,
-    tensor_of,
+    TorchSession,
 )
 from stoker.recipes.base import Recipe
 
@@ -134,7 +131,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             rescore=rescore,
             trace=trace,
         )
-        self._engine = Engine(
+        self._torch = TorchSession(
             self._session,
             ranks,
             on_error,
@@ -162,8 +159,8 @@ class Loader(FrontEnd, DataLoader[Any]):
         """Begin the next epoch; one that was not finished counts as used up."""
         self._check_open()
         self._session.controller.end()
-        self._session.open(self._engine.readers(self))
-        iterator = LoaderIterator(self._engine, self)
+        self._session.open(self._torch.readers(self))
+        iterator = LoaderIterator(self._torch, self)
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -179,8 +176,8 @@ class Loader(FrontEnd, DataLoader[Any]):
         controller = self._session.controller
         walk = controller.walk
         if walk is None:
-            return self._engine.batches_from(self, controller.share.coming)
-        return walk.start.steps + self._engine.batches_from(self, walk.start)
+            return self._torch.batches_from(self, controller.share.coming)
+        return walk.start.steps + self._torch.batches_from(self, walk.start)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
@@ -198,7 +195,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         """
         if self._is_planned:
             return super().total_steps()
-        return self._engine.batches_from(self, Cursor()) * self._known_epochs()
+        return self._torch.batches_from(self, Cursor()) * self._known_epochs()
 
     # --- losses ---
 
@@ -228,12 +225,12 @@ class Loader(FrontEnd, DataLoader[Any]):
         before.
         """
         self._check_open()
-        self._engine.observer.observe(Shown(losses, logits, labels, embeddings), meta)
+        self._torch.observer.observe(Shown(losses, logits, labels, embeddings), meta)
 
     @property
     def returns_meta(self) -> bool:
         """Whether each batch carries its Meta."""
-        return self._engine.returns_meta
+        return self._torch.returns_meta
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -251,7 +248,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         losses observed last lay. ConfigError when several batches are unobserved, as it is then
         unclear which one is meant: use ``meta.weights``.
         """
-        return self._engine.observer.weights()
+        return self._torch.observer.weights()
 
     @property
     def last_ids(self) -> NDArray[np.uint32]:
@@ -277,7 +274,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         batches come out of order (``in_order=False``).
         """
         self._check_open()
-        return self._engine.save(self).to_dict(tensor_of)
+        return self._torch.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume where the loader that gave this state was: with the samples not yet handed out.
@@ -295,9 +292,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         raises it where the states that ranks loaded do not say together what was really served.
         """
         self._check_open()
-        state = RankState.from_dict(state_dict, array_of)
-        self._engine.restore(self, state)
-        self._tell_epoch(state.cursor.epoch)
+        self._tell_epoch(self._torch.restore(self, state_dict))
 
     def __repr__(self) -> str:
         return (
@@ -324,8 +319,8 @@ class Loader(FrontEnd, DataLoader[Any]):
         iterator = None if self._running is None else self._running()
         if iterator is not None:
             iterator.stop()
-        self._engine.stop_threads()
-        self._engine.inner = None
+        self._torch.stop_threads()
+        self._torch.inner = None
 
     def _last(self) -> ServedBatch:
         last = self._session.controller.observer.last

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 
-class Engine:
+class TorchSession:
     """Feeds torch's workers the epochs that ``session`` takes them through.
 
     ``outer``, where a method takes it, is the user's loader, whose workers, collate function and
@@ -114,7 +114,7 @@ class Engine:
         """Close the books of the epoch in progress, if there is one."""
         self._session.controller.end()
 
-    def save(self, outer: DataLoader[Any]) -> RankState:
+    def save(self, outer: DataLoader[Any]) -> dict[str, Any]:
         """Return the state of this rank; see ``Loader.state_dict``."""
         walk = self._session.controller.walk
         if walk is not None and outer.num_workers > 1 and not getattr(outer, "in_order", True):
@@ -125,13 +125,16 @@ class Engine:
         generator = self._generator_began
         if walk is None and outer.generator is not None:
             generator = outer.generator.get_state()
-        return self._session.save(None if generator is None else generator.numpy())
+        state = self._session.save(None if generator is None else generator.numpy())
+        return state.to_dict(tensor_of)
 
-    def restore(self, outer: DataLoader[Any], state: RankState) -> None:
-        """Continue from a state that is this loader's; see ``Loader.load_state_dict``."""
+    def restore(self, outer: DataLoader[Any], saved: Mapping[str, Any]) -> int:
+        """Continue from a state, and return its epoch; see ``Loader.load_state_dict``."""
+        state = RankState.from_dict(saved, array_of)
         self._session.restore(state)
         if outer.generator is not None and state.generator is not None:
             outer.generator.set_state(torch.from_numpy(state.generator))
+        return state.cursor.epoch
 
     def stop_threads(self) -> None:
         """Wait for the threads that make batches, if there are any; the epoch ends for them."""
@@ -295,10 +298,10 @@ class LoaderIterator:
     Lightning tells it only then when it resumes.
     """
 
-    def __init__(self, engine: Engine, loader: DataLoader[Any]) -> None:
-        self._engine, self._loader = engine, loader
+    def __init__(self, session: TorchSession, loader: DataLoader[Any]) -> None:
+        self._session, self._loader = session, loader
         self._envelopes: Iterator[Envelope] | None
-        self._envelopes, self._walk = engine.begin_epoch(loader)
+        self._envelopes, self._walk = session.begin_epoch(loader)
         self._is_fresh = True
 
     def __iter__(self) -> LoaderIterator:
@@ -306,7 +309,7 @@ class LoaderIterator:
 
     def __len__(self) -> int:
         """Batches that this iterator gives in all."""
-        return self._engine.batches_from(self._loader, self._walk.start)
+        return self._session.batches_from(self._loader, self._walk.start)
 
     def __next__(self) -> Any:
         if self._envelopes is None:
@@ -315,12 +318,12 @@ class LoaderIterator:
         try:
             envelope = next(self._directed(self._envelopes))
         except StopIteration:
-            self._engine.end_epoch()
+            self._session.end_epoch()
             raise
         finally:
             waited = time.perf_counter() - begin
-            self._engine.add_stall(waited, min(waited, time.thread_time() - computed))
-        batch = self._engine.receive(envelope)
+            self._session.add_stall(waited, min(waited, time.thread_time() - computed))
+        batch = self._session.receive(envelope)
         self._walk.step(len(envelope.meta))
         return batch
 
@@ -335,10 +338,10 @@ class LoaderIterator:
 
     def _directed(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
         """Return the batches, begun again if they are not those of the epoch that is wanted."""
-        if self._is_fresh and self._engine.is_redirected(self._walk):
+        if self._is_fresh and self._session.is_redirected(self._walk):
             if not self._loader.persistent_workers:
                 self.stop()
-            envelopes, self._walk = self._engine.begin_epoch(self._loader)
+            envelopes, self._walk = self._session.begin_epoch(self._loader)
             self._envelopes = envelopes
         self._is_fresh = False
         return envelopes
