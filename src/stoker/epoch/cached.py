@@ -13,6 +13,7 @@ from stoker.epoch.batch import Failure, Request
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas
+from stoker.prefetch.progress import Progress
 from stoker.store.claims import ASIDE, Served, Turns
 from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
@@ -266,3 +267,60 @@ class Replacer:
             if not fetched.errors:
                 return int(fetched.ids[0]), fetched.decoded[0]
         raise error
+
+
+class ServedRequest(NamedTuple):
+    """What came of a Request."""
+
+    fetched: Fetched
+    """Without errors."""
+    failures: tuple[Failure, ...]
+    """What had to be replaced."""
+    missed: NDArray[np.uint32] | None
+    """``u32[m]``, samples asked for that were not cached; None where that does not matter."""
+
+
+class RequestServer:
+    """Serves Requests: through the cache, past it, or apart from training, as each one says.
+
+    ``bare`` are the samples without the cache, ``aside`` those for reads that are not training's,
+    where there are any; ``progress`` is told of training's. In any thread or worker process.
+    """
+
+    def __init__(
+        self,
+        cached: CachedSamples,
+        on_error: OnError,
+        progress: Progress | None = None,
+        aside: CachedSamples | None = None,
+        bare: CachedSamples | None = None,
+    ) -> None:
+        self.cached = cached
+        """The samples through the cache."""
+        self._progress = progress
+        self._own = Replacer(cached, on_error)
+        self._aside = Replacer(aside or cached, on_error)
+        self._bare = Replacer(bare or cached, on_error)
+
+    def serve(self, request: Request, seeds: list[int]) -> ServedRequest:
+        """Return the samples of ``request``; see :meth:`Replacer.fetch`."""
+        replacer = self._bare if request.is_bare else self._own
+        fetched, failures = self._noted(
+            self._aside if request.is_aside else replacer, request, seeds
+        )
+        missed = None
+        if self.cached.store.packaged is not None:
+            missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
+        return ServedRequest(fetched, failures, missed)
+
+    def _noted(
+        self, replacer: Replacer, request: Request, seeds: list[int]
+    ) -> tuple[Fetched, tuple[Failure, ...]]:
+        """Fetch, and say so to the prefetch process if it is for training."""
+        if self._progress is None or request.is_aside:
+            return replacer.fetch(request, seeds)
+        self._progress.start(request.epoch, request.first, len(request.ids))
+        try:
+            return replacer.fetch(request, seeds)
+        finally:
+            self._progress.finish(request.epoch, request.first, len(request.ids))

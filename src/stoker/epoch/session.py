@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
-from stoker.epoch.cached import CachedSamples, Counts
+from stoker.epoch.cached import CachedSamples, Counts, OnError, RequestServer
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
@@ -31,7 +31,6 @@ from stoker.importance.base import as_scorer
 from stoker.jobs.board import JobTable
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
-from stoker.prefetch.progress import Progress
 from stoker.recipes.base import uniform
 from stoker.scores import Scores
 from stoker.source.base import Source
@@ -100,8 +99,7 @@ class Session:
         """The batches of the epoch in progress."""
         self.cached: CachedSamples | None = None
         """The samples through the cache, once it is open."""
-        self.aside: CachedSamples | None = None
-        """The same for batches that are none of training's, where there are any."""
+        self._aside: CachedSamples | None = None  # for batches that are none of training's
         self._epochs, self._trace = epochs, trace_path(trace)
         self._ranks, self._network = ranks, network
         self._rescores = rescore is not None
@@ -158,23 +156,20 @@ class Session:
         count = 1 if planner.locality is None else planner.locality.nodes.count
         self.controller.observer.scorer.cache_holds(setup.cache_samples(count))
         if self._rescores:
-            self.aside = cached.aside()
-        self._counts = Counts(cached, self.aside, setup.data_bytes)
+            self._aside = cached.aside()
+        self._counts = Counts(cached, self._aside, setup.data_bytes)
         self.controller.open(
             Opened(self._placing, self._counts, self._ahead, setup.member, self._tracer)
         )
         log.info(setup.describe(cached))
         return cached
 
-    @property
-    def progress(self) -> Progress | None:
-        """Where workers say how far they are, if samples are read ahead for them."""
-        return None if self._ahead is None else self._ahead.progress
-
-    def past_the_cache(self) -> CachedSamples | None:
-        """Return the samples without the cache, if what it is worth is to be measured."""
-        is_probed = self.cached is not None and self.setup.cache.sharing.probe
-        return self.cached.past_the_cache() if is_probed and self.cached is not None else None
+    def server(self, on_error: OnError) -> RequestServer:
+        """Return what serves :attr:`requests`, for threads or for worker processes."""
+        assert self.cached is not None, "open() comes first"
+        progress = None if self._ahead is None else self._ahead.progress
+        bare = self.cached.past_the_cache() if self.setup.cache.sharing.probe else None
+        return RequestServer(self.cached, on_error, progress, self._aside, bare)
 
     def close(self) -> None:
         """Let go of prefetch and cache. May be called again."""

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.epoch.agreement import Alone, Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cache import Cache, Size, as_cache
-from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer, check_on_error
+from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, Population, recipe_of
@@ -29,7 +29,6 @@ from stoker.feed.signals import Shown
 from stoker.images import split
 from stoker.recipes.base import Recipe
 from stoker.source.base import Source
-from stoker.types import Outcome
 
 _REST_STREAM = 0x7265737400000000  # keeps further transforms apart from the image transform
 
@@ -118,9 +117,10 @@ class Feed(FrontEnd):
         self._check_open()
         self._stop()
         self._controller.end()
-        cached = self._session.open(self._threads)
-        self._session.begin(self._threads, self._rescorer(cached))
-        serve = partial(self._serve, self._replacers(cached))
+        self._session.open(self._threads)
+        server = self._session.server(self._on_error)
+        self._session.begin(self._threads, self._rescorer(server))
+        serve = partial(self._serve, server)
         served = in_order(serve, iter(self._session.requests), self._threads, self._ready)
         self._running = self._epoch(served)
         return self._running
@@ -236,30 +236,12 @@ class Feed(FrontEnd):
         finally:
             served.close()  # type: ignore[attr-defined]
 
-    def _replacers(self, cached: CachedSamples) -> dict[str, Replacer]:
-        session = self._session
-        own = Replacer(cached, self._on_error)
-        bare, aside = session.past_the_cache(), session.aside
-        return {
-            "own": own,
-            "bare": own if bare is None else Replacer(bare, self._on_error),
-            "aside": own if aside is None else Replacer(aside, self._on_error),
-        }
-
     def _serve(
-        self, replacers: Mapping[str, Replacer], request: Request
+        self, server: RequestServer, request: Request
     ) -> tuple[Batch, tuple[Failure, ...], NDArray[np.uint32] | None]:
         """Return a batch, the failures in it, and what was missed; called by the threads."""
-        progress = None if request.is_aside else self._session.progress
-        which = "aside" if request.is_aside else "bare" if request.is_bare else "own"
         seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
-        if progress is not None:
-            progress.start(request.epoch, request.first, len(request.ids))
-        try:
-            fetched, failures = replacers[which].fetch(request, seeds)
-        finally:
-            if progress is not None:
-                progress.finish(request.epoch, request.first, len(request.ids))
+        fetched, failures, missed = server.serve(request, seeds)
         targets = self._samples.targets
         batch = Batch(
             token=request.token,
@@ -271,9 +253,6 @@ class Feed(FrontEnd):
             data=self._finished(fetched, seeds),
             targets=None if targets is None else targets[fetched.ids],
         )
-        missed = None
-        if self._session.cached is not None and self._session.cached.store.packaged is not None:
-            missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
         return batch, failures, missed
 
     def _finished(self, fetched: Fetched, seeds: list[int]) -> Any:
@@ -286,7 +265,7 @@ class Feed(FrontEnd):
         pairs = zip(fetched.decoded, rngs, strict=True)
         return stacked([self._transform(*pair) for pair in pairs])
 
-    def _rescorer(self, cached: CachedSamples) -> Callable[[NDArray[np.uint32], int], None] | None:
+    def _rescorer(self, server: RequestServer) -> Callable[[NDArray[np.uint32], int], None] | None:
         """Return what has samples scored again by the user's function, if there is one."""
         rescore, session = self._rescore, self._session
         if rescore is None:
@@ -294,7 +273,7 @@ class Feed(FrontEnd):
 
         def run(ids: NDArray[np.uint32], epoch: int) -> None:
             session.begin_aside(ids, epoch)
-            serve = partial(self._serve, self._replacers(cached))
+            serve = partial(self._serve, server)
             for batch, _, _ in in_order(serve, iter(session.requests), self._threads, self._ready):
                 signals = Shown(rescore(batch)).signals(frozenset(), len(batch))
                 self._controller.observer.rescore(batch.ids, batch.epoch, signals)

@@ -18,23 +18,20 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from stoker.epoch.batch import Failure, Request, sample_seeds
-from stoker.epoch.cached import CachedSamples, Fetched, OnError, Replacer
-from stoker.prefetch.progress import Progress
+from stoker.epoch.batch import Request, sample_seeds
+from stoker.epoch.cached import RequestServer, ServedRequest
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.types import Outcome
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
 
 
 class Prepared(NamedTuple):
-    """A batch before its transforms; ``fetched`` or ``error`` is None."""
+    """A batch before its transforms; ``served`` or ``error`` is None."""
 
     request: Request
     seeds: list[int]
-    fetched: Fetched | None = None
-    failures: tuple[Failure, ...] = ()
+    served: ServedRequest | None = None
     error: Exception | None = None
 
 
@@ -42,32 +39,17 @@ class BatchServer(Dataset[Any]):
     """The data set of the inner torch loader, whose "indices" are Requests.
 
     Fetches, transforms and collates a batch in one call, or takes what :meth:`prepare` made in a
-    thread; batches that are none of training's are
-    read through ``aside``, and those past the cache through ``bare``. Attributes that it does not
-    have are those of the base data set, so that ``get_worker_info().dataset`` is of use in a
-    ``worker_init_fn``.
+    thread. Attributes that it does not have are those of the base data set, so that
+    ``get_worker_info().dataset`` is of use in a ``worker_init_fn``.
     """
 
-    def __init__(
-        self,
-        cached: CachedSamples,
-        collate: Callable[[Any], Any],
-        on_error: OnError,
-        seed: int,
-        progress: Progress | None = None,
-        aside: CachedSamples | None = None,
-        bare: CachedSamples | None = None,
-    ) -> None:
-        self._cached = cached
-        self._bare = Replacer(bare or cached, on_error)
-        self._replacer = Replacer(cached, on_error)
-        self._aside = Replacer(aside or cached, on_error)
+    def __init__(self, requests: RequestServer, collate: Callable[[Any], Any], seed: int) -> None:
+        self._requests = requests
         self._collate = collate
         self._seed = seed
-        self._progress = progress
 
     def __len__(self) -> int:
-        return len(self._cached)
+        return len(self._requests.cached)
 
     def __getitems__(self, wanted: Request | Prepared) -> Envelope:
         """Return the batch; raises what its samples or transforms raise."""
@@ -83,16 +65,15 @@ class BatchServer(Dataset[Any]):
         """Return the batch before its transforms, or what went wrong; safe in any thread."""
         seeds = sample_seeds(self._seed, request.epoch, request.positions)
         try:
-            fetched, failures = self._fetch(request, seeds)
+            return Prepared(request, seeds, self._requests.serve(request, seeds))
         except Exception as error:
             return Prepared(request, seeds, error=error)
-        return Prepared(request, seeds, fetched, failures)
 
     def _finish(self, prepared: Prepared) -> Envelope:
-        request, seeds, fetched = prepared.request, prepared.seeds, prepared.fetched
-        assert fetched is not None
-        ids = fetched.ids
-        dataset = self._cached.dataset
+        assert prepared.served is not None
+        request, seeds = prepared.request, prepared.seeds
+        fetched, failures, missed = prepared.served
+        ids, dataset = fetched.ids, self._requests.cached.dataset
         is_random = dataset.is_random
         rows: Iterable[Any] = fetched.decoded
         collate = self._collate
@@ -115,28 +96,13 @@ class BatchServer(Dataset[Any]):
             positions=request.positions,
             plan_weights=request.weights,
         )
-        missed = None
-        if self._cached.store.packaged is not None:
-            missed = request.ids[np.isin(fetched.outcomes, (Outcome.FETCHED, Outcome.SUBSTITUTED))]
-        return Envelope(batch, meta, prepared.failures, missed)
-
-    def _fetch(self, request: Request, seeds: list[int]) -> tuple[Fetched, tuple[Failure, ...]]:
-        if request.is_aside:
-            return self._aside.fetch(request, seeds)
-        replacer = self._bare if request.is_bare else self._replacer
-        if self._progress is None:
-            return replacer.fetch(request, seeds)
-        self._progress.start(request.epoch, request.first, len(request.ids))
-        try:
-            return replacer.fetch(request, seeds)
-        finally:
-            self._progress.finish(request.epoch, request.first, len(request.ids))
+        return Envelope(batch, meta, failures, missed)
 
     def __getattr__(self, name: str) -> Any:
-        cached = self.__dict__.get("_cached")
-        if cached is None or name.startswith("__"):
+        requests = self.__dict__.get("_requests")
+        if requests is None or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(cached.dataset, name)
+        return getattr(requests.cached.dataset, name)
 
 
 def as_it_is(envelope: Envelope) -> Envelope:

@@ -145,17 +145,10 @@ class TorchSession:
 
     def _make_inner(self, outer: DataLoader[Any]) -> InnerLoader:
         session = self._session
-        cached = session.open(self.readers(outer))
+        session.open(self.readers(outer))
         own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
-        server = BatchServer(
-            cached,
-            own,
-            self._on_error,
-            session.controller.settings.seed,
-            session.progress,
-            session.aside,
-            session.past_the_cache(),
-        )
+        served = session.server(self._on_error)
+        server = BatchServer(served, own, session.controller.settings.seed)
         return InnerLoader(outer, server, PreparedBatches(session.requests, server, self._threads))
 
     def _own_batch_specs(self, outer: DataLoader[Any], begun: Begun) -> Iterator[BatchSpec]:
