@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import recipes
-from stoker.epoch.cursor import Cursor
-from stoker.epoch.planner import Planner
+from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.ranks import LazyRanks, launched_ranks
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
@@ -59,3 +58,26 @@ def test_a_step_larger_than_a_group_is_refused() -> None:
     planner_of("foresight:repeat=2:group=0.5", batch_size=25).check_step()
     with pytest.raises(ConfigError, match=r"group=0\.52"):
         planner_of("foresight:repeat=2:group=0.5", batch_size=26).check_step()
+
+
+def test_a_step_takes_a_stride_of_the_plan_whatever_this_rank_got() -> None:
+    walk = Walk(Cursor(3), stride=16, end=42, world_size=4)
+    assert walk.cursor == Cursor(3)
+    walk.step(4)
+    assert walk.cursor == Cursor(3, 16, 1)
+    walk.step(4)
+    walk.step(2)
+    assert walk.cursor == Cursor(3, 42, 3)
+
+
+def test_it_goes_on_from_where_it_begins() -> None:
+    walk = Walk(Cursor(1, 40, 5), stride=8, end=100, world_size=2)
+    walk.step(4)
+    assert (walk.start, walk.cursor) == (Cursor(1, 40, 5), Cursor(1, 48, 6))
+
+
+def test_without_a_plan_each_rank_is_taken_to_have_as_much() -> None:
+    walk = Walk(Cursor(), stride=None, end=None, world_size=3)
+    walk.step(5)
+    walk.step(2)
+    assert walk.cursor == Cursor(0, 21, 2)

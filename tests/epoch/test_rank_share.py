@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import recipes
-from stoker.epoch.cursor import Cursor
-from stoker.epoch.planner import Planner
+from stoker.epoch.planner import Cursor, Planner
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks, launched_ranks
 from stoker.epoch.settings import EpochSettings, Population

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.epoch.batch import Failure
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.epoch.state import VERSION, Owner, RankState
 from stoker.epoch.stats import Stats
 from stoker.errors import StateMismatch

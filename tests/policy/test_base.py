@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.policy import S3FIFO, Homophily, Region, Substitution
+from stoker.policy import S3FIFO, Region, Substitution
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,3 @@ def test_unknown_kinds_and_no_region_are_refused():
         Substitution("other", "L")
     with pytest.raises(ConfigError, match="region=''"):
         Substitution("any", "")
-
-
-@pytest.mark.parametrize("wrong", [{"importance": 1.0}, {"transit": 0.0}])
-def test_homophily_refuses_shares_out_of_range(wrong):
-    with pytest.raises(ConfigError, match="out of range"):
-        Homophily(**wrong)
-
-
-def test_homophily_has_room_for_all_three():
-    shares = {region.name: region.share for region in Homophily(0.8, transit=0.1).regions()}
-    assert shares == pytest.approx({"importance": 0.72, "homophily": 0.18, "transit": 0.1})

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference.region import turn_of
 
 from policy.conftest import NewArena
-from stoker.policy import Score
+from stoker.errors import ConfigError
+from stoker.policy import Homophily, Score
 from stoker.scores import Scores
 
 NUM_IDS = 12
@@ -104,3 +106,14 @@ def test_s14_ties_favour_no_class(new_arena: NewArena) -> None:
     assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5
     interleaved = np.bincount(held % 10, minlength=10)
     assert np.abs(interleaved - 50).max() <= 5
+
+
+@pytest.mark.parametrize("wrong", [{"importance": 1.0}, {"transit": 0.0}])
+def test_homophily_refuses_shares_out_of_range(wrong):
+    with pytest.raises(ConfigError, match="out of range"):
+        Homophily(**wrong)
+
+
+def test_homophily_has_room_for_all_three():
+    shares = {region.name: region.share for region in Homophily(0.8, transit=0.1).regions()}
+    assert shares == pytest.approx({"importance": 0.72, "homophily": 0.18, "transit": 0.1})

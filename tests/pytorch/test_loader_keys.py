@@ -10,7 +10,7 @@ from support.parts import number_of, numbers
 from torch.utils.data import Subset
 
 from stoker import recipes
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source import MemorySource
 

@@ -20,10 +20,9 @@ from stoker.epoch.agreement import (
     scores_of,
 )
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
-from stoker.epoch.cursor import Cursor, Walk
 from stoker.epoch.observer import Arrived, Followers, Observer, Signals
 from stoker.epoch.placing import EpochCache
-from stoker.epoch.planner import Planner
+from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.read_ahead import ReadAhead

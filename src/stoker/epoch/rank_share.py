@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import BatchSpec
-from stoker.epoch.cursor import Cursor, Walk
-from stoker.epoch.planner import Planner
+from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.settings import EpochSettings
 from stoker.errors import ConfigError, warn_caller

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import Ranks
 from stoker.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import Failure
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.epoch.stats import Stats
 from stoker.errors import StateMismatch
 from stoker.source.base import Source

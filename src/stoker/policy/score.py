@@ -1,4 +1,4 @@
-"""Importance: the sample with the lowest score is evicted first."""
+"""Importance: the sample with the lowest score is evicted first, or stood in for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
 from stoker.scores import Scores
@@ -60,4 +61,53 @@ class Score(Policy):
         position: NDArray[np.int64] | None,
     ) -> NDArray[np.float64]:
         """Return f64[n]: the scores, -inf for samples never seen."""
+        return score_keys(ids, scores)
+
+
+@dataclass(frozen=True)
+class Homophily(Policy):
+    """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
+
+    A sample enters ``importance`` while there is room, or if its score is above the smallest
+    cached one. Samples that are not admitted pass through ``transit``, a short queue, because only
+    after the step is it known which sample of the batch has most neighbours: that key sample moves
+    on to ``homophily``, a queue, and serves for its neighbours (:meth:`Store.keep_key_sample`).
+
+    Raises :class:`~stoker.errors.ConfigError` for shares out of range.
+    """
+
+    name: ClassVar[str] = "homophily"
+    follows_scores: ClassVar[bool] = True
+    overflow: ClassVar[str] = "transit"
+
+    importance: float = 0.9
+    """Share of the importance region of what the two large ones have, 0 < importance < 1."""
+    transit: float = 0.05
+    """Share of the cache for what waits for its step, 0 < transit < 1. As many bytes as all
+    batches on their way to the step have, or key samples are lost before they are known."""
+
+    def __post_init__(self) -> None:
+        for name in ("importance", "transit"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is out of range: give a share, 0 < {name} < 1"
+                )
+
+    def regions(self) -> tuple[Region, ...]:
+        """Importance by score, homophily and transit as queues."""
+        rest = 1 - self.transit
+        return (
+            Region("importance", self.importance * rest, admission="beats_victims", ties=False),
+            Region("homophily", (1 - self.importance) * rest, order="insertion"),
+            Region("transit", self.transit, order="insertion"),
+        )
+
+    def keys(
+        self,
+        ids: NDArray[np.uint32],
+        scores: Scores | None,
+        plan: Plan | None,
+        position: NDArray[np.int64] | None,
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: the scores, -inf for samples never seen; the queues do without."""
         return score_keys(ids, scores)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.epoch.agreement import Alone, Collective, exchange
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan

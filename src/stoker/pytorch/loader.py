@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import OnError
-from stoker.epoch.cursor import Cursor
+from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, recipe_of

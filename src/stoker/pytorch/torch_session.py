@@ -21,7 +21,7 @@ from torch.utils.data import Sampler as TorchSampler
 from stoker.epoch.batch import BatchSpec, Request, RequestSampler
 from stoker.epoch.cached import OnError, check_on_error
 from stoker.epoch.controller import Begun
-from stoker.epoch.cursor import Cursor, Walk
+from stoker.epoch.planner import Cursor, Walk
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.epoch.session import Session

@@ -9,8 +9,7 @@ from stoker.importance.background import Background
 from stoker.importance.base import Scorer
 from stoker.importance.graph import Graph
 from stoker.policy.base import Substitution
-from stoker.policy.homophily import Homophily
-from stoker.policy.score import Score
+from stoker.policy.score import Homophily, Score
 from stoker.policy.shares import ElasticSplit
 from stoker.recipes.base import Recipe, choose, part
 from stoker.sampler.weighted import WeightedSampler
