@@ -371,9 +371,10 @@ class Controller:
         return scores
 
     def _collective(self) -> Collective:
-        if not self.agreement.needed or self._join is None:
+        ranks = self._ranks.now()
+        if not self.agreement.needed or self._join is None or ranks.world_size == 1:
             return Alone()
-        return self._join(*self._ranks.now())
+        return self._join(*ranks)
 
     def _rescorer(self, rescore: Rescore, epoch: int) -> AgreedRescore:
         """Return what has samples scored again that are visited at all."""

@@ -48,7 +48,7 @@ class Network(NamedTuple):
     find_nodes: Callable[[Ranks], Nodes | None]
     """Returns the nodes of the job; None if they are not known, or there is one."""
     join: Callable[[int, int], Collective]
-    """Returns what exchanges arrays between ranks, given rank and world size."""
+    """Returns what exchanges arrays between several ranks, given rank and world size."""
 
 
 class Session:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.agreement import Alone, Collective
+from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
@@ -282,13 +282,11 @@ class Feed(FrontEnd):
 
 
 def _join(rank: int, world_size: int) -> Collective:
-    """Return what a single rank needs to agree with itself; ConfigError for several."""
-    if world_size > 1:
-        raise ConfigError(
-            f"{world_size} ranks of a Feed cannot exchange scores: use a recipe that does without "
-            "them, like 'foresight' or 'minio', or stoker.Loader with torch.distributed"
-        )
-    return Alone()
+    """Raise ConfigError: ranks of a Feed have no network."""
+    raise ConfigError(
+        f"{world_size} ranks of a Feed cannot exchange scores: use a recipe that does without "
+        "them, like 'foresight' or 'minio', or stoker.Loader with torch.distributed"
+    )
 
 
 def _check_counts(*, batch_size: int, threads: int, ready: int | None) -> None:
