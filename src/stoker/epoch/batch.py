@@ -10,6 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+_WORD = (1 << 64) - 1
+SPARES = 8
+"""Replacements that travel with each batch: what the rank was given just before it."""
+
 
 class BatchSpec(NamedTuple):
     """What one batch is to hold."""
@@ -100,9 +104,6 @@ class ServedBatch:
         return len(self.ids)
 
 
-_WORD = (1 << 64) - 1
-
-
 def sample_seeds(seed: int, epoch: int, positions: NDArray[np.int64]) -> list[int]:
     """Return a 64-bit seed for each of ``positions``, ``i64[n]``, the places in the epoch's plan.
 
@@ -122,10 +123,6 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return values ^ (values >> np.uint64(31))
-
-
-SPARES = 8
-"""Replacements that travel with each batch: what the rank was given just before it."""
 
 
 class RequestSampler:

@@ -18,6 +18,9 @@ from stoker.store.counters import Counters
 Decode = Callable[[bytes], Any]
 """What turns the bytes of one sample into what transforms work on."""
 
+_PROBES = 32  # samples decoded to learn how large decoded ones are
+_ESTIMATED = 1.5
+
 
 class Samples:
     """The samples of a Source: :meth:`decode` of their bytes, then :meth:`finish`.
@@ -88,10 +91,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-_PROBES = 32  # samples decoded to learn how large decoded ones are
-_ESTIMATED = 1.5
 
 
 class Stage(Protocol):

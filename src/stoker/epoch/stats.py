@@ -20,6 +20,9 @@ from stoker.shared import SharedArray
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
 
+_AT_ONCE = 32  # batches
+log = logging.getLogger("stoker")
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -158,7 +161,6 @@ class Stats:
 
 _OF_NOW = {"cache_bytes", "data_bytes", "workers", "pool_open", "coverage", "ess"}
 _ZERO = Stats()
-_AT_ONCE = 32  # batches
 
 
 def from_counters(counters: Mapping[str, Any], **others: Any) -> Stats:
@@ -254,9 +256,6 @@ def _storage_advice(stats: Stats) -> str:
             f'cache="{ceil(100 * needed)}%" or a disk below it storage keeps up as it is'
         )
     return f"{held}, which is enough if more is read at once: num_workers, Cache(prefetch=)"
-
-
-log = logging.getLogger("stoker")
 
 
 class Records:

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from stoker.epoch.batch import ServedBatch
 
+_OF_NUMBERS = (np.ndarray, np.generic, bool, int, float)
+_Request = TypeVar("_Request")
+_Served = TypeVar("_Served")
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch(ServedBatch):
@@ -45,13 +49,6 @@ def stacked(samples: list[Any]) -> Any:
     if len({(array.shape, array.dtype) for array in arrays}) > 1:
         return samples
     return np.stack(arrays)
-
-
-_OF_NUMBERS = (np.ndarray, np.generic, bool, int, float)
-
-
-_Request = TypeVar("_Request")
-_Served = TypeVar("_Served")
 
 
 def in_order(

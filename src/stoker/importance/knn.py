@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 
+_CHUNK = 4096
+"""Rows added at a time while an index is built, between looks at whether to stop."""
+_PROBES = 32
+"""Rows whose true neighbours are looked up to measure the recall."""
+_GATHER = 1 << 22
+"""Numbers of a table gathered at a time to measure distances."""
+
 
 class VectorTable:
     """Embeddings in rows, numbered in the order in which their samples first came.
@@ -147,14 +154,6 @@ class FlatIndex:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-_CHUNK = 4096
-"""Rows added at a time while an index is built, between looks at whether to stop."""
-_PROBES = 32
-"""Rows whose true neighbours are looked up to measure the recall."""
-_GATHER = 1 << 22
-"""Numbers of a table gathered at a time to measure distances."""
 
 
 class HnswIndex:

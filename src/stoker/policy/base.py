@@ -21,6 +21,8 @@ Pop = Literal["evict", "random", "sieve", "second_chance", "promote"]
 MAX_VISITS = 3
 """Where the visit counter of a sample saturates (two bits, as in S3-FIFO)."""
 
+Kind = Literal["low_by_low", "neighbour", "any"]
+
 
 @dataclass(frozen=True)
 class Region:
@@ -254,9 +256,6 @@ class _Completed(Policy):
     def for_sizes(self, sizes: NDArray[np.int64]) -> Policy:
         fit = getattr(self.own, "for_sizes", None)
         return self if fit is None else as_policy(fit(sizes))
-
-
-Kind = Literal["low_by_low", "neighbour", "any"]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,10 @@ from stoker.importance.base import Signal
 from stoker.pytorch.knn import search_on
 from stoker.pytorch.meta import weights_of
 
+Tensors = Mapping[Signal, torch.Tensor]
+"""Signals by name, each ``[n, ...]``, detached, wherever they were computed."""
+_TYPES: dict[Signal, torch.dtype] = {"labels": torch.int64, "embeddings": torch.float32}
+
 
 class TensorObserver:
     """Computes the signals of a batch where its tensors lie, and copies them to an Observer.
@@ -134,10 +138,6 @@ def _rows(labels: torch.Tensor) -> tuple[int, int]:
     return labels.shape[0], math.prod(labels.shape[1:])
 
 
-Tensors = Mapping[Signal, torch.Tensor]
-"""Signals by name, each ``[n, ...]``, detached, wherever they were computed."""
-
-
 class Shown(NamedTuple):
     """What the training loop gave for one batch."""
 
@@ -210,9 +210,6 @@ def start_copy(tensors: Tensors) -> Copy:
     for device, event in done.items():
         event.record(getattr(torch, device.type).current_stream(device))
     return Copy(copied, list(done.values()))
-
-
-_TYPES: dict[Signal, torch.dtype] = {"labels": torch.int64, "embeddings": torch.float32}
 
 
 def _array(name: Signal, tensor: torch.Tensor) -> NDArray[Any]:

@@ -37,6 +37,10 @@ from stoker.pytorch.observe import TensorObserver
 Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
+log = logging.getLogger("stoker")
+_LOOK = 5.0  # seconds between two looks at who the parent is
+_GRACE = 10.0  # seconds
+
 
 class TorchSession:
     """Feeds torch's workers the epochs that ``session`` takes them through.
@@ -171,12 +175,6 @@ class TorchSession:
                 self.observer.rescore(envelope.meta, rescore(envelope.batch))
 
         return run
-
-
-log = logging.getLogger("stoker")
-
-_LOOK = 5.0  # seconds between two looks at who the parent is
-_GRACE = 10.0  # seconds
 
 
 class PreparedBatches:

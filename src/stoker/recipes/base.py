@@ -16,6 +16,8 @@ from stoker.policy.shares import Shares, as_shares
 from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
 
+Made = TypeVar("Made")
+
 
 class SamplerFactory(Protocol):
     """Makes the sampler of one job once the loader knows the data set and the ranks."""
@@ -118,9 +120,6 @@ class Recipe:
         if self.limit is None:
             return None
         return self.limit(min(1.0, cache_fraction))
-
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,26 @@ th { border-bottom: 2px solid #888; font-weight: 600; } tr.best td { font-weight
 p.facts { color: #555; } div.wide { overflow-x: auto; }
 """
 
+_X_LABEL = "cache, % of the data set's bytes"
+_MOST, _LRU = "most, once an epoch", "LRU in theory"
+_LIMIT_STYLE: dict[str, dict[str, Any]] = {
+    _MOST: {"color": "black", "linestyle": ":"},
+    _LRU: {"color": "grey", "linestyle": (0, (1, 3))},
+}
+_KINDS = (
+    ("Hits, by number", "hit_ratio", True),
+    ("Hits, by bytes", "byte_hit_ratio", False),
+)
+_COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#666666",
+)  # fmt: skip
+"""Okabe and Ito's, which most people can tell apart, without the yellow and with a grey."""
+_DASHES = ("", "7 3", "2 3")
+_LIMITS = (("#000000", "1 4"), ("#888888", "1 6"))
+_WIDTH, _HEIGHT = 760, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 190, 34, 46
+_ROW = 17  # height of a line of the legend
+
 
 def html(rows: Sequence[Row], facts: Mapping[str, Any], sizes: NDArray[np.int64]) -> str:
     """Return a page with the curves and the tables; it needs nothing but itself.
@@ -126,17 +146,6 @@ def write_plot(
 
 # --- curves ---
 
-_X_LABEL = "cache, % of the data set's bytes"
-_MOST, _LRU = "most, once an epoch", "LRU in theory"
-_LIMIT_STYLE: dict[str, dict[str, Any]] = {
-    _MOST: {"color": "black", "linestyle": ":"},
-    _LRU: {"color": "grey", "linestyle": (0, (1, 3))},
-}
-_KINDS = (
-    ("Hits, by number", "hit_ratio", True),
-    ("Hits, by bytes", "byte_hit_ratio", False),
-)
-
 
 def _charts(rows: Sequence[Row], sizes: NDArray[np.int64]) -> list[str]:
     return [
@@ -203,17 +212,6 @@ def _cell(value: Any, kind: str) -> str:
     if kind == "text":
         return escape(str(value))
     return f"{100 * value:z.1f}" if kind == "share" else f"{value:.3g}"
-
-
-_COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#666666",
-)  # fmt: skip
-"""Okabe and Ito's, which most people can tell apart, without the yellow and with a grey."""
-_DASHES = ("", "7 3", "2 3")
-_LIMITS = (("#000000", "1 4"), ("#888888", "1 6"))
-_WIDTH, _HEIGHT = 760, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 190, 34, 46
-_ROW = 17  # height of a line of the legend
 
 
 @dataclass(frozen=True)
