@@ -36,14 +36,13 @@ def test_in_the_loaders_of_others(image_root: Path, make: Any, workers: int, sta
     dataset.close()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_in_workers_of_other_start_methods(image_root: Path, method: str) -> None:
+def test_in_workers_of_another_start_method(image_root: Path) -> None:
     dataset = with_cache(images(image_root), "100%")
     loader = DataLoader(
         dataset,
         batch_size=8,
         num_workers=2,
-        multiprocessing_context=method,
+        multiprocessing_context="forkserver",
         persistent_workers=True,
     )
     for _ in range(2):

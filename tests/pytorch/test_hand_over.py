@@ -235,7 +235,7 @@ def once(samples: list[bytes]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("collate", [once, repeated])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_hand_over_what_the_training_process_would_make(
     collate: Callable[[list[bytes]], torch.Tensor], method: str
 ) -> None:

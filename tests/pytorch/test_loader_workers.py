@@ -29,8 +29,14 @@ def batches(root: Path, **arguments: Any) -> list[torch.Tensor]:
         return found
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [
+        *(("fork", persistent) for persistent in (False, True)),
+        *(("forkserver", persistent) for persistent in (False, True)),
+        ("spawn", True),  # as by a fork server, but each worker imports torch
+    ],
+)
 def test_batches_do_not_depend_on_the_workers(
     image_root: Path, method: str, persistent: bool
 ) -> None:

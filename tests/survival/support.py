@@ -60,7 +60,7 @@ def _main(arena: Arena | Handle, board: Board, place: int, role: Role, reports: 
 
 
 class Fleet:
-    """Processes that play ``roles`` on an arena: forked, or spawned with its handle.
+    """Processes that play ``roles`` on an arena: forked, or started apart with its handle.
 
     Use it in a ``with`` statement: whatever happens, no process stays behind.
     """

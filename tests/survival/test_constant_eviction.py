@@ -20,7 +20,7 @@ def test_eight_readers_and_four_writers(tmp_path: Path, soak: float) -> None:
     arena = new_arena(LRU().regions())
     memory = inode(arena)
     roles = [reader] * 6 + [claimant] * 2 + [writer] * 4
-    with Fleet(arena, roles, tmp_path, start="spawn") as fleet:
+    with Fleet(arena, roles, tmp_path, start="forkserver") as fleet:
         fleet.await_start()
         fleet.watch(seconds / 2)
         arena.verify()
