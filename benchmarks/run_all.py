@@ -20,6 +20,7 @@ BENCHMARKS = (
     "arena_insert",
     "ids_scale",
     "hit_ratio",
+    "images",
     "loader_cached",
     "stands_down",
     "scoring_cost",

@@ -77,9 +77,10 @@ def test_the_readmes_program(tmp_path: Path) -> None:
     (program,) = blocks("README.md", "Use", "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 12, "twelve lines"
     before = """
-import numpy, torch
-my_transform = lambda image: torch.from_numpy(numpy.array(image.resize((8, 8)))).float()
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10))
+import torch, stoker.pytorch
+torch.set_num_threads(1)
+pooled = torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten()
+model = torch.nn.Sequential(stoker.pytorch.Normalize(), *pooled, torch.nn.Linear(192, 10))
 optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 """
     here = program.replace("/mnt/nfs/imagenet", str(tmp_path)).replace("range(90)", "range(3)")

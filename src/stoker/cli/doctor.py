@@ -24,8 +24,11 @@ from stoker.node.memory_limits import Memory, read_memory
 from stoker.node.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes
 
+# As pyproject.toml: there are wheels for this processor only.
+_RESIZERS = ("cykooz_resizer",) if platform.machine() == "x86_64" else ()
 _EXTRAS = {
     "torch": ("torch", "PIL", "simplejpeg"),
+    "images": ("PIL", "simplejpeg", *_RESIZERS),
     "cloud": ("obstore", "fsspec"),
     "cluster": ("redis",),
     "importance": ("faiss", "scipy", "usearch"),
@@ -130,7 +133,7 @@ def _would_use(memory: Memory) -> dict[str, Any]:
     return {
         "largest_cache": memory.available,
         "sensible_cache": memory.available // 2,
-        "decoder": decoder if pillow else "none: pip install 'stoker[torch]'",
+        "decoder": decoder if pillow else "none: pip install 'stoker[images]'",
         "start_method": multiprocessing.get_start_method(),
         "runtime_dir": str(runtime_dir()),
     }

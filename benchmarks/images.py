@@ -1,0 +1,172 @@
+"""Images for training: from JPEG bytes to u8[3, 224, 224] in a batch, by processor time.
+
+Photographs of scikit-learn and scikit-image with a short side of 375, stored in 110 KB each as
+ImageNet's are on average; and enlarged four times, as cameras give them. Every contestant cuts the
+same random parts and writes into the same batch. Then a Loader without workers, by the clock: one
+thread on one processor, two on two.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import simplejpeg
+from harness import Report, interleave, paired_ratio, parser
+from PIL import Image
+from skimage import data
+from sklearn.datasets import load_sample_images
+
+from stoker.images import Train, decode, resize
+from stoker.pytorch import Loader, SampleDataset
+from stoker.source.in_memory import MemorySource
+
+SIZE, SHORT_SIDE, BYTES, ENLARGED = 224, 375, 110_000, 4
+Cut = Callable[[bytes, np.random.Generator, np.ndarray], object]
+
+
+def main() -> None:
+    """Parse the arguments, measure, print the report."""
+    args = parser(__doc__).parse_args()
+    rounds = 1 if args.smoke else args.rounds
+    passes = 1 if args.smoke else 12
+    report = Report("Images for training, from JPEG to a part of 224 x 224", args.smoke)
+    ordinary = [stored(photograph) for photograph in photographs()]
+    mean = statistics.mean(map(len, ordinary))
+    report.remarks.append(f"{len(ordinary)} photographs of {mean / 1000:.0f} KB on average")
+    results = measure("110 KB", ordinary, passes, rounds, report)
+    own = results["Train(224)"]
+    for name, least in (("Pillow", 2), ("simplejpeg + Pillow", 1.3)):
+        report.target(f"speed to {name}", paired_ratio(results[name], own), least, at_least=True)
+    large = [stored(enlarged(photograph), quality=90) for photograph in photographs()]
+    measure("enlarged", large, max(1, passes // 4), rounds, report)
+    threads = interleave(
+        {
+            name: lambda count=count: seconds_of_loader(ordinary, count, 8 * passes)
+            for name, count in (("1 thread", 1), ("2 threads", 2))
+        },
+        rounds,
+    )
+    for name, figures in threads.items():
+        median = statistics.median(figures)
+        report.row(photographs="110 KB", contestant=f"Loader, {name}", images_per_second=1 / median)
+    ratio = paired_ratio(threads["1 thread"], threads["2 threads"])
+    report.target("two threads on two cores to one", ratio, 1.8, at_least=True)
+    report.show(args.json)
+
+
+def photographs() -> Iterator[Image.Image]:
+    """Yield photographs with a short side of 375 pixels."""
+    arrays = [*load_sample_images().images, data.astronaut(), data.coffee(), data.cat()]
+    for array in [*arrays, data.rocket()]:
+        image = Image.fromarray(array)
+        factor = SHORT_SIDE / min(image.size)
+        size = (round(image.width * factor), round(image.height * factor))
+        yield image.resize(size, Image.Resampling.LANCZOS)
+
+
+def enlarged(image: Image.Image) -> Image.Image:
+    size = (ENLARGED * image.width, ENLARGED * image.height)
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def stored(image: Image.Image, quality: int | None = None) -> bytes:
+    """Return the JPEG file; without a quality that which is nearest to 110 KB."""
+    files = []
+    for each in range(80, 101) if quality is None else (quality,):
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=each)
+        files.append(buffer.getvalue())
+    return min(files, key=lambda file: abs(len(file) - BYTES))
+
+
+def contestants() -> dict[str, Cut]:
+    train = Train(SIZE)
+
+    # As torchvision's transforms do with PIL images.
+    def lay(image: Image.Image, rng: np.random.Generator, out: np.ndarray) -> None:
+        box, is_flipped, _ = train.cut(*image.size, rng)
+        left, top, width, height = box
+        part = image.crop((left, top, left + width, top + height))
+        part = part.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        if is_flipped:
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        out[...] = np.asarray(part).transpose(2, 0, 1)
+
+    def pillow(raw: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
+        lay(Image.open(io.BytesIO(raw)).convert("RGB"), rng, out)
+
+    def both(raw: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
+        lay(Image.fromarray(simplejpeg.decode_jpeg(raw)), rng, out)
+
+    def without_libraries(raw: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
+        kept = decode.simplejpeg, resize.cykooz_resizer
+        decode.simplejpeg = resize.cykooz_resizer = lambda: None
+        try:
+            train(raw, rng, out)
+        finally:
+            decode.simplejpeg, resize.cykooz_resizer = kept
+
+    return {
+        "Pillow": pillow,
+        "simplejpeg + Pillow": both,
+        "Train(224)": train,
+        "Train(224) with Pillow only": without_libraries,
+    }
+
+
+def measure(
+    kind: str, files: list[bytes], passes: int, rounds: int, report: Report
+) -> dict[str, list[float]]:
+    """Return processor seconds an image, by contestant and round; adds their rows."""
+    batch = np.empty((len(files), 3, SIZE, SIZE), np.uint8)
+
+    def timed(cut: Cut) -> float:
+        started = time.process_time()
+        for seed in range(passes):
+            for place, raw in enumerate(files):
+                cut(raw, np.random.default_rng(1000 * seed + place), batch[place])
+        return (time.process_time() - started) / (passes * len(files))
+
+    cuts = contestants()
+    reference = filled(cuts["Pillow"], files, batch)
+    results = interleave({name: lambda cut=cut: timed(cut) for name, cut in cuts.items()}, rounds)
+    for name, figures in results.items():
+        report.row(
+            photographs=kind,
+            contestant=name,
+            ms_of_cpu=1e3 * statistics.median(figures),
+            images_per_second=1 / statistics.median(figures),
+            speed_to_Pillow=paired_ratio(results["Pillow"], figures),
+            mean_difference=float(np.abs(filled(cuts[name], files, batch) - reference).mean()),
+        )
+    return results
+
+
+def filled(cut: Cut, files: list[bytes], batch: np.ndarray) -> np.ndarray:
+    """Return what ``cut`` makes of each file, ``f32[n, 3, size, size]``."""
+    for place, raw in enumerate(files):
+        cut(raw, np.random.default_rng(place), batch[place])
+    return batch.astype(np.float32)
+
+
+def seconds_of_loader(files: list[bytes], threads: int, passes: int) -> float:
+    """Return the seconds an image that a Loader with so many threads and processors takes."""
+    dataset = SampleDataset(MemorySource(files * passes), transform=Train(SIZE))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:threads])
+    try:
+        with Loader(dataset, batch_size=16, cache=0, decode_threads=threads) as loader:
+            started = time.perf_counter()
+            count = sum(len(images) for images in loader)
+            return (time.perf_counter() - started) / count
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+if __name__ == "__main__":
+    main()
