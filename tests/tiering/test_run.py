@@ -268,7 +268,7 @@ def test_daemon_killed_in_the_middle_of_a_copy(source: Path, runtime_dir: Path) 
         "    while part := f.read(1 << 18): crc = zlib.crc32(part, crc)\nprint(crc)"
     )
     process = it.start(sys.executable, "-c", read_all, huge)
-    until(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
+    until(lambda: _is_copying(runtime_dir))
     (table,) = _tables(runtime_dir)
     os.kill(_daemon_pid(table), signal.SIGKILL)
     out, err = process.communicate(timeout=200)
@@ -293,10 +293,12 @@ def test_a_daemon_that_is_stopped_for_a_while(source: Path, runtime_dir: Path) -
         "    while part := f.read(1 << 18): crc = zlib.crc32(part, crc)\nprint(crc)"
     )
     process = setup(source, 1 << 29).start(sys.executable, "-c", read_all, huge)
-    until(lambda: any((states(t) == layout.State.COPYING).any() for t in _tables(runtime_dir)))
+    until(lambda: _is_copying(runtime_dir))
     daemon = _daemon_pid(_tables(runtime_dir)[0])
     os.kill(daemon, signal.SIGSTOP)
-    time.sleep(4)  # a busy machine, or a cgroup that has used up its share, does the same
+    # A busy machine, or a cgroup that has used up its share, does the same.
+    until(lambda: _waits(runtime_dir) or not _is_copying(runtime_dir))
+    time.sleep(2)  # less than a program waits for a copy, by as much as a busy machine may need
     os.kill(daemon, signal.SIGCONT)
     out, err = process.communicate(timeout=200)
     assert out == direct(sys.executable, "-c", read_all, huge)
@@ -308,6 +310,16 @@ def test_a_daemon_that_is_stopped_for_a_while(source: Path, runtime_dir: Path) -
 
 def _tables(runtime_dir: Path) -> list[Path]:
     return list(runtime_dir.glob("tiering-*/table"))
+
+
+def _is_copying(runtime_dir: Path) -> bool:
+    return any((states(table) == layout.State.COPYING).any() for table in _tables(runtime_dir))
+
+
+def _waits(runtime_dir: Path) -> int:
+    """How often programs have begun to wait for a copy."""
+    (counters,) = runtime_dir.glob("tiering-*/counters")
+    return int(layout.read_counters(counters, 1)["waits"])
 
 
 LOOP = """

@@ -35,8 +35,8 @@ def train(source: WatchedSource, seed: int, recipe: str, ready: Any, answers: An
             ready.wait(240)
             for _ in range(EPOCHS):
                 assert walk(loader) == list(range(NUM))
-            stats = loader.stats
             ready.wait(240)  # both are done, and what was read ahead was counted
+            stats = loader.stats
             answers.put((stats.fetched, stats.accesses, len(prefetchers())))
     except BaseException:
         answers.put(traceback.format_exc())
