@@ -10,7 +10,6 @@ import pytest
 from support.waiting import until
 
 from stoker.node import rendezvous
-from stoker.node.locks import try_lock
 from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
@@ -77,9 +76,11 @@ def test_standing_by_costs_next_to_nothing(monkeypatch):
     """The one who answers sleeps until it is asked; the other only looks now and then."""
     looks = []
 
-    def look(fd):
+    really_look = rendezvous.Participant._take_over
+
+    def look(participant):
         looks.append((threading.get_native_id(), time.monotonic()))
-        return try_lock(fd)
+        return really_look(participant)
 
     def slept():
         """Whether the one who answers was not awake while the other looked three times."""
@@ -90,7 +91,7 @@ def test_standing_by_costs_next_to_nothing(monkeypatch):
     before = set(threading.enumerate())
     with open_one():
         [answering] = set(threading.enumerate()) - before
-        monkeypatch.setattr(rendezvous, "try_lock", look)
+        monkeypatch.setattr(rendezvous.Participant, "_take_over", look)
         with open_one():
             until(slept)  # as soon as it has answered the other, who joined just now
     who, when = zip(*looks, strict=True)
