@@ -2,7 +2,7 @@
 
 Parts (``--part``, several allowed; all by default):
 
-- http: objects of 3 KB, 110 KB and 1 MB from nginx on this machine, whose page cache has them:
+- 3KB, 110KB, 1MB: objects of that size from nginx on this machine, whose page cache has them:
   nothing is limited but by the processors, which the server shares. A bare obstore client with 64
   threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, first
   and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
@@ -10,7 +10,7 @@ Parts (``--part``, several allowed; all by default):
 - fetchers: a storage that only waits, 20 ms for each of at most 16 objects under way in a process,
   with one, two and three fetchers.
 
-``--fetchers`` is Stoker's in part http.
+``--fetchers`` is Stoker's in all but the last part.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from harness import Report, interleave, paired_ratio, parser
 import stoker
 from stoker.source.objects import ObjectSource
 
-PARTS = ("http", "fetchers")
 WAYS = 64
-SIZES = {"3 KB": (3_000, 12_000), "110 KB": (110_000, 4_000), "1 MB": (1_000_000, 500)}
-TARGETS = {"3 KB": (0.85, None), "110 KB": (0.8, 1.0), "1 MB": (0.8, None)}
+SIZES = {"3KB": (3_000, 12_000), "110KB": (110_000, 4_000), "1MB": (1_000_000, 500)}
+TARGETS = {"3KB": (0.85, None), "110KB": (0.8, 1.0), "1MB": (0.8, None)}
+PARTS = (*SIZES, "fetchers")
 _EPOCHS = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CONFIG = """
@@ -157,29 +157,28 @@ def fetch_seconds() -> float:
     return total / _TICKS
 
 
-def http(report: Report, args: Any) -> None:
+def objects(report: Report, args: Any, name: str) -> None:
     """From the same machine: what the processors can do."""
-    for name, (size, number) in SIZES.items():
-        number = 200 if args.smoke else number
-        results: dict[str, list[dict[str, Any]]] = {"bare": [], "stoker": []}
+    size, number = SIZES[name]
+    number = 200 if args.smoke else number
+    results: dict[str, list[dict[str, Any]]] = {"bare": [], "stoker": []}
 
-        def note(who: str, result: dict[str, Any], into: Any = results) -> float:
-            into[who].append(result)
-            return float(result["epoch_s"][0])
+    def note(who: str, result: dict[str, Any]) -> float:
+        results[who].append(result)
+        return float(result["epoch_s"][0])
 
-        with nginx(size, number) as web:
-            first = interleave(
-                {
-                    "bare": lambda: note("bare", run_alone(bare, web)),
-                    "stoker": lambda: note(
-                        "stoker",
-                        run_alone(through_stoker, web, args.fetchers, _EPOCHS),
-                    ),
-                },
-                1 if args.smoke else min(args.rounds, 5),
-                warm_up=False,
-            )
-        _add(report, name, number, results, first)
+    with nginx(size, number) as web:
+        first = interleave(
+            {
+                "bare": lambda: note("bare", run_alone(bare, web)),
+                "stoker": lambda: note(
+                    "stoker", run_alone(through_stoker, web, args.fetchers, _EPOCHS)
+                ),
+            },
+            1 if args.smoke else min(args.rounds, 5),
+            warm_up=False,
+        )
+    _add(report, name, number, results, first)
 
 
 def _add(
@@ -269,7 +268,10 @@ def main() -> None:
     for name in args.part:
         report = Report(f"Line rate: {name}", args.smoke)
         try:
-            {"http": http, "fetchers": fetchers}[name](report, args)
+            if name == "fetchers":
+                fetchers(report, args)
+            else:
+                objects(report, args, name)
         except Unavailable as reason:
             report.remarks.append(f"left out: {reason}")
         report.show(args.json)

@@ -54,3 +54,14 @@ def test_it_is_never_below_the_least(times: int) -> None:
     for _ in range(times):
         limit.throttled()
     assert limit.limit == 4
+
+
+def test_from_a_first_limit_it_doubles_until_that_brings_nothing() -> None:
+    limit = ConcurrencyLimit(4, 64, first=8)
+    limits = run(limit, None, 12)
+    assert list(dict.fromkeys(limits)) == [8, 17, 35]
+    assert limits[-1] == 17
+    limits = run(limit, None, 400, start=10.0)
+    assert max(limits) <= 26
+    limit = ConcurrencyLimit(4, 64, first=100)
+    assert limit.limit == 64

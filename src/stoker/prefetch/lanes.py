@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-_GROWTH = 1.5
+_GROWTH, _FIRST_GROWTH = 1.5, 2.0
 _GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
 _CALM = 10  # intervals between two attempts to grow
 _RECOVERY = 10  # intervals of quiet after the storage asked for less
@@ -18,9 +18,10 @@ _RECOVERY = 10  # intervals of quiet after the storage asked for less
 class ConcurrencyLimit:
     """A limit on concurrency that climbs while throughput climbs, and halves when throttled.
 
-    ``least`` and ``most`` bound it; it starts at ``first``, by default ``least``. ``interval``
-    seconds of reading with the limit reached make one measurement. It never looks at a clock
-    itself: the caller says how late it is. Not thread-safe.
+    ``least`` and ``most`` bound it; it starts at ``first``, by default ``least``. From a ``first``
+    it doubles as long as that is of use. ``interval`` seconds of reading with the limit reached
+    make one measurement. It never looks at a clock itself: the caller says how late it is. Not
+    thread-safe.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class ConcurrencyLimit:
         self.limit = min(most, max(least, first))
         """Reads that may be under way now."""
         self._least, self._most, self._interval = least, most, interval
+        self._growth = _FIRST_GROWTH if first else _GROWTH
         self._before: tuple[int, float] | None = None  # limit and rate before the attempt under way
         self._quiet = 0  # intervals to wait before the next attempt
         self._bytes = 0
@@ -51,14 +53,16 @@ class ConcurrencyLimit:
         """Note that the storage throttled or failed: back off for a while."""
         self.limit = max(self._least, self.limit // 2)
         self._before, self._quiet, self._began = None, _RECOVERY, None
+        self._growth = _GROWTH
 
     def _measured(self, rate: float) -> None:
         if self._quiet > 0:
             self._quiet -= 1
         elif self._before is None or rate > self._before[1] * _GAIN:
             self._before = self.limit, rate
-            self.limit = min(self._most, int(self.limit * _GROWTH) + 1)
+            self.limit = min(self._most, int(self.limit * self._growth) + 1)
         else:
+            self._growth = _GROWTH
             self.limit = self._before[0]
             self._before, self._quiet = None, _CALM
 

@@ -56,7 +56,7 @@ class Reader:
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
         if self._is_one_by_one:
             self.most = int(np.clip(_PIECES_BYTES // mean, 1, _PIECES))
-            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 64))
+            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 16))
             default = ConcurrencyLimit(min(4, threads), threads, first=first)
         else:
             self.most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
