@@ -7,10 +7,12 @@ Parts (``--part``, several allowed; all by default):
   threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, first
   and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
   processes that read ahead, ``cpu_ms`` that of all, collating and the start included.
+- alone: the same objects, read by a fetcher in a process of its own whose samples are served as
+  soon as they are there, in turn with the bare client: processor time only.
 - fetchers: a storage that only waits, 20 ms for each of at most 16 objects under way in a process,
   with one, two and three fetchers.
 
-``--fetchers`` is Stoker's in all but the last part.
+``--fetchers`` is Stoker's in the first three.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from feed_alone import alone
 from feed_loaders import tensor_of
 from feed_process import run_alone
 from feed_servers import Unavailable, answers, free_port, run_until_end
@@ -41,7 +45,7 @@ from stoker.source.objects import ObjectSource
 WAYS = 64
 SIZES = {"3KB": (3_000, 12_000), "110KB": (110_000, 4_000), "1MB": (1_000_000, 500)}
 TARGETS = {"3KB": (0.85, None), "110KB": (0.8, 1.0), "1MB": (0.8, None)}
-PARTS = (*SIZES, "fetchers")
+PARTS = (*SIZES, "alone", "fetchers")
 _EPOCHS = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CONFIG = """
@@ -235,6 +239,24 @@ def _fetch_ms(result: dict[str, Any]) -> float:
     return 1e3 * sum(result["fetch_s"]) / sum(result["fetched"])
 
 
+def by_itself(report: Report, args: Any) -> None:
+    """What an object costs a fetcher, without loader and worker."""
+    for name, (size, number) in SIZES.items():
+        number = 100 if args.smoke else number // 2
+        with nginx(size, number) as web:
+            rounds = 1 if args.smoke else min(args.rounds, 5)
+            seconds = run_alone(alone, web.open, partial(bare, web), rounds)
+        ratio = paired_ratio(seconds["fetcher"], seconds["bare"])
+        report.row(
+            objects=name,
+            bare_us=1e6 * float(np.median(seconds["bare"])) / number,
+            fetcher_us=1e6 * float(np.median(seconds["fetcher"])) / number,
+            ratio=ratio,
+        )
+        if name == "110KB":
+            report.target("110KB, processor time to a bare client", ratio, 1.4)
+
+
 def fetchers(report: Report, args: Any) -> None:
     """A storage that only waits: what a further process is worth."""
     number = 400 if args.smoke else 6_000
@@ -268,10 +290,10 @@ def main() -> None:
     for name in args.part:
         report = Report(f"Line rate: {name}", args.smoke)
         try:
-            if name == "fetchers":
-                fetchers(report, args)
-            else:
+            if name in SIZES:
                 objects(report, args, name)
+            else:
+                {"alone": by_itself, "fetchers": fetchers}[name](report, args)
         except Unavailable as reason:
             report.remarks.append(f"left out: {reason}")
         report.show(args.json)
