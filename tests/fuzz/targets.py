@@ -305,7 +305,7 @@ def prefetch_order(folder: Path) -> Target:
     arena = Arena(10, 100, 4)
     arena.configure(LRU().regions())
     job = Job(source, MemoryTier(arena, next(iter(arena.stats()["regions"]))))
-    ranks = Members(listener, lambda channel: Rank(channel, job))
+    ranks = Members(listener, lambda channel: Rank(channel, job, None))
 
     def parse(data: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
