@@ -286,6 +286,18 @@ def test_a_cached_data_set_without_a_loader(root: Path) -> None:
         with_threads.close()
 
 
+class Inverted(ImageFolder):
+    """A data set with a decoder of its own."""
+
+    def decode(self, data: memoryview) -> Any:
+        return 255 - super().decode(data)
+
+
+def test_a_decode_that_a_subclass_overrides_is_called(root: Path) -> None:
+    own, inverted = (kind(root, Eval(SIZE, SIZE))[0][0] for kind in (ImageFolder, Inverted))
+    assert (own.int() - (255 - inverted.int())).abs().max() <= 1
+
+
 def test_the_limit_of_pixels_is_the_data_sets(root: Path) -> None:
     with pytest.raises(SampleCorrupt, match="more than 99 pixels"):
         ImageFolder(root, Train(SIZE), max_pixels=99)[0]

@@ -241,7 +241,8 @@ class ImageFolder(TransformedDataset):
 
     def image(self, data: memoryview) -> Any:
         """Return the encoded image, or what ``decode=`` makes of the bytes."""
-        return EncodedImage(data, self._max_pixels) if self._decode is None else self.decode(data)
+        is_own = self._decode is None and type(self).decode is ImageFolder.decode
+        return EncodedImage(data, self._max_pixels) if is_own else self.decode(data)
 
     def finish(self, index: int, decoded: Any) -> tuple[Any, Any]:
         """Return ``(image, target)`` with the transforms applied."""
