@@ -22,6 +22,20 @@ from slow_proxy import Clock
 _HERE = Path(__file__).parent
 
 
+_CONFIG = """
+worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors;
+events {{ worker_connections 2048; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
+  open_file_cache max=20000 inactive=600s;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  server {{ listen 127.0.0.1:{port}; root {served}; }}
+}}
+"""
+
+
 class Unavailable(Exception):
     """A server that cannot be had here; the message says why."""
 
@@ -159,6 +173,33 @@ def slow_folder(
         run_until_end(stack, command, folder, mountpoint.is_mount)
         stack.callback(subprocess.run, [unmount, "-u", "-z", str(mountpoint)], check=False)
         yield mountpoint
+
+
+@contextlib.contextmanager
+def web_server(served: Path) -> Iterator[int]:
+    """Yield the port on which nginx serves the files below ``served``; Unavailable without it."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise Unavailable("no nginx here (Debian: nginx-light)")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-nginx-")))
+        folder.chmod(0o755)  # its workers are another user's
+        port, config = free_port(), folder / "nginx.conf"
+        config.write_text(_CONFIG.format(folder=folder, served=served, port=port))
+        run_until_end(stack, [program, "-c", str(config)], folder, lambda: answers(port))
+        yield port
+
+
+@contextlib.contextmanager
+def slow_line(port: int, delay_ms: float, mb_per_s: float) -> Iterator[int]:
+    """Yield the port of a proxy that makes the server at ``port`` far away."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-proxy-")))
+        far = free_port()
+        command = [sys.executable, str(_HERE / "slow_proxy.py"), str(far), str(port)]
+        command += [str(delay_ms), str(mb_per_s)]
+        run_until_end(stack, command, folder, lambda: answers(far))
+        yield far
 
 
 def run_until_end(

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 # Of its own, so that no job that happens to read the same data shares the cache being measured.
 os.environ["STOKER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stoker-bench-")
 atexit.register(shutil.rmtree, os.environ["STOKER_RUNTIME_DIR"], True)
@@ -61,6 +63,14 @@ def interleave(
 def paired_ratio(of: Sequence[float], to: Sequence[float]) -> float:
     """Return the median over rounds of ``of / to`` within the round."""
     return statistics.median(a / b for a, b in zip(of, to, strict=True))
+
+
+def paired_interval(of: Sequence[float], to: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval, over rounds, of :func:`paired_ratio`."""
+    ratios = np.divide(of, to)
+    rounds = np.random.default_rng(0).integers(0, len(ratios), (10_000, len(ratios)))
+    low, high = np.quantile(np.median(ratios[rounds], axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 @dataclass

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import tempfile
 import threading
 import time
@@ -35,7 +34,7 @@ import numpy as np
 from feed_alone import alone
 from feed_loaders import tensor_of
 from feed_process import run_alone
-from feed_servers import Unavailable, answers, free_port, run_until_end
+from feed_servers import Unavailable, web_server
 from feed_waiting import Waiting
 from harness import Report, interleave, paired_ratio, parser
 
@@ -48,18 +47,6 @@ TARGETS = {"3KB": (0.85, None), "110KB": (0.8, 1.0), "1MB": (0.8, None)}
 PARTS = (*SIZES, "alone", "fetchers")
 _EPOCHS = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
-_CONFIG = """
-worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors;
-events {{ worker_connections 2048; }}
-http {{
-  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
-  open_file_cache max=20000 inactive=600s;
-  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  server {{ listen 127.0.0.1:{port}; root {folder}/served; }}
-}}
-"""
 
 
 @dataclass(frozen=True)
@@ -77,21 +64,13 @@ class Web:
 @contextlib.contextmanager
 def nginx(size: int, number: int) -> Iterator[Web]:
     """Serve ``number`` objects of ``size`` random bytes; raises Unavailable without nginx."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        raise Unavailable("no nginx here (Debian: nginx-light)")
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-nginx-")))
-        folder.chmod(0o755)  # its workers are another user's
-        served = folder / "served"
-        served.mkdir()
+        served = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-served-")))
+        served.chmod(0o755)  # the server's workers are another user's
         names = tuple(f"{index:06d}.bin" for index in range(number))
         for index, name in enumerate(names):
             (served / name).write_bytes(np.random.default_rng(index).bytes(size))
-        port = free_port()
-        config = folder / "nginx.conf"
-        config.write_text(_CONFIG.format(folder=folder, port=port))
-        run_until_end(stack, [program, "-c", str(config)], folder, lambda: answers(port))
+        port = stack.enter_context(web_server(served))
         yield Web(f"http://127.0.0.1:{port}", names)
 
 

@@ -3,7 +3,7 @@
 Options are passed on: ``--smoke`` and ``--json`` to all of them. ``--data DIR`` (a folder of class
 folders, or one with those in train/ and test/; CIFAR-10 for the published numbers) goes to those
 that read images. With ``--output DIR`` each table is written to a file there, plots beside them,
-and existing tables are not made again. So are the trainings that take hours, which resume where
+and existing tables are not made again. So are the runs that take hours, which resume where
 they were stopped and run only with it, or tiny with ``--smoke``. Ends with status 1 when one of
 them failed; a target that is not met is printed and is no failure.
 """
@@ -37,7 +37,7 @@ BENCHMARKS = (
     "simulate",
     "curves",
 )
-HOURS = ("importance", "importance_time", "accuracy_of_repeats", "label_noise")
+HOURS = ("no_regret", "importance", "importance_time", "accuracy_of_repeats", "label_noise")
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
 
 
@@ -81,7 +81,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 def _options(name: str, args: argparse.Namespace) -> list[str]:
     options = ["--smoke"] * args.smoke + ["--json"] * args.json
-    if args.data and name in HOURS:
+    if args.data and name in HOURS and name != "no_regret":
         options += ["--data", str(args.data)]
     elif args.data and name in READ_IMAGES:
         inside = args.data / "train"
