@@ -86,7 +86,7 @@ def test_order_and_augmentation_do_not_depend_on_threads(threads: int) -> None:
         return sample + rng.random()
 
     def run(threads: int) -> list[Any]:
-        with feed_of(threads=threads, transform=noisy, seed=3) as feed:
+        with feed_of(decode_threads=threads, transform=noisy, seed=3) as feed:
             return [batch.data for _ in range(2) for batch in feed]
 
     for one, other in zip(run(threads), run(2), strict=True):
@@ -160,7 +160,7 @@ def test_a_saved_state_resumes_with_what_was_not_handed_out(recipe: str, taken: 
         feed.end_epoch(accuracy=0.5)
         first = train(feed, taken) if taken else []
         state = feed.state_dict()
-    with feed_of(recipe=recipe, epochs=3, threads=1) as feed:
+    with feed_of(recipe=recipe, epochs=3, decode_threads=1) as feed:
         feed.load_state_dict(state)
         rest = train(feed)
     with feed_of(recipe=recipe, epochs=3) as feed:
@@ -226,11 +226,11 @@ class Broken(BaseSource):
 @pytest.mark.parametrize("threads", [0, 3])
 def test_errors_are_raised_in_their_place_or_skipped(threads: int) -> None:
     with (
-        Feed(Broken(), 32, decode=number, threads=threads, shuffle=False) as feed,
+        Feed(Broken(), 32, decode=number, decode_threads=threads, shuffle=False) as feed,
         pytest.raises(SourceUnavailable, match="bad disk"),
     ):
         list(feed)
-    with Feed(Broken(), 32, decode=number, threads=threads, on_error="skip") as feed:
+    with Feed(Broken(), 32, decode=number, decode_threads=threads, on_error="skip") as feed:
         seen = ids_of(feed)
         assert len(seen) == N and 7 not in seen
         assert [failure.id for failure in feed.quarantine] == [7]
@@ -254,7 +254,7 @@ def test_threads_really_work_beside_the_training_loop() -> None:
         assert both.wait(30)
         return sample
 
-    with feed_of(transform=meet, threads=2) as feed:
+    with feed_of(transform=meet, decode_threads=2) as feed:
         next(iter(feed))
     assert len(seen) == 2 and get_ident() not in seen
 
@@ -290,7 +290,7 @@ def test_decoded_arrays_are_cached() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"threads": -1}, "threads=-1"),
+        ({"decode_threads": -1}, "decode_threads=-1"),
         ({"ready": -2}, "ready=-2"),
         ({"targets": [1, 2]}, "targets of shape"),
         ({"recipe": "nosuch"}, "nosuch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_the_same_pixels_whoever_decodes(root: Path, expected: list[Any], way: s
 @pytest.mark.parametrize("threads", [0, 3])
 def test_the_feed_gives_the_same(root: Path, expected: list[Any], threads: int) -> None:
     transform = Train(SIZE, (0.4, 1))
-    with Feed(str(root), 5, seed=3, threads=threads, transform=transform) as feed:
+    with Feed(str(root), 5, seed=3, decode_threads=threads, transform=transform) as feed:
         made = [(batch.data, batch.targets) for _ in range(2) for batch in feed]
     assert_equal(made, expected)
 
@@ -268,7 +269,7 @@ def test_the_feeds_further_transforms_have_numbers_of_their_own(root: Path) -> N
         drawn.append(rng.random())
         return image[:, ::2]
 
-    with Feed(str(root), 5, transform=[Train(SIZE), then], threads=0) as feed:
+    with Feed(str(root), 5, transform=[Train(SIZE), then], decode_threads=0) as feed:
         assert all(batch.data.shape[1:] == (3, SIZE // 2, SIZE) for batch in feed)
     assert len(set(drawn)) == PHOTOGRAPHS
     flips = [value < 0.5 for value in drawn]
@@ -357,3 +358,20 @@ def test_normalize(images: torch.Tensor, dtype: torch.dtype, error: float, layou
     assert made.dtype == dtype and made.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(made.float(), expected, atol=error, rtol=error)
     assert not Normalize().state_dict()
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.half(),
+        lambda model: model.to(torch.float64),
+        lambda model: model.to("meta").to_empty(device="cpu"),
+    ],
+)
+def test_a_cast_of_the_model_does_not_round_the_constants(images: torch.Tensor, cast: Any) -> None:
+    expected = Normalize()(images)
+    model = cast(torch.nn.Sequential(Normalize(), torch.nn.Identity()))
+    assert model[0].scale.dtype == torch.float32
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+    assert pickle.loads(pickle.dumps(model))(images).equal(expected)

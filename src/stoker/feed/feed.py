@@ -51,8 +51,8 @@ class Feed(FrontEnd):
       Or a list of such functions. The first may be :class:`stoker.images.Train` or ``Eval``, which
       decodes images and writes the pixels where the batch has them.
     - ``targets``: array-like ``[N, ...]``, one for each sample.
-    - ``threads``: how many read, decode and transform; 0: the caller does. ``ready``: batches that
-      may be made ahead of the training loop, by default twice ``threads``.
+    - ``decode_threads``: how many read, decode and transform; 0: the caller does. ``ready``:
+      batches that may be made ahead of the training loop, by default twice ``decode_threads``.
     - ``rescore``: for recipes that score samples again between epochs: from a Batch to its losses.
     - ``rank``, ``world_size``: by default those of torchrun or srun, else one process. Several
       ranks cannot exchange scores here: recipes that need that raise ConfigError when an epoch
@@ -72,7 +72,7 @@ class Feed(FrontEnd):
         targets: ArrayLike | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        threads: int = 4,
+        decode_threads: int = 4,
         ready: int | None = None,
         cache: Cache | Size = "20%",
         recipe: str | Recipe | None = None,
@@ -85,14 +85,15 @@ class Feed(FrontEnd):
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_on_error(on_error)
-        _check_counts(batch_size=batch_size, threads=threads, ready=ready)
+        _check_counts(batch_size=batch_size, decode_threads=decode_threads, ready=ready)
         samples = FeedSamples(source, decode, targets)
         if not len(samples):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
         self.batch_size = batch_size
         self._samples = samples
         samples.image_transform, self._transform = split(transform)
-        self._threads, self._ready = threads, 2 * threads if ready is None else ready
+        self._threads = decode_threads
+        self._ready = 2 * decode_threads if ready is None else ready
         self._on_error: OnError = on_error
         self._rescore = rescore
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
@@ -289,8 +290,8 @@ def _join(rank: int, world_size: int) -> Collective:
     )
 
 
-def _check_counts(*, batch_size: int, threads: int, ready: int | None) -> None:
+def _check_counts(*, batch_size: int, decode_threads: int, ready: int | None) -> None:
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: give 1 or more")
-    if threads < 0 or (ready is not None and ready < 0):
-        raise ConfigError(f"threads={threads}, ready={ready}: give 0 or more")
+    if decode_threads < 0 or (ready is not None and ready < 0):
+        raise ConfigError(f"decode_threads={decode_threads}, ready={ready}: give 0 or more")

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
+from stoker.images.upper_rows import upper_rows
 
 _JPEG_START = b"\xff\xd8\xff"
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
@@ -38,7 +39,8 @@ def decode_image(data: bytes | memoryview, max_pixels: int | None = None) -> NDA
     a damaged or truncated one. EXIF orientation is not applied, as in torchvision. Safe in any
     thread.
     """
-    return EncodedImage(data, max_pixels).pixels()[0]
+    decoded, _ = EncodedImage(data, max_pixels).decoded()
+    return decoded if isinstance(decoded, np.ndarray) else np.array(decoded)
 
 
 class EncodedImage:
@@ -61,29 +63,40 @@ class EncodedImage:
                 pass
         self._open_with_pillow()
 
-    def pixels(self, shrink: int = 1) -> tuple[NDArray[np.uint8], int]:
-        """Return the pixels and by how much each side was shrunk: ``shrink``, 1, 2, 4 or 8, or 1.
+    def decoded(self, shrink: int = 1, rows: int | None = None) -> tuple[Any, int]:
+        """Return the image and by how much each side was shrunk: ``shrink``, 1, 2, 4 or 8, or 1.
 
-        JPEG is shrunk in its inverse transform, which takes less time than decoding all pixels;
-        sides are rounded up. Other formats are not shrunk.
+        The image is ``u8[height, width, 3]``, or an RGB ``PIL.Image`` if Pillow decoded it. JPEG is
+        shrunk in its inverse transform, which takes less time than decoding all pixels; sides are
+        rounded up. Other formats are not shrunk. Below the first ``rows``, counted before
+        shrinking, rows may be missing.
         """
         if self._opened is None:
             try:
-                decoded: NDArray[np.uint8] = simplejpeg().decode_jpeg(
-                    self._data,
-                    "RGB",
-                    min_width=-(-self.width // shrink),
-                    min_height=-(-self.height // shrink),
-                    strict=True,
-                )
-                return decoded, shrink
+                return self._decoded_by_simplejpeg(shrink, rows), shrink
             except ValueError:
                 self._open_with_pillow()
         with _other_errors_as_corrupt(self._data), self._opened as image:
             if shrink > 1:
                 image.draft(None, (max(1, self.width // shrink), max(1, self.height // shrink)))
             is_shrunk = image.size != (self.width, self.height)
-            return np.array(image.convert("RGB")), shrink if is_shrunk else 1
+            image.load()
+            # Pillow copies an image that it converts to what it is.
+            converted = image if image.mode == "RGB" else image.convert("RGB")
+            return converted, shrink if is_shrunk else 1
+
+    def _decoded_by_simplejpeg(self, shrink: int, rows: int | None) -> NDArray[np.uint8]:
+        """Return the pixels; ValueError if the library finds anything wrong."""
+        upper = None if rows is None else upper_rows(self._data, self.height, rows)
+        data, height = (self._data, self.height) if upper is None else upper
+        decoded: NDArray[np.uint8] = simplejpeg().decode_jpeg(
+            data,
+            "RGB",
+            min_width=-(-self.width // shrink),
+            min_height=-(-height // shrink),
+            strict=upper is None,
+        )
+        return decoded
 
     def _open_with_pillow(self) -> None:
         with _other_errors_as_corrupt(self._data):

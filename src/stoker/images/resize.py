@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +20,54 @@ from stoker.images.decode import to_pil
 _here = threading.local()  # a Resizer keeps buffers, and serves one thread at a time
 
 
-def resize_box(
-    pixels: NDArray[np.uint8], box: Box, size: int, *, context: bool = False
-) -> NDArray[np.uint8]:
-    """Return ``box`` of ``pixels``, ``u8[height, width, 3]``, as ``u8[size, size, 3]``.
+class Window(NamedTuple):
+    """The whole pixels of an image that a resized box is made of."""
 
-    With ``context`` the filter sees what lies around the box, as if all of the image were resized
-    and then cut; without, as if it were cut first. Safe in any thread; the GIL is released.
-    """
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def window(box: Box, size: int, *, context: bool = False) -> Window:
+    """Return what :func:`resize_box` reads; it may reach beyond the right and lower edges."""
     # The triangle filter reaches one target pixel beyond the box.
     reach_x, reach_y = (
         (math.ceil(max(1, side / size)) + 1 for side in box[2:]) if context else (0, 0)
     )
-    left, top = max(0, math.floor(box.left) - reach_x), max(0, math.floor(box.top) - reach_y)
-    right, bottom = math.ceil(box.left + box.width), math.ceil(box.top + box.height)
-    part = pixels[top : bottom + reach_y, left : right + reach_x]
-    inside = _within(part, Box(box.left - left, box.top - top, box.width, box.height))
+    return Window(
+        max(0, math.floor(box.left) - reach_x),
+        max(0, math.floor(box.top) - reach_y),
+        math.ceil(box.left + box.width) + reach_x,
+        math.ceil(box.top + box.height) + reach_y,
+    )
+
+
+def resize_box(image: Any, box: Box, size: int, *, context: bool = False) -> NDArray[np.uint8]:
+    """Return ``box`` of ``image`` as ``u8[size, size, 3]``.
+
+    ``image`` is ``u8[height, width, 3]`` or an RGB ``PIL.Image``. With ``context`` the filter sees
+    what lies around the box, as if all of the image were resized and then cut; without, as if it
+    were cut first. Safe in any thread; the GIL is released.
+    """
+    left, top, right, bottom = window(box, size, context=context)
+    if isinstance(image, np.ndarray):
+        part = image[top:bottom, left:right]
+        height, width = part.shape[:2]
+    else:
+        part = image.crop((left, top, min(right, image.width), min(bottom, image.height)))
+        width, height = part.size
+    # Rounding may have put some of the box beyond the edges.
+    inside = Box(
+        box.left - left,
+        box.top - top,
+        min(box.width, width - (box.left - left)),
+        min(box.height, height - (box.top - top)),
+    )
     library = cykooz_resizer()
     if library is None:
         return _resize_with_pillow(part, inside, size)
-    return _resize_with_cykooz(library, part, inside, size)
+    return _resize_with_cykooz(library, part.tobytes(), (width, height), inside, size)
 
 
 @cache
@@ -52,20 +80,11 @@ def cykooz_resizer() -> Any:
     return library
 
 
-def _within(part: NDArray[np.uint8], box: Box) -> Box:
-    """Return ``box`` without what rounding put beyond the edges of ``part``."""
-    height, width = part.shape[:2]
-    return box._replace(
-        width=min(box.width, width - box.left), height=min(box.height, height - box.top)
-    )
-
-
 def _resize_with_cykooz(
-    library: Any, part: NDArray[np.uint8], box: Box, size: int
+    library: Any, part: bytes, sides: tuple[int, int], box: Box, size: int
 ) -> NDArray[np.uint8]:
     kind = library.PixelType.U8x3
-    height, width = part.shape[:2]
-    source = library.ImageData(width, height, kind, part.tobytes())
+    source = library.ImageData(*sides, kind, part)
     target = library.ImageData(size, size, kind)
     triangle = library.ResizeAlg.convolution(library.FilterType.bilinear)
     options = library.ResizeOptions(triangle, crop_box=library.CropBox(*box))
@@ -75,10 +94,10 @@ def _resize_with_cykooz(
     return np.frombuffer(target.get_buffer(), np.uint8).reshape(size, size, 3)
 
 
-def _resize_with_pillow(part: NDArray[np.uint8], box: Box, size: int) -> NDArray[np.uint8]:
+def _resize_with_pillow(part: Any, box: Box, size: int) -> NDArray[np.uint8]:
     from PIL.Image import Resampling
 
+    image = to_pil(part) if isinstance(part, np.ndarray) else part
     left, top, width, height = box
-    image = to_pil(part)
     edges = (left, top, left + width, top + height)
     return np.asarray(image.resize((size, size), Resampling.BILINEAR, edges))

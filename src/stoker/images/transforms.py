@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.boxes import Box, centre_box, random_box
 from stoker.images.decode import EncodedImage
-from stoker.images.resize import resize_box
+from stoker.images.resize import resize_box, window
 
 _SHRINKS = (8, 4, 2)
 _ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
@@ -77,11 +77,13 @@ class ImageTransform(ABC):
             image = EncodedImage(memoryview(image), self.max_pixels)
         if isinstance(image, EncodedImage):
             cut = self.cut(image.width, image.height, rng)
-            pixels, shrunk = image.pixels(self._shrink(cut.box))
+            shrink = self._shrink(cut.box)
+            read = window(cut.box.over(shrink), self.size, context=cut.has_context)
+            whole, shrunk = image.decoded(shrink, shrink * read.bottom)
         else:
-            pixels, shrunk = _rgb(image), 1
-            cut = self.cut(pixels.shape[1], pixels.shape[0], rng)
-        square = resize_box(pixels, cut.box.over(shrunk), self.size, context=cut.has_context)
+            whole, shrunk = _rgb(image), 1
+            cut = self.cut(whole.shape[1], whole.shape[0], rng)
+        square = resize_box(whole, cut.box.over(shrunk), self.size, context=cut.has_context)
         _lay(square, cut.is_flipped, self.layout, out)
         return out
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Self
 
 import torch
 
@@ -18,7 +18,8 @@ class Normalize(torch.nn.Module):
     Takes ``uint8[n, 3, h, w]``, or ``uint8[n, h, w, 3]`` with ``layout="hwc"``, as
     :mod:`stoker.images` gives them; returns ``dtype[n, 3, h, w]`` in channels_last memory, which
     convolutions prefer. A batch travels to the device as bytes, half of what bfloat16 takes.
-    Computes in float32. ``mean`` and ``std``, of the three channels, are ImageNet's by default.
+    Computes in float32, even if the model was cast with ``model.to(torch.bfloat16)``. ``mean`` and
+    ``std``, of the three channels, are ImageNet's by default.
 
     Raises :class:`~stoker.errors.ConfigError` for other values, and other images.
     """
@@ -44,8 +45,9 @@ class Normalize(torch.nn.Module):
         self.dtype, self.layout = dtype, layout
         spread = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
         middle = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
-        self.register_buffer("scale", (1 / (255 * spread)).float(), persistent=False)
-        self.register_buffer("shift", (-middle / spread).float(), persistent=False)
+        self._constants = (1 / (255 * spread)).float(), (-middle / spread).float()
+        for name, constant in zip(("scale", "shift"), self._constants, strict=True):
+            self.register_buffer(name, constant, persistent=False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the normalized images."""
@@ -57,6 +59,12 @@ class Normalize(torch.nn.Module):
             )
         values = planes.to(torch.float32, memory_format=torch.channels_last)
         return torch.addcmul(self.shift, values, self.scale).to(self.dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Casting a module rounds its buffers: take exact ones to where they are now.
+        self.scale, self.shift = (each.to(self.scale.device) for each in self._constants)
+        return self
 
     def extra_repr(self) -> str:
         """Return what the module's text shows."""
