@@ -242,7 +242,7 @@ def test_c1_a_tier_that_is_exchanged_under_us_gets_nothing(tmp_path: Path) -> No
     precious = tmp_path / "precious"
     precious.write_text("data")
     (tmp_path / "tier" / "parts" / "1").symlink_to(precious)
-    tier.part_of(1).write_text("a part")
+    Path(tier.part_of(1)).write_text("a part")
     assert precious.read_text() == "data"
     assert (tmp_path / "moved" / "parts" / "1").read_text() == "a part"
     assert not tier.is_there()

@@ -77,15 +77,15 @@ def source(request: pytest.FixtureRequest) -> SlowSource:
     return made
 
 
-def run(fetcher: Fetcher, rank: Rank) -> list[int]:
+def run(fetcher: Fetcher, *ranks: Rank) -> list[int]:
     """Let the fetcher do what there is to do; return what is cached then."""
 
     def has_nothing_to_do() -> bool:
-        fetcher.step([rank])
+        fetcher.step(ranks)
         return fetcher.is_idle
 
     until(has_nothing_to_do)
-    return np.flatnonzero(rank.tier.arena.contains(np.arange(NUM, dtype=np.uint32))).tolist()
+    return np.flatnonzero(ranks[0].tier.arena.contains(np.arange(NUM, dtype=np.uint32))).tolist()
 
 
 def test_it_fills_the_window_and_no_more(arena: Arena, source: SlowSource) -> None:
@@ -147,6 +147,25 @@ def test_what_others_claimed_is_left_to_them(arena: Arena, source: SlowSource) -
     assert source.reads[[3, 4]].tolist() == [0, 0]
     other.close()
     fetcher.close()
+
+
+def test_what_another_rank_still_waits_for_takes_up_its_room(source: SlowSource) -> None:
+    with Arena(NUM, 1_050, 100) as arena, Arena.attach(arena.handle) as other:
+        nothing = Region("main", 50 / 1_050, order="insertion", admission="while_room")
+        arena.configure([nothing, Region("window", 1_000 / 1_050, order="insertion")])
+        ranks, fetcher = [Rank(arena, 500), Rank(other, 500)], Fetcher(source)
+        assert run(fetcher, *ranks) == list(range(5)), "the second waits for the same ones"
+        ranks[0].marks.served[:5] = SERVED
+        assert run(fetcher, *ranks) == list(range(10))
+        ranks[0].marks.served[:10] = SERVED
+        assert run(fetcher, *ranks) == [*range(5), *range(10, 15)]
+        for end in (5, 10, 15, 20):
+            for rank in ranks:
+                rank.marks.served[:end] = SERVED
+            run(fetcher, *ranks)
+        read_for = np.add(ranks[0].fresh, ranks[1].fresh)
+        assert read_for.tolist() == source.reads.tolist(), "none was read in vain"
+        fetcher.close()
 
 
 def test_s7_who_has_a_stand_in_is_read_once_that_has_left(arena: Arena, source: SlowSource) -> None:

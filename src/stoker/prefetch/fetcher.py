@@ -160,13 +160,16 @@ class Fetcher(Generic[C]):
             # In order of the plan, which the release by position relies on. What cannot be leased
             # could be gone before it is used, and is left to the worker.
             if arena.lease(wanted.ids, group.position):
-                missing = wanted.part(~arena.contains(wanted.ids))
+                is_cached = arena.contains(wanted.ids)
+                missing, cached = wanted.part(~is_cached), wanted.ids[is_cached]
+                # What lies in the window for another access stays there for this one after it.
+                shared = cached[arena.copies(cached, WINDOW) > 0]
                 if consumer.stand_ins is not None:
                     _, spared = consumer.stand_ins.key_samples(missing.ids)
                     if spared.any():
                         consumer.spared.append(missing.part(spared))
                         missing = missing.part(~spared)
-                consumer.walk.keep_room_for(missing.ids)
+                consumer.walk.keep_room_for(np.concatenate([missing.ids, shared]))
                 self._start_reading(consumer, missing)
         self._confirm(consumer)
         return True

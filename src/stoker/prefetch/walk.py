@@ -164,9 +164,9 @@ class Walk:
             offset -= len(segment.ids)
         return None
 
-    def keep_room_for(self, missing: Ids) -> None:
+    def keep_room_for(self, ids: Ids) -> None:
         """Reduce the space of the latest group to these samples."""
-        self._give_room(len(self._groups) - 1, int(self._sizes[missing].sum()))
+        self._give_room(len(self._groups) - 1, int(self._sizes[ids].sum()))
 
     def make_room_for(self, more: Ids, position: int) -> None:
         """Add these samples to the space of the group at this position."""
