@@ -154,6 +154,7 @@ def test_what_another_rank_still_waits_for_takes_up_its_room(source: SlowSource)
         nothing = Region("main", 50 / 1_050, order="insertion", admission="while_room")
         arena.configure([nothing, Region("window", 1_000 / 1_050, order="insertion")])
         ranks, fetcher = [Rank(arena, 500), Rank(other, 500)], Fetcher(source)
+        run(fetcher, ranks[0])
         assert run(fetcher, *ranks) == list(range(5)), "the second waits for the same ones"
         ranks[0].marks.served[:5] = SERVED
         assert run(fetcher, *ranks) == list(range(10))
