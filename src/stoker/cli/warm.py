@@ -89,6 +89,7 @@ def _wanted(source: Source) -> Wanted:
         len(sizes),
         total,
         total,
+        total,
         int(np.max(sizes)),
         total / len(sizes),
         source.local_identity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from stoker.epoch.stage import check_stage
 from stoker.errors import ConfigError
 from stoker.jobs.member import Sharing
 from stoker.pool.pool_address import PoolAddress
@@ -14,7 +15,6 @@ from stoker.types import parse_bytes
 Size = int | float | str
 """Bytes, ``8 << 30`` or ``"8GiB"``, or where that has a meaning a share, ``"20%"``."""
 
-_STAGES = ("encoded", "decoded")
 _EVERYTHING = 1 << 60  # stands for a data set that is not known yet, whatever share is asked for
 
 
@@ -40,8 +40,10 @@ class Cache:
     pool_size: Size | None = None
     """What this data set may take of the pool; None: what the servers have. 0: there is none."""
     stage: str = "encoded"
-    """``"encoded"`` bytes, or ``"decoded"`` arrays: more bytes, less work. Transforms of the data
-    set, which may be random, come after either."""
+    """``"encoded"`` bytes; ``"resized:288"`` or ``"resized:288:90"``, JPEG files whose short side
+    and quality are these, where originals are larger: a third of the bytes, and less work; or
+    ``"decoded"`` arrays: more bytes, least work. Transforms of the data set, which may be random,
+    come after each. Shares of a cache of resized ones are shares of the originals' bytes."""
     prefetch: Size = "256MiB"
     """Bytes, on top of the memory, that a process of its own may read ahead for the ranks of this
     machine; no more than 5 % of the cache or a few batches. 0: nothing is read ahead."""
@@ -63,8 +65,7 @@ class Cache:
             CacheDir(self.disk)
         if self.pool is not None:
             PoolAddress.parse(self.pool)
-        if self.stage not in _STAGES:
-            raise ConfigError(f"stage={self.stage!r} is not known: use 'encoded' or 'decoded'")
+        check_stage(self.stage)
         parse_bytes(self.prefetch, name="prefetch")
         if self.fetchers != "auto" and not _is_count(self.fetchers):
             raise ConfigError(f"fetchers={self.fetchers!r} is invalid: give 1 to 64, or 'auto'")

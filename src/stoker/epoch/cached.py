@@ -132,7 +132,10 @@ class CachedSamples:
 
         They are counted apart, and never served by another sample. It need not be closed.
         """
-        store = Store(self.stage.source, self.store.tier, pool=self.store.pool)
+        stage = self.stage
+        store = Store(
+            stage.source, self.store.tier, pool=self.store.pool, originals=stage.originals
+        )
         return CachedSamples(self.dataset, store, self.stage)
 
     def past_the_cache(self) -> CachedSamples:
@@ -147,6 +150,7 @@ class CachedSamples:
             places=own.places,
             substitution=None if own.claims is None else own.substitution,
             claims=own.claims,
+            originals=self.stage.originals,
         )
         store.counters = own.counters
         return CachedSamples(self.dataset, store, self.stage)

@@ -311,8 +311,8 @@ def make_packager(
         return None
     if not is_bytes_of_source:
         warn_caller(
-            "samples are not packaged, as only bytes of a source can be: leave out "
-            "stage='decoded', and use a data set of Stoker's in place of wrap()"
+            "samples are not packaged, as only bytes of a source can be: leave stage out, "
+            "and use a data set of Stoker's in place of wrap()"
         )
         return None
     names = [region.name for region in policy.regions()]

@@ -236,7 +236,7 @@ class Session:
     def _window(self, workers: int, ranks_here: int) -> int:
         """Return the bytes on top of the cache for what is read ahead."""
         setup = self.setup
-        if not (self._epochs.is_planned and setup.capacity and setup.stage.is_bytes_of_source):
+        if not (self._epochs.is_planned and setup.capacity and setup.stage.can_read_ahead):
             return 0
         batch_bytes = setup.mean_size * (self._epochs.batch_size or 1)
         asked = parse_bytes(setup.cache.prefetch, name="prefetch")

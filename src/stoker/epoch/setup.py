@@ -66,9 +66,15 @@ class CacheSetup:
         """This job among those that share the cache, once it is open; None: it is alone."""
         sizes = population.sizes(self.stage.source.sizes)
         self.data_bytes = int(sizes.sum())
-        """Payload bytes of the samples that are visited; an estimate where sizes are."""
+        """Payload bytes of the samples that are visited, as they are cached; an estimate where
+        sizes are."""
         self.mean_size = self.data_bytes / len(sizes)
-        asked = parse_bytes(cache.memory, of=self.data_bytes, name="cache")
+        originals = self.stage.originals
+        whole = self.data_bytes
+        if originals is not None:
+            whole = int(population.sizes(originals.sizes).sum())
+        self._whole_bytes = whole  # what shares are shares of
+        asked = parse_bytes(cache.memory, of=whole, name="cache")
         self._largest = largest = int(np.max(sizes))
         if 0 < asked < largest and not recipe.preload:
             raise ConfigError(
@@ -90,6 +96,7 @@ class CacheSetup:
             self.stage.key,
             population.num_samples,
             self.data_bytes,
+            whole,
             everything,
             largest,
             self.mean_size,
@@ -167,6 +174,7 @@ class CacheSetup:
             has_places=has_homes,
             claims=claims,
             stand_ins=stand_ins,
+            originals=self.stage.originals,
         )
         if self._pool is not None:
             are_times = self.policy.looks_ahead
@@ -290,12 +298,12 @@ class CacheSetup:
 
     def __str__(self) -> str:
         """Return what is cached, and how, in one line."""
-        share = min(1.0, self.capacity / self.data_bytes) if self.data_bytes else 0.0
+        share = 1.0 if self.capacity >= self.data_bytes else self.capacity / self._whole_bytes
         visited, every = len(self.population), self.population.num_samples
         part = "" if visited == every else f" of {every:,}"
         kept = f"cache {format_bytes(self.capacity)} ({share:.0%})" if self.capacity else "no cache"
         return (
-            f"{self._name}: {visited:,}{part} samples, {format_bytes(self.data_bytes)}; "
+            f"{self._name}: {visited:,}{part} samples, {format_bytes(self._whole_bytes)}; "
             f"recipe {self.recipe.name}; {', '.join([kept, *self._below])}"
         )
 
@@ -303,6 +311,8 @@ class CacheSetup:
     def _below(self) -> list[str]:
         """What else says how samples are cached, a few words each."""
         below = [] if self.stage.is_bytes_of_source else ["decoded"]
+        if self.stage.originals is not None:
+            below = [self.cache.stage]
         below += [] if self._disk is None else ["on disk below"]
         return below + ([] if self._pool is None else ["with a pool"])
 

@@ -1,4 +1,4 @@
-"""What samples are made of, and where in their life the cache stands: encoded or decoded."""
+"""What samples are made of, and in which form the cache keeps them: encoded, resized or decoded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.codec import decode, encode
+from stoker.epoch.resized import ResizedSource
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import ImageTransform
+from stoker.images.resized import Resized
 from stoker.source.base import BaseSource, Source, read_whole
+from stoker.source.in_memory import MemorySource
 from stoker.store.counters import Counters
 
 Decode = Callable[[bytes], Any]
@@ -102,8 +105,13 @@ class Stage(Protocol):
     """Whether ``key`` says nothing to other jobs, and rank 0's must be used by all."""
     is_bytes_of_source: bool
     """Whether the cached form is what the data set's source reads, so that anyone can read it."""
+    can_read_ahead: bool
+    """Whether any process can make the cached form, without code of the user's."""
     headroom: float
     """How much larger all samples may be than ``source.sizes`` says; 1 where it is exact."""
+    originals: Source | None
+    """What a share of the data set is a share of, and what is read for a sample of :attr:`source`,
+    if not that sample itself."""
 
     @property
     def source(self) -> Source:
@@ -127,27 +135,45 @@ class Stage(Protocol):
         ...
 
 
+def check_stage(stage: object) -> None:
+    """Raise ConfigError unless :func:`make_stage` knows ``stage``, for some data set."""
+    if stage in ("encoded", "decoded"):
+        return
+    try:
+        known = isinstance(stage, str) and Resized.parse(stage) is not None
+    except ConfigError as error:
+        raise ConfigError(f"stage={stage!r} is invalid: {error}") from error
+    if not known:
+        raise ConfigError(
+            f"stage={stage!r} is not known: use 'encoded', 'decoded', or 'resized:SIDE' or "
+            "'resized:SIDE:QUALITY', such as 'resized:288:90'"
+        )
+
+
 def make_stage(dataset: Samples, stage: str) -> Stage:
-    """Return the stage ``"encoded"`` or ``"decoded"``; ConfigError where that makes no sense."""
+    """Return the stage of that name; ConfigError where it makes no sense."""
     if stage == "encoded":
         return EncodedStage(dataset)
     if not dataset.is_bytes_of_source:
         raise ConfigError(
-            "stage='decoded' has no meaning for a wrapped data set, whose samples are "
+            f"stage={stage!r} has no meaning for a wrapped data set, whose samples are "
             "cached as it returns them: leave stage out"
         )
-    return DecodedStage(dataset)
+    form = Resized.parse(stage)
+    return DecodedStage(dataset) if form is None else ResizedStage(dataset, form)
 
 
 class EncodedStage:
     """Bytes as the source has them."""
 
     def __init__(self, dataset: Samples) -> None:
-        self.source = dataset.source
+        self.source: Source = dataset.source
         self.key = dataset.source.fingerprint
         self.is_private = dataset.source.is_private
         self.is_bytes_of_source = dataset.is_bytes_of_source
+        self.can_read_ahead = self.is_bytes_of_source
         self.headroom = 1.0 if self.is_bytes_of_source else _ESTIMATED
+        self.originals: Source | None = None
         self._dataset = dataset
 
     def decoded(self, index: int, data: memoryview) -> Any:
@@ -166,14 +192,30 @@ class EncodedStage:
         """Nothing is counted here."""
 
 
+class ResizedStage(EncodedStage):
+    """Photographs in JPEG, made smaller when they are read: less bytes, and less decoding."""
+
+    def __init__(self, dataset: Samples, form: Resized) -> None:
+        super().__init__(dataset)
+        self.originals = dataset.source
+        self.source = resized = ResizedSource(dataset.source, form)
+        self.key = resized.fingerprint
+        self.is_bytes_of_source = False
+        self.can_read_ahead = not isinstance(dataset.source, MemorySource)
+        # None is larger than its original.
+        self.headroom = min(_ESTIMATED, 1 / max(resized.factor, 1e-9))
+
+
 class DecodedStage:
     """Decoded samples: more bytes, no decoding any more; augmentation still comes after it."""
 
     def __init__(self, dataset: Samples) -> None:
         self.is_private = dataset.decode_name is None
-        self.source = DecodedSource(dataset, private=self.is_private)
-        self.is_bytes_of_source = False
+        self._decoded = DecodedSource(dataset, private=self.is_private)
+        self.source: Source = self._decoded
+        self.is_bytes_of_source = self.can_read_ahead = False
         self.headroom = _ESTIMATED
+        self.originals: Source | None = None
         how = dataset.decode_name or uuid.uuid4().hex
         self.key = f"{dataset.source.fingerprint}-decoded-{how}"
 
@@ -187,11 +229,11 @@ class DecodedStage:
 
     def bytes_from_source(self, stored: int) -> int:
         """Return the encoded bytes read, whatever they became."""
-        return int(self.source.counters.totals()["bytes"])
+        return int(self._decoded.counters.totals()["bytes"])
 
     def forget_reads(self) -> None:
         """Count from zero; to be called before the stage is passed to other processes."""
-        self.source.counters = Counters(("bytes",))
+        self._decoded.counters = Counters(("bytes",))
 
 
 class DecodedSource(BaseSource):

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.upper_rows import upper_rows
 
-_JPEG_START = b"\xff\xd8\xff"
+JPEG_START = b"\xff\xd8\xff"
+_SHRINKS = (8, 4, 2)
+_ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
 _WAY_OUT = "if the data set may be trusted, give max_pixels= to ImageFolder or decode_image"
 _limit_mutex = threading.Lock()
@@ -53,7 +55,7 @@ class EncodedImage:
         self.width: int
         self.height: int
         library = simplejpeg()
-        if library is not None and bytes(data[:3]) == _JPEG_START:
+        if library is not None and bytes(data[:3]) == JPEG_START:
             try:
                 self.height, self.width, *_ = library.decode_jpeg_header(data)
                 most = _pillow_limit() if max_pixels is None else max_pixels
@@ -100,8 +102,16 @@ class EncodedImage:
 
     def _open_with_pillow(self) -> None:
         with _other_errors_as_corrupt(self._data):
-            self._opened = _opened(_pillow(), bytes(self._data), self._max_pixels)
+            self._opened = _opened(pillow(), bytes(self._data), self._max_pixels)
         self.width, self.height = self._opened.size
+
+
+def shrink_for(side: float, size: int) -> int:
+    """Return by how much an image may be shrunk before ``side`` pixels become too few for ``size``.
+
+    1, 2, 4 or 8, as :meth:`EncodedImage.decoded` takes it.
+    """
+    return next((by for by in _SHRINKS if side >= _ROOM * by * size), 1)
 
 
 @cache
@@ -116,13 +126,13 @@ def simplejpeg() -> Any:
 
 def to_pil(pixels: NDArray[np.uint8]) -> Any:
     """Return ``u8[height, width, 3]`` as a ``PIL.Image`` that shares its memory."""
-    return _pillow().fromarray(pixels)
+    return pillow().fromarray(pixels)
 
 
 @contextmanager
 def _other_errors_as_corrupt(data: bytes | memoryview) -> Iterator[None]:
     """Turn what Pillow raises into SampleCorrupt."""
-    image_module = _pillow()
+    image_module = pillow()
     try:
         yield
     except SampleCorrupt:
@@ -163,7 +173,8 @@ def _pillow_limit() -> int | None:
     return None if limit is None else 2 * limit
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """Return ``PIL.Image``; ConfigError if it is not installed."""
     try:
         from PIL import Image
     except ImportError as error:

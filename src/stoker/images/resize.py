@@ -1,7 +1,7 @@
 """Antialiased resizing of a part of an image.
 
-cykooz-resizer does what Pillow's bilinear filter does, to the last bit or two, in a fourth of the
-time; Pillow does it where that is not installed.
+cykooz-resizer does what Pillow's bilinear and bicubic filters do, to the last bit or two, in a
+fourth of the time; Pillow does it where that is not installed.
 """
 
 from __future__ import annotations
@@ -64,10 +64,18 @@ def resize_box(image: Any, box: Box, size: int, *, context: bool = False) -> NDA
         min(box.width, width - (box.left - left)),
         min(box.height, height - (box.top - top)),
     )
-    library = cykooz_resizer()
-    if library is None:
-        return _resize_with_pillow(part, inside, size)
-    return _resize_with_cykooz(library, part.tobytes(), (width, height), inside, size)
+    return _resize(part, inside, (size, size), "bilinear")
+
+
+def resize_to(image: Any, width: int, height: int) -> NDArray[np.uint8]:
+    """Return an image as ``u8[height, width, 3]``, by Pillow's bicubic filter.
+
+    ``image`` is ``u8[h, w, 3]`` or an RGB ``PIL.Image``. Images that are resized again keep more
+    detail so than by the bilinear filter, or by the mean of an area. Safe in any thread; the GIL is
+    released.
+    """
+    sides = image.shape[1::-1] if isinstance(image, np.ndarray) else image.size
+    return _resize(image, Box(0, 0, *sides), (width, height), "bicubic")
 
 
 @cache
@@ -80,24 +88,34 @@ def cykooz_resizer() -> Any:
     return library
 
 
+def _resize(image: Any, box: Box, size: tuple[int, int], how: str) -> NDArray[np.uint8]:
+    """Return ``box`` of ``image`` as ``u8[size[1], size[0], 3]``."""
+    library = cykooz_resizer()
+    if library is None:
+        return _resize_with_pillow(image, box, size, how)
+    return _resize_with_cykooz(library, image, box, size, how)
+
+
 def _resize_with_cykooz(
-    library: Any, part: bytes, sides: tuple[int, int], box: Box, size: int
+    library: Any, image: Any, box: Box, size: tuple[int, int], how: str
 ) -> NDArray[np.uint8]:
-    kind = library.PixelType.U8x3
-    source = library.ImageData(*sides, kind, part)
-    target = library.ImageData(size, size, kind)
-    triangle = library.ResizeAlg.convolution(library.FilterType.bilinear)
-    options = library.ResizeOptions(triangle, crop_box=library.CropBox(*box))
+    kind, filters = library.PixelType.U8x3, library.FilterType
+    sides = image.shape[1::-1] if isinstance(image, np.ndarray) else image.size
+    source = library.ImageData(*sides, kind, image.tobytes())
+    target = library.ImageData(*size, kind)
+    chosen = filters.catmull_rom if how == "bicubic" else filters.bilinear
+    algorithm = library.ResizeAlg.convolution(chosen)
+    options = library.ResizeOptions(algorithm, crop_box=library.CropBox(*box))
     if "resizer" not in _here.__dict__:
         _here.resizer = library.Resizer()
     _here.resizer.resize(source, target, options)
-    return np.frombuffer(target.get_buffer(), np.uint8).reshape(size, size, 3)
+    return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
 
 
-def _resize_with_pillow(part: Any, box: Box, size: int) -> NDArray[np.uint8]:
+def _resize_with_pillow(image: Any, box: Box, size: tuple[int, int], how: str) -> NDArray[np.uint8]:
     from PIL.Image import Resampling
 
-    image = to_pil(part) if isinstance(part, np.ndarray) else part
+    whole = to_pil(image) if isinstance(image, np.ndarray) else image
     left, top, width, height = box
     edges = (left, top, left + width, top + height)
-    return np.asarray(image.resize((size, size), Resampling.BILINEAR, edges))
+    return np.asarray(whole.resize(size, Resampling[how.upper()], edges))

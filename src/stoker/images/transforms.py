@@ -13,11 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.boxes import Box, centre_box, random_box
-from stoker.images.decode import EncodedImage
+from stoker.images.decode import EncodedImage, shrink_for
 from stoker.images.resize import resize_box, window
-
-_SHRINKS = (8, 4, 2)
-_ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
 
 
 class Cut(NamedTuple):
@@ -77,7 +74,7 @@ class ImageTransform(ABC):
             image = EncodedImage(memoryview(image), self.max_pixels)
         if isinstance(image, EncodedImage):
             cut = self.cut(image.width, image.height, rng)
-            shrink = self._shrink(cut.box)
+            shrink = shrink_for(min(cut.box[2:]), self.size)
             read = window(cut.box.over(shrink), self.size, context=cut.has_context)
             whole, shrunk = image.decoded(shrink, shrink * read.bottom)
         else:
@@ -86,11 +83,6 @@ class ImageTransform(ABC):
         square = resize_box(whole, cut.box.over(shrunk), self.size, context=cut.has_context)
         _lay(square, cut.is_flipped, self.layout, out)
         return out
-
-    def _shrink(self, box: Box) -> int:
-        """Return by how much an image may be shrunk before ``box`` becomes too small."""
-        side = min(box.width, box.height)
-        return next((by for by in _SHRINKS if side >= _ROOM * by * self.size), 1)
 
     def _check(self) -> None:
         if self.size < 1:

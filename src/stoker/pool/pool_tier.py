@@ -319,7 +319,7 @@ def plan_pool(
         return None
     capacity = None
     if pool_size is not None:
-        capacity = parse_bytes(pool_size, of=wanted.data_bytes, name="pool_size")
+        capacity = parse_bytes(pool_size, of=wanted.whole_bytes, name="pool_size")
     address = PoolAddress.parse(pool)
     if capacity == 0:
         return None

@@ -33,6 +33,7 @@ def make_store(
     has_places: bool = False,
     claims: Claims | None = None,
     stand_ins: StandIns | None = None,
+    originals: Source | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """Return the store over ``tier``, with what the recipe's places and substitution need.
@@ -54,6 +55,7 @@ def make_store(
         stand_ins=stand_ins,
         packaged=packaged,
         claims=claims,
+        originals=originals,
         follows_scores=policy.follows_scores,
         clock=clock,
     )

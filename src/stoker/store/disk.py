@@ -324,6 +324,9 @@ class Wanted:
     num_ids: int
     data_bytes: int
     """Of all samples that are visited."""
+    whole_bytes: int
+    """What a share is a share of: the same, or more where samples are cached smaller than they
+    are."""
     everything: int
     """Bytes that hold all of them with certainty; more where sizes are estimates."""
     largest: int
@@ -370,7 +373,7 @@ def plan_disk(
         return None
     asked = wanted.everything
     if disk_size is not None:
-        asked = parse_bytes(disk_size, of=wanted.data_bytes, name=name)
+        asked = parse_bytes(disk_size, of=wanted.whole_bytes, name=name)
     if asked == 0:
         return None
     if asked < wanted.largest:

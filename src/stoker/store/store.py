@@ -61,6 +61,8 @@ class Store:
       (:func:`~stoker.store.registry.open_arrays`), else the store has its own.
     - ``stand_ins``: where kind ``neighbour`` has which key samples stand for which samples; the
       ranks of a job on one node share it, else the store has its own.
+    - ``originals``: what is read for the samples of ``source``, where these are made of larger
+      ones; bytes read are counted by its sizes.
     - ``clock``: returns the seconds by which searches for substitutes are spaced; a simulator
       gives its own.
 
@@ -81,6 +83,7 @@ class Store:
         packaged: SharedArray | None = None,
         pool: Pool | None = None,
         follows_scores: bool = False,
+        originals: Source | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = as_source(source)
@@ -99,6 +102,7 @@ class Store:
         self.packaged = packaged
         self._wait_seconds = wait_seconds
         self._follows_scores = follows_scores
+        self._originals = originals
         self._clock = clock
         self._fresh: SharedArray | None = None
         self._ahead = SharedArray.create(2, np.float64, name="stoker-ahead")
@@ -159,8 +163,8 @@ class Store:
         self.discard(ids)
         samples, errors, _, seconds = Upstream(self.source).read(ids)
         again = np.full(len(at), Outcome.FETCHED, np.int8)
-        self._tally(served.outcomes[at], np.diff(served.offsets)[at], {}, sign=-1)
-        self._tally(again, np.diff(samples.offsets), errors)
+        self._tally(ids, served.outcomes[at], np.diff(served.offsets)[at], {}, sign=-1)
+        self._tally(ids, again, np.diff(samples.offsets), errors)
         self.counters.add(source_seconds=seconds)
         return Served(ids, samples.data, samples.offsets, again, errors)
 
@@ -373,10 +377,11 @@ class Store:
             self.packaged.array[ids[outcomes == Outcome.FETCHED]] = 0  # a copy of its own now
             came = (self.packaged.array[ids] == 1) & (outcomes == Outcome.HIT)
             outcomes[came] = Outcome.PACKAGED
-        self._tally(outcomes, np.diff(served.offsets), served.errors)
+        self._tally(ids, outcomes, np.diff(served.offsets), served.errors)
 
     def _tally(
         self,
+        ids: Ids,
         outcomes: NDArray[np.int8],
         lengths: NDArray[np.int64],
         errors: Mapping[int, Any],
@@ -386,7 +391,11 @@ class Store:
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
         counts = np.bincount(outcomes[good], minlength=len(Outcome))
-        from_source = int(lengths[outcomes == Outcome.FETCHED].sum())
+        fetched = outcomes == Outcome.FETCHED
+        from_source = int(lengths[fetched].sum())
+        from_cache = int(lengths.sum()) - from_source
+        if self._originals is not None:
+            from_source = int(self._originals.sizes[ids[fetched & good]].sum())
         self.counters.add(
             accesses=sign * int(good.sum()),
             hits=sign * int(counts[Outcome.HIT]),
@@ -394,6 +403,6 @@ class Store:
             fetched=sign * int(counts[Outcome.FETCHED]),
             packaged=sign * int(counts[Outcome.PACKAGED]),
             failed=sign * len(errors),
-            bytes_from_cache=sign * (int(lengths.sum()) - from_source),
+            bytes_from_cache=sign * from_cache,
             bytes_from_source=sign * from_source,
         )
