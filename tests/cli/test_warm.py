@@ -1,4 +1,4 @@
-"""`stoker warm` and `stoker clean --cache-dir`: fill, go on, be read by a Loader, be emptied."""
+"""`stoker warm` and `stoker clean DIR`: fill, go on, be read by a Loader, be emptied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_loader_reads_nothing_that_was_warmed(
     few_digits: Path, tmp_path: Path, reads: list[int]
 ) -> None:
     cache_dir = tmp_path / "cache"
-    facts = json.loads(run("warm", few_digits, "--cache-dir", cache_dir, "--json", *KEEP))
+    facts = json.loads(run("warm", few_digits, "--disk", cache_dir, "--json", *KEEP))
     source = ImageFolderSource(few_digits)
     assert facts["read"] == facts["wanted"] == len(source) == len(reads)
     reads.clear()
@@ -57,7 +57,7 @@ def test_a_loader_reads_nothing_that_was_warmed(
 
 
 def test_a_part_that_was_warmed(few_digits: Path, tmp_path: Path, reads: list[int]) -> None:
-    run("warm", few_digits, "--cache-dir", tmp_path / "cache", "--size", "50%", *KEEP)
+    run("warm", few_digits, "--disk", tmp_path / "cache", "--disk-size", "50%", *KEEP)
     warmed = set(reads)
     assert sorted(warmed) == list(range(len(warmed))), "in the order of ids"
     reads.clear()
@@ -82,7 +82,7 @@ def test_it_goes_on_where_it_was_interrupted(
             raise SourceUnavailable("the line is cut")
         return read(self, ids)
 
-    arguments = ("warm", few_digits, "--cache-dir", tmp_path / "cache", "--threads", 1, *KEEP)
+    arguments = ("warm", few_digits, "--disk", tmp_path / "cache", "--threads", 1, *KEEP)
     with monkeypatch.context() as patch:
         patch.setattr(ImageFolderSource, "read_packed", failing)
         assert "the line is cut" in run(*arguments, status=1)
@@ -105,34 +105,34 @@ def test_samples_that_cannot_be_read_are_named(
         return without(errors, data, offsets)
 
     monkeypatch.setattr(ImageFolderSource, "read_packed", lossy)
-    output = run("warm", few_digits, "--cache-dir", tmp_path / "cache", *KEEP, status=1)
+    output = run("warm", few_digits, "--disk", tmp_path / "cache", *KEEP, status=1)
     assert f"not read: {ImageFolderSource(few_digits).name(7)}: it is gone" in output
     assert "299 of 300 samples are on disk" in output
 
 
 def test_refusals(few_digits: Path, tmp_path: Path) -> None:
     for arguments, message in [
-        (["--size", "0"], "leaves nothing to fill"),
-        (["--size", "1"], "--size='1' is 1 bytes"),
+        (["--disk-size", "0"], "leaves nothing to fill"),
+        (["--disk-size", "1"], "--disk-size='1' is 1 bytes"),
         (["--option", "endpoint"], "NAME=VALUE"),
         (["--keep-free", "1000000TB"], "are to stay free"),
     ]:
         assert message in run(
-            "warm", few_digits, "--cache-dir", tmp_path / "cache", *arguments, status=1
+            "warm", few_digits, "--disk", tmp_path / "cache", *arguments, status=1
         )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
-    output = run("warm", few_digits, "--cache-dir", tmp_path / "mine", *KEEP, status=1)
+    output = run("warm", few_digits, "--disk", tmp_path / "mine", *KEEP, status=1)
     assert "'thesis.tex'" in output
 
 
 def test_clean_empties_what_is_stokers_and_nothing_else(few_digits: Path, tmp_path: Path) -> None:
     cache_dir = tmp_path / "cache"
-    run("warm", few_digits, "--cache-dir", cache_dir, *KEEP)
+    run("warm", few_digits, "--disk", cache_dir, *KEEP)
     (cache_dir / "notes.txt").write_text("precious")
     with Loader(ImageFolder(few_digits, np.array), 16, cache=Cache(disk=cache_dir)) as loader:
         next(iter(loader))
-        assert "is in use" in run("clean", "--cache-dir", cache_dir, status=1)
-    assert "freed" in run("clean", "--cache-dir", cache_dir)
+        assert "is in use" in run("clean", cache_dir, status=1)
+    assert "freed" in run("clean", cache_dir)
     assert [path.name for path in cache_dir.iterdir()] == ["notes.txt"]
-    assert f"no {MARKER}" in run("clean", "--cache-dir", cache_dir, status=1)
+    assert f"no {MARKER}" in run("clean", cache_dir, status=1)

@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError
+from stoker.jobs import Sharing
 from stoker.pytorch import CachedDataset, SampleDataset, with_cache
 from stoker.source import MemorySource
 
@@ -124,3 +125,12 @@ def test_two_caches_of_the_same_samples_are_one(image_root: Path) -> None:
 def test_it_refuses_what_the_loader_refuses(image_root: Path) -> None:
     with pytest.raises(ConfigError, match="120%"):
         with_cache(images(image_root), "120%")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefetch", "1MiB"), ("fetchers", 2), ("locality", False), ("sharing", Sharing("mine"))],
+)
+def test_it_refuses_what_would_be_ignored(image_root: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.* needs the Loader"):
+        with_cache(images(image_root), Cache(**{name: value}))

@@ -89,7 +89,7 @@ def test_s12_files_rebuilt_with_the_same_sizes_and_times_are_read_anew(
     try:
         assert served(tmp_path / "cache") == {2}
     except StateMismatch as error:
-        assert "stoker clean --cache-dir" in str(error)
+        assert "stoker clean " in str(error)
     assert served(tmp_path / "other") == {2}
 
 
@@ -170,7 +170,7 @@ def test_another_data_set_or_size_is_refused_at_construction(tmp_path: Path) -> 
         epoch(loader)
     changed = slow_dataset([*SAMPLES[:-1], b"1234"])
     for dataset, options in ((changed, {}), (slow_dataset(), {"disk_size": "60%"})):
-        with pytest.raises(StateMismatch, match=r"stoker clean --cache-dir"):
+        with pytest.raises(StateMismatch, match=r"stoker clean "):
             loader_of(dataset, tmp_path / "cache", **options)
     with loader_of(slow_dataset(), tmp_path / "cache") as loader:  # as it was made
         epoch(loader)

@@ -85,7 +85,7 @@ def test_it_is_not_taken_for_another(place, wanted, message):
     before = place.segment.read_bytes()
     with pytest.raises(StateMismatch, match=message) as caught:
         open_it(place, wanted)
-    assert f"stoker clean --cache-dir {place.path}" in str(caught.value)
+    assert f"stoker clean {place.path}" in str(caught.value)
     assert place.segment.read_bytes() == before
     place.clean()
     open_it(place, wanted).close()  # made anew

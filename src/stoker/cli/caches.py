@@ -140,20 +140,20 @@ def _jobs(caches: Sequence[dict[str, Any]]) -> Table:
 
 
 @click.command()
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Empty this one instead.")
-def clean(cache_dir: Path | None) -> None:
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+def clean(folder: Path | None) -> None:
     """Remove what caches of ended processes left in the runtime directory.
 
     Only sockets and lock files that Stoker made, each a few bytes: the memory of a cache is freed
-    with the last process that holds it. Caches in use are left alone. With --cache-dir, the
-    samples of a disk cache, or the copies in a tier of stoker run, are removed unless a process
-    uses them. Files that are not Stoker's are left alone.
+    with the last process that holds it. Caches in use are left alone. With FOLDER, the
+    samples of the disk cache there, or the copies in that tier of stoker run, are removed unless
+    a process uses them. Files that are not Stoker's are left alone.
     """
-    if cache_dir is not None:
-        is_tier = tier_dir.is_tier(cache_dir)
-        freed = tier_dir.clean(cache_dir) if is_tier else CacheDir(cache_dir).clean()
+    if folder is not None:
+        is_tier = tier_dir.is_tier(folder)
+        freed = tier_dir.clean(folder) if is_tier else CacheDir(folder).clean()
         what = "tier" if is_tier else "disk cache"
-        click.echo(f"emptied the {what} in {cache_dir}: {format_bytes(freed)} freed")
+        click.echo(f"emptied the {what} in {folder}: {format_bytes(freed)} freed")
         return
     removed = clean_registry() + membership.clean()
     if removed:

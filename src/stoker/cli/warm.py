@@ -34,10 +34,11 @@ _MOST_SHOWN = 5
 @click.command()
 @click.argument("url")
 @click.option(
-    "--cache-dir", required=True, type=click.Path(path_type=Path), help="Directory of the cache."
+    "--disk", required=True, type=click.Path(path_type=Path), help="Directory of the cache."
 )
 @click.option(
-    "--size", help="Size, or share of the data. Default: all, or the size of an existing cache."
+    "--disk-size",
+    help="Size, or share of the data. Default: all, or the size of an existing cache.",
 )
 @click.option(
     "--image-folder", is_flag=True, help="URL has class folders, as ImageFolder reads them."
@@ -50,8 +51,8 @@ _MOST_SHOWN = 5
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and no progress.")
 def warm(
     url: str,
-    cache_dir: Path,
-    size: str | None,
+    disk: Path,
+    disk_size: str | None,
     image_folder: bool,
     options: tuple[str, ...],
     threads: int,
@@ -66,9 +67,9 @@ def warm(
     or kept.
     """
     with closing(open_url(url, image_folder, options)) as source:
-        plan = plan_disk(cache_dir, size, _wanted(source), name="--size")
+        plan = plan_disk(disk, disk_size, _wanted(source), name="--disk-size")
         if plan is None:
-            raise ConfigError(f"--size={size} leaves nothing to fill: give it more")
+            raise ConfigError(f"--disk-size={disk_size} leaves nothing to fill: give it more")
         floor = None if keep_free is None else parse_bytes(keep_free, name="--keep-free")
         with (
             plan.open(MinIO().regions(), keep_free=floor) as shared,

@@ -50,8 +50,9 @@ def with_cache(
 
     For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
     those of a Loader with a sampler of one's own, whose order is not known either: the default of
-    ``recipe`` is ``minio``, and its sampling is not used, nor what the Cache says of reading ahead,
-    of nodes and of other jobs. ``close()`` it when done.
+    ``recipe`` is ``minio``, and its sampling is not used. What needs a Loader raises ConfigError: a
+    Cache with ``prefetch``, ``fetchers``, ``locality`` or ``sharing`` of its own. ``close()`` it
+    when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
     chosen = as_recipe(recipe, is_planned=False)
@@ -60,7 +61,10 @@ def with_cache(
             f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
             "the Loader, or a recipe like 'minio'"
         )
-    every = DatasetPopulation(dataset)
-    setup = CacheSetup(dataset, every, as_cache(cache), chosen)
+    every, cache = DatasetPopulation(dataset), as_cache(cache)
+    for name in ("prefetch", "fetchers", "locality", "sharing"):
+        if (value := getattr(cache, name)) != getattr(Cache(), name):
+            raise ConfigError(f"{name}={value!r} needs the Loader: use it, or leave {name} out")
+    setup = CacheSetup(dataset, every, cache, chosen)
     cached = setup.open(current_ranks(), from_rank_zero)
     return CachedDataset(cached.dataset, cached.store, cached.stage, cached.shared)

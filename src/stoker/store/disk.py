@@ -220,7 +220,7 @@ class CacheDir:
             raise SegmentError(f"another process is busy with {self.path}: try again later")
 
     def _way_out(self) -> str:
-        return f"run `stoker clean --cache-dir {self.path}`, or use another directory"
+        return f"run `stoker clean {self.path}`, or use another directory"
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:

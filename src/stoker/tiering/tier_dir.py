@@ -120,7 +120,7 @@ class TierDir:
         """Write down whose copies these are, or refuse those of another source."""
         meta, called = self._inside / _META, self.path / _META
         wanted = {"source": os.fsencode(source).hex(), "named": str(source), "version": 1}
-        way_out = f"run `stoker clean --cache-dir {self.path}`, or use another directory"
+        way_out = f"run `stoker clean {self.path}`, or use another directory"
         try:
             found = json.loads(owned.read_file(meta, called=called))
             holds = found["named"] if found != wanted else None
