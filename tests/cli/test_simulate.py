@@ -167,3 +167,35 @@ def test_sizes_that_say_nothing_are_refused(sizes: str) -> None:
     result = CliRunner().invoke(root, ["simulate", "--sizes", sizes])
     assert result.exit_code == 1
     assert "is invalid" in result.output
+
+
+def test_cached_sizes_are_a_factor_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cached.npy"
+    np.save(path, np.full(300, 33_000))
+    common = ("--samples", "300", "--recipes", "minio", "--cache", "0.2", "--json")
+    plain = json.loads(simulate(*common))
+    by_factor = json.loads(simulate(*common, "--cached-sizes", "0.3"))
+    by_size = json.loads(simulate(*common, "--cached-sizes", str(path)))
+    assert "cached_factor" not in plain and by_factor["cached_factor"] == 0.3
+    assert by_factor["rows"] == by_size["rows"]
+    row = by_factor["rows"][0]
+    assert row["cache"] == 0.2
+    for name in ("hit_ratio", "limit", "closed_form"):
+        assert row[name] == pytest.approx(2 / 3, abs=0.01)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nowhere.npy", "nan"])
+def test_cached_sizes_that_say_nothing_are_refused(given: str) -> None:
+    result = CliRunner().invoke(root, ["simulate", "--samples", "300", "--cached-sizes", given])
+    assert result.exit_code == 1
+    assert "give a" in result.output
+
+
+def test_limits_in_pictures_are_those_of_cached_sizes(tmp_path: Path) -> None:
+    pages = []
+    for factor in ("1", "0.5"):
+        page = tmp_path / f"{factor}.html"
+        common = ("--samples", "300", "--recipes", "minio", "--cache", "0.2")
+        simulate(*common, "--cached-sizes", factor, "--html", str(page))
+        pages.append(page.read_text())
+    assert pages[0] != pages[1]

@@ -15,7 +15,8 @@ from stoker.policy.score import Score
 from stoker.recipes import Recipe
 from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
-from stoker.sim import limits, replay
+from stoker.sim import Conditions, limits, replay
+from stoker.sim.jobs import replay_jobs
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
 
@@ -217,3 +218,33 @@ def test_s14_ties_favour_no_class():
         held = cache._arena.list("main")
     assert len(held) == 500
     assert np.abs(np.bincount(held // 100, minlength=10) - 50).max() <= 5
+
+
+def test_samples_that_are_cached_smaller_hit_as_in_a_larger_cache():
+    small = replay("minio", N, 4, 0.2, cached=0.4)
+    assert small.cache_share == 0.2
+    large = replay("minio", N, 4, 0.5, cached=1.0)
+    assert [e.hits for e in small.per_epoch] == [e.hits for e in large.per_epoch]
+    assert small.after(1).hit_ratio == pytest.approx(0.5, abs=0.01)
+    assert replay("minio", N, 3, 0.5, cached=0.2).after(1).hit_ratio == 1
+
+
+def test_sizes_of_cached_samples_may_be_given_one_by_one():
+    cached = np.where(np.arange(N) % 2, 1000, 110_000)
+    found = replay("minio", N, 4, 0.2, cached=cached).after(1)
+    assert 0.36 < found.hit_ratio < 0.5  # nearly as many of the large ones as of the small ones
+    jobs = replay_jobs(["minio"], N, 4, 0.2, cached=cached, seeds=[0])
+    assert jobs.together.after(1).hit_ratio == pytest.approx(found.hit_ratio, abs=0.01)
+
+
+def test_what_is_read_is_not_smaller():
+    link = Conditions(1e9, latency=0, tail=0, bandwidth=1e6)
+    for cached in (None, 0.1):
+        found = replay("minio", N, 1, 0.2, sizes=np.full(N, 1000), cached=cached, conditions=link)
+        assert found.seconds == pytest.approx(N * 1000 / 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("cached", [0, -1.0, float("nan"), [1, 2]])
+def test_cached_sizes_that_make_no_sense_are_refused(cached):
+    with pytest.raises(ConfigError):
+        replay("minio", N, 2, 0.2, cached=cached)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.sampler.base import as_sampler
-from stoker.sim.replay import IMAGENET_MEAN
+from stoker.sim.replay import IMAGENET_MEAN, as_cached
 from stoker.source.base import Source
 from stoker.source.open import open_image_folder, open_source
 
@@ -99,6 +99,15 @@ def draw_sizes(text: str, num_samples: int, seed: int) -> NDArray[np.int64]:
     return known if len(known) == num_samples else rng.choice(known, num_samples)
 
 
+def draw_cached(text: str, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return i64[N], what ``--cached-sizes`` makes of ``sizes``; ConfigError for a bad value."""
+    try:
+        factor = float(text)
+    except ValueError:
+        return as_cached(_read_sizes(text, "--cached-sizes", "give a factor or a file"), sizes)
+    return as_cached(factor, sizes)
+
+
 def _two_numbers(text: str, rest: str) -> tuple[float, float]:
     try:
         mean, sigma = (float(part) for part in rest.split(","))
@@ -109,16 +118,16 @@ def _two_numbers(text: str, rest: str) -> tuple[float, float]:
     return mean, sigma
 
 
-def _read_sizes(text: str) -> NDArray[np.int64]:
+def _read_sizes(text: str, name: str = "--sizes", way_out: str = _WAY_OUT) -> NDArray[np.int64]:
     path = Path(text)
     if not path.is_file():
-        raise ConfigError(f"--sizes {text!r} is invalid: {_WAY_OUT}")
+        raise ConfigError(f"{name} {text!r} is invalid: {way_out}")
     try:
         found = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
     except ValueError as error:
-        raise ConfigError(f"--sizes {text!r} cannot be read ({error}): {_WAY_OUT}") from error
+        raise ConfigError(f"{name} {text!r} cannot be read ({error}): {way_out}") from error
     if found.ndim != 1 or not len(found) or not (found >= 1).all():
-        raise ConfigError(f"--sizes {text!r} has no sizes of 1 byte or more: {_WAY_OUT}")
+        raise ConfigError(f"{name} {text!r} has no sizes of 1 byte or more: {way_out}")
     return np.rint(found).astype(np.int64)
 
 

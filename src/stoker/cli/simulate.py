@@ -17,12 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from stoker import recipes
-from stoker.cli._options import SIZES_HELP, as_seconds, choose_recipes, draw_sizes
+from stoker.cli._options import SIZES_HELP, as_seconds, choose_recipes, draw_cached, draw_sizes
 from stoker.errors import ConfigError
 from stoker.sim import Conditions, SimResult, Trace, limits, replay
 from stoker.sim.fitted import fit
 from stoker.sim.jobs import MOST_JOBS, replay_jobs
 from stoker.sim.played import RecordedLosses
+from stoker.sim.replay import held_share
 from stoker.sim.report import write_html, write_plot
 from stoker.sim.signals import Losses, with_made_up_graph
 from stoker.types import parse_bytes
@@ -33,6 +34,12 @@ _OPTIONS = [
         "--trace",
         type=_FILE,
         help="Replay the visits and losses that Loader(trace=FILE) recorded, with their sizes.",
+    ),
+    click.option(
+        "--cached-sizes",
+        help="Sizes of samples as they are cached: a factor, like the 0.3 that `stoker doctor` "
+        "measures for Cache(stage='resized:288'), or a file of sizes. --cache is still a share of "
+        "the bytes that are read.",
     ),
     click.option(
         "--losses",
@@ -108,6 +115,8 @@ class Scenario:
     losses: Losses | None
     jobs: int
     conditions: Conditions | None
+    cached: NDArray[np.int64]
+    """``i64[N]``, bytes as they are cached."""
 
     @classmethod
     def of(
@@ -118,6 +127,7 @@ class Scenario:
         batch: int | None,
         seed: int,
         trace: Path | None,
+        cached_sizes: str | None,
         loss_source: str | None,
         jobs: int,
         **time: Any,
@@ -143,7 +153,8 @@ class Scenario:
             losses, count = _losses(loss_source, samples, seed)
         if recorded is None:
             sizes = draw_sizes(count or 20_000)
-        return cls(sizes, epochs or 10, batch, seed, recorded, losses, jobs, conditions)
+        cached = sizes if cached_sizes is None else draw_cached(cached_sizes, sizes)
+        return cls(sizes, epochs or 10, batch, seed, recorded, losses, jobs, conditions, cached)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -152,6 +163,8 @@ class Scenario:
         found |= {"seed": self.seed, "jobs": self.jobs}
         if self.trace is not None:
             found["trace"] = self.trace.path.name
+        if self.cached is not self.sizes:
+            found["cached_factor"] = round(float(self.cached.sum() / self.sizes.sum()), 4)
         return found
 
     def replay(self, name: str, share: float, progress: Callable[[], None]) -> SimResult:
@@ -169,6 +182,7 @@ class Scenario:
                 losses=self.losses,
                 seeds=range(self.seed, self.seed + self.jobs),
                 batch_size=self.batch,
+                cached=self.cached,
                 progress=progress,
             ).together
         return replay(
@@ -181,6 +195,7 @@ class Scenario:
             trace=self.trace,
             seed=self.seed,
             batch_size=self.batch,
+            cached=self.cached,
             conditions=self.conditions,
             progress=progress,
         )
@@ -285,7 +300,7 @@ def simulate(
     scenario = Scenario.of(
         lambda count: draw_sizes(given, count, seed), samples, epochs, batch, seed, **options
     )
-    sizes, epochs = scenario.sizes, scenario.epochs
+    epochs, whole = scenario.epochs, int(scenario.sizes.sum())
     shares = [_share(part.strip()) for part in cache.split(",")]
     chosen = choose_recipes(names)
     rows = []
@@ -295,25 +310,23 @@ def simulate(
                 task = bar.add_task(f"{name} at {share:.0%}", total=epochs * scenario.jobs)
                 found = scenario.replay(name, share, lambda task=task: bar.advance(task))  # type: ignore[misc]
                 bar.remove_task(task)
-                rows.append(_row(found.after(epochs // 2), share, sizes))
+                rows.append(_row(found.after(epochs // 2), share, scenario))
     facts = scenario.facts | {"sizes": given, "batch": batch or "default"}
     if plot is not None:
-        write_plot(plot, rows, facts, sizes)
+        write_plot(plot, rows, facts, scenario.cached, whole)
     if html is not None:
-        write_html(html, rows, facts, sizes)
+        write_html(html, rows, facts, scenario.cached, whole)
     if as_json:
         click.echo(json.dumps({**facts, "rows": rows}, indent=1))
     else:
-        _show(rows, f"{len(sizes):,} samples, epochs {epochs // 2 + 1} to {epochs}")
+        _show(rows, f"{len(scenario.sizes):,} samples, epochs {epochs // 2 + 1} to {epochs}")
 
 
-def _row(
-    found: SimResult, share: float, sizes: np.ndarray[Any, np.dtype[np.int64]]
-) -> dict[str, Any]:
+def _row(found: SimResult, share: float, scenario: Scenario) -> dict[str, Any]:
     """Return the row of one replay."""
     accesses = sum(epoch.accesses for epoch in found.per_epoch)
     distinct = sum(epoch.coverage for epoch in found.per_epoch) * found.num_samples
-    held = limits.smallest_first(sizes, share * float(sizes.sum()))
+    held = limits.smallest_first(scenario.cached, share * float(scenario.sizes.sum()))
     # Accesses of an epoch are fewer than its samples where some are left out.
     crossing = min(1.0, held * found.num_samples * len(found.per_epoch) / accesses)
     recipe = recipes.get(found.recipe)
@@ -328,7 +341,9 @@ def _row(
         "packaged_ratio": found.packaged_ratio,
         "limit": limit,
         "below_limit": limit - found.hit_ratio,
-        "closed_form": recipe.predicted_hit_ratio(share),
+        "closed_form": recipe.predicted_hit_ratio(
+            held_share(share, scenario.sizes, scenario.cached)
+        ),
         "ess": found.ess,
         "coverage": found.coverage,
         "reads_per_distinct_sample": reads / distinct,

@@ -15,7 +15,16 @@ from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe, as_recipe
-from stoker.sim.replay import Job, Step, as_losses, as_share, as_sizes, default_batch
+from stoker.sim.replay import (
+    Job,
+    Step,
+    as_cached,
+    as_losses,
+    as_share,
+    as_sizes,
+    default_batch,
+    held_share,
+)
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.result import EpochResult, SimResult
 from stoker.sim.signals import Losses
@@ -65,6 +74,7 @@ def replay_jobs(
     merge: bool = True,
     flight_seconds: float = 0.02,
     batch_size: int | None = None,
+    cached: float | ArrayLike | None = None,
     progress: Callable[[], None] | None = None,
 ) -> JobsResult:
     """Return what 1 to 8 jobs would hit that train at once on one data set and share its cache.
@@ -97,12 +107,14 @@ def replay_jobs(
         raise ConfigError("packages of several jobs are not simulated: give recipes without")
     lengths = as_sizes(sizes, num_samples)
     share = as_share(cache, lengths)
-    shared = _Shared(lengths, merge and count > 1)
+    kept = as_cached(cached, lengths)
+    held = held_share(share, lengths, kept)
+    shared = _Shared(kept, merge and count > 1)
     trainings: list[_Training] = []
     with ExitStack() as stack:
         first: ReplayedCache | None = None
         for recipe, seed, rate in zip(chosen, drawn, speeds.tolist(), strict=True):
-            mine = ReplayedCache(recipe, lengths, share, seed, beside=first, wrap=shared.wrap)
+            mine = ReplayedCache(recipe, kept, held, seed, beside=first, wrap=shared.wrap)
             stack.enter_context(mine)
             first = first or mine
             told = as_losses(losses, num_samples, seed)

@@ -50,6 +50,7 @@ def replay(
     seed: int = 0,
     *,
     batch_size: int | None = None,
+    cached: float | ArrayLike | None = None,
     conditions: Conditions | None = None,
     progress: Callable[[], None] | None = None,
 ) -> SimResult:
@@ -66,8 +67,10 @@ def replay(
     (``[A]`` integers) in place of the sampler's; or what ``Loader(trace=PATH)`` wrote, whose
     accesses, batches, sizes and losses are then those of the replay, and the scores and neighbours
     where the recipe scores by more than losses. ``batch_size`` is otherwise a five-hundredth
-    of the samples, from 256 to 4096. ``conditions``: what storage and processors are like, to have
-    the time of each epoch computed. ``progress`` is called after each epoch.
+    of the samples, from 256 to 4096. ``cached``: bytes of the samples as they are cached,
+    ``i64[N]`` or a factor of ``sizes``, where a stage makes them smaller; ``cache`` is still a
+    share of ``sizes``, and these are what is read. ``conditions``: what storage and processors are
+    like, to have the time of each epoch computed. ``progress`` is called after each epoch.
 
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
@@ -92,12 +95,13 @@ def replay(
             f"epochs={epochs}, batch_size={batch_size} are out of range: give 1 or more"
         )
     share = as_share(cache, lengths)
+    kept = as_cached(cached, lengths)
     told = as_losses(losses, num_samples, seed)
     per_epoch = []
-    with ReplayedCache(chosen, lengths, share, seed) as replayed:
+    with ReplayedCache(chosen, kept, held_share(share, lengths, kept), seed) as replayed:
         job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses)
         if conditions is not None:
-            job.keep_time(conditions)
+            job.keep_time(conditions, lengths)
         for _ in range(epochs):
             per_epoch.append(job.run())
             if progress is not None:
@@ -249,11 +253,9 @@ class Job:
         self._controller.open(Opened(cache))
         self._clock: Clock | None = None
 
-    def keep_time(self, conditions: Conditions) -> None:
-        """Have the time of each epoch computed."""
-        self._clock = Clock(
-            conditions, self.cache.sizes, knows_next=self._knows_next, seed=self._seed
-        )
+    def keep_time(self, conditions: Conditions, sizes: NDArray[np.int64]) -> None:
+        """Have the time of each epoch computed, if samples ``sizes`` long (``i64[N]``) are read."""
+        self._clock = Clock(conditions, sizes, knows_next=self._knows_next, seed=self._seed)
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
@@ -392,6 +394,24 @@ def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
             f"as integers for each of {num_samples} samples"
         )
     return lengths.astype(np.int64)
+
+
+def as_cached(cached: float | ArrayLike | None, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``i64[N]``, bytes of samples as they are cached; ConfigError for what are none."""
+    if cached is None:
+        return sizes
+    if np.ndim(cached) > 0:
+        return as_sizes(cached, len(sizes))
+    factor = float(cached)  # type: ignore[arg-type]
+    if not 0 < factor < math.inf:
+        raise ConfigError(f"cached={cached!r} is no factor: give a number above 0, or sizes")
+    scaled: NDArray[np.int64] = np.ceil(sizes * factor).astype(np.int64)
+    return scaled
+
+
+def held_share(share: float, sizes: NDArray[np.int64], cached: NDArray[np.int64]) -> float:
+    """Return the share of all ``cached`` bytes that ``share`` of the bytes ``sizes`` can hold."""
+    return min(1.0, share * float(sizes.sum()) / float(cached.sum()))
 
 
 def as_share(cache: int | float | str, sizes: NDArray[np.int64]) -> float:

@@ -73,10 +73,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 190, 34, 46
 _ROW = 17  # height of a line of the legend
 
 
-def html(rows: Sequence[Row], facts: Mapping[str, Any], sizes: NDArray[np.int64]) -> str:
+def html(
+    rows: Sequence[Row],
+    facts: Mapping[str, Any],
+    sizes: NDArray[np.int64],
+    whole: int | None = None,
+) -> str:
     """Return a page with the curves and the tables; it needs nothing but itself.
 
-    ``facts`` are told at its beginning, by name. ``sizes``: ``i64[N]``, bytes, for the limit.
+    ``facts`` are told at its beginning, by name. ``sizes``: ``i64[N]``, bytes as they are cached,
+    for the limit; ``whole``: the bytes that shares are of, None: of all these.
     """
     told = ", ".join(f"{name} {value}" for name, value in facts.items())
     columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
@@ -88,7 +94,7 @@ def html(rows: Sequence[Row], facts: Mapping[str, Any], sizes: NDArray[np.int64]
         f"<style>{_STYLE}</style></head><body>",
         "<h1>What a cache of each size hits</h1>",
         f'<p class="facts">{escape(told)}</p>',
-        *_charts(rows, sizes),
+        *_charts(rows, sizes, whole),
     ]
     for share in shares:
         those = [row for row in rows if row["cache"] == share]
@@ -105,9 +111,10 @@ def write_html(
     rows: Sequence[Row],
     facts: Mapping[str, Any],
     sizes: NDArray[np.int64],
+    whole: int | None = None,
 ) -> None:
     """Write :func:`html` to a file; raises OSError."""
-    Path(path).write_text(html(rows, facts, sizes), encoding="utf-8")
+    Path(path).write_text(html(rows, facts, sizes, whole), encoding="utf-8")
 
 
 def write_plot(
@@ -115,6 +122,7 @@ def write_plot(
     rows: Sequence[Row],
     facts: Mapping[str, Any],
     sizes: NDArray[np.int64],
+    whole: int | None = None,
 ) -> None:
     """Write the curves as a picture, of the kind that the name ends in, by matplotlib.
 
@@ -127,7 +135,7 @@ def write_plot(
         raise ConfigError("--plot needs matplotlib: pip install 'stoker[plot]'") from error
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     for axes, (title, key, own) in zip(figure.subplots(1, 2), _KINDS, strict=True):
-        lines = [*_lines(rows, key), *_limits(sizes, own)]
+        lines = [*_lines(rows, key), *_limits(sizes, own, whole)]
         for number, line in enumerate(lines):
             percent = 100 * np.asarray(line.ys)
             style = _LIMIT_STYLE[line.name] if line.is_limit else _style(number)
@@ -147,9 +155,9 @@ def write_plot(
 # --- curves ---
 
 
-def _charts(rows: Sequence[Row], sizes: NDArray[np.int64]) -> list[str]:
+def _charts(rows: Sequence[Row], sizes: NDArray[np.int64], whole: int | None) -> list[str]:
     return [
-        chart(title, _X_LABEL, "hits, %", [*_lines(rows, key), *_limits(sizes, by_number)])
+        chart(title, _X_LABEL, "hits, %", [*_lines(rows, key), *_limits(sizes, by_number, whole)])
         for title, key, by_number in _KINDS
     ]
 
@@ -166,15 +174,16 @@ def _lines(rows: Sequence[Row], key: str) -> list[Line]:
     return lines
 
 
-def _limits(sizes: NDArray[np.int64], by_number: bool) -> list[Line]:
+def _limits(sizes: NDArray[np.int64], by_number: bool, whole: int | None) -> list[Line]:
     """Return the most that can be hit if each sample is visited once an epoch, and LRU's share."""
     shares = np.linspace(0, 1, 101)
+    total = float(sizes.sum())
+    held = np.minimum(1, shares * (total if whole is None else whole) / total)
     if by_number:
-        total = float(sizes.sum())
-        most = [limits.smallest_first(sizes, share * total) for share in shares.tolist()]
+        most = [limits.smallest_first(sizes, share * total) for share in held.tolist()]
     else:
-        most = limits.uniform(shares).tolist()
-    known = limits.lru_epochs(shares)
+        most = limits.uniform(held).tolist()
+    known = limits.lru_epochs(held)
     return [
         Line(_MOST, shares.tolist(), most, is_limit=True),
         Line(_LRU, shares.tolist(), known.tolist(), is_limit=True),
