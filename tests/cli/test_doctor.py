@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from images.photographs import photographs
 from source.conftest import cache_home  # noqa: F401  (fixtures)
 from support.s3 import Bucket
 from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
-from stoker import ImageFolder, Loader
+from stoker import ImageFolder, Loader, bounds
 from stoker.cli import _storage
 from stoker.cli.root import root
 from stoker.node.memory_limits import Memory
@@ -123,6 +124,55 @@ def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:  # noqa: F81
     assert facts["samples"] == 60 and facts["page_cache"]["applies"] is False
     assert facts["decode_seconds"] > 0
     assert "does not keep objects" in measure(f"{bucket.url}/train", "--image-folder", *given)
+
+
+@pytest.fixture
+def photograph_root(tmp_path: Path) -> Path:
+    """Two hundred photographs, larger than training needs them."""
+    (tmp_path / "class").mkdir()
+    for number in range(200):
+        data = photographs()[number % len(photographs())]
+        (tmp_path / "class" / f"{number:03}.jpg").write_bytes(data)
+    return tmp_path
+
+
+def test_smaller_images_are_measured(photograph_root: Path, slow: None) -> None:
+    facts = json.loads(measure(photograph_root, "--compute-rate", "450", "--json"))["storage"]
+    resized = facts["resized"]
+    assert resized["stage"] == "resized:288" and 0.15 < resized["factor"] < 0.7
+    assert 0 < resized["decode_seconds"] < facts["decode_seconds"]
+    assert resized["make_seconds"] > 0
+    share = facts["advice"]["cached"] / resized["factor"]
+    assert resized["cached"] == pytest.approx(min(1, share))
+
+
+@pytest.mark.parametrize(
+    ("storage", "factor", "make_seconds", "is_worth_it"),
+    [
+        (100, 0.3, 0.002, True),
+        (100, 0.9, 0.002, False),  # hardly smaller
+        (100, 0.3, 0.5, False),  # it takes longer than reading
+        (9000, 0.3, 0.002, False),  # storage is fast enough
+    ],
+)
+def test_smaller_images_are_advised_where_they_help(
+    storage: float, factor: float, make_seconds: float, is_worth_it: bool
+) -> None:
+    resized = {"factor": factor, "make_seconds": make_seconds, "decode_seconds": 0.0005}
+    found = _storage._with_resized(bounds.Rates(storage, 1000.0), resized, 0.2, 2)
+    assert found["is_worth_it"] is is_worth_it
+    assert found["cached"] == pytest.approx(0.2 / factor)
+
+
+def test_the_advice_on_smaller_images_is_a_line(photograph_root: Path, slow: None) -> None:
+    output = measure(photograph_root)
+    assert "smaller images stoker.Cache(..., stage='resized:288') keeps" in output
+
+
+def test_small_images_are_not_made_smaller(few_digits: Path, slow: None) -> None:
+    facts = json.loads(measure(few_digits, "--json"))["storage"]
+    assert facts["resized"] is None
+    assert "smaller images" not in measure(few_digits)
 
 
 def test_what_cannot_be_measured_is_refused_without_a_trace(few_digits: Path) -> None:

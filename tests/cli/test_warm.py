@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from images.photographs import photographs
 
 from stoker import Cache, ImageFolder, Loader
 from stoker.cli.root import root
 from stoker.errors import SampleNotFound, SourceUnavailable
+from stoker.images import Eval
 from stoker.source.base import without
 from stoker.source.image_folder import ImageFolderSource
 from stoker.store.disk import MARKER
@@ -136,3 +138,27 @@ def test_clean_empties_what_is_stokers_and_nothing_else(few_digits: Path, tmp_pa
     assert "freed" in run("clean", cache_dir)
     assert [path.name for path in cache_dir.iterdir()] == ["notes.txt"]
     assert f"no {MARKER}" in run("clean", cache_dir, status=1)
+
+
+def test_photographs_are_warmed_in_the_form_of_the_loader(tmp_path: Path) -> None:
+    folder, cache_dir = tmp_path / "train" / "class", tmp_path / "cache"
+    folder.mkdir(parents=True)
+    for number in range(24):
+        (folder / f"{number:02}.jpg").write_bytes(photographs()[number % len(photographs())])
+    given = ("--image-folder", "--disk", cache_dir, "--stage", "resized:96", *KEEP)
+    facts = json.loads(run("warm", folder.parent, *given, "--json"))
+    assert facts["read"] == 24 and not facts["refused"]
+    dataset = ImageFolder(folder.parent, Eval(96, 64))
+    assert facts["bytes_read"] < 0.3 * dataset.source.sizes.sum()
+    cache = Cache("10%", disk=cache_dir, stage="resized:96")
+    with Loader(dataset, 8, cache=cache) as loader:
+        assert sum(len(labels) for _, labels in loader) == 24
+        assert (loader.stats.hits, loader.stats.fetched) == (24, 0)
+
+
+@pytest.mark.parametrize("stage", ["decoded", "raw", "resized:0"])
+def test_stages_that_make_no_sense_are_refused(
+    few_digits: Path, tmp_path: Path, stage: str
+) -> None:
+    given = ("--disk", tmp_path / "cache", "--stage", stage)
+    assert "stage" in run("warm", few_digits, *given, status=1)

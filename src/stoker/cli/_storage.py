@@ -32,6 +32,10 @@ _KEPT = 64
 """Samples kept for measuring what decoding costs."""
 _FIRST = 2.0
 """How much longer the step of single reads lasts than the others: its tail is of interest."""
+_STAGE = "resized:288"
+"""The stage that is measured: what 224 pixels are cut from."""
+_WORTH = 0.8
+"""Factor below which smaller samples are worth making, where that makes no epoch longer."""
 _USUAL = 0.2
 """Share to cache where less would do: reading ahead needs a cache."""
 
@@ -174,6 +178,9 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
     )
     is_local = "://" not in url or url.startswith("file://")
     advice = _advise(rates, data_bytes, available // 2, decode, cores)
+    resized = None if decode is None else _measure_resized(found.kept)
+    if resized is not None:
+        resized |= _with_resized(rates, resized, advice["cached"], cores)
     return {
         "url": url,
         "samples": len(source),
@@ -185,6 +192,7 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
             for step in found.steps
         ],
         "decode_seconds": decode,
+        "resized": resized,
         "rates": asdict(rates),
         "bound_by": bounds.bound_by(rates),
         "largest_miss_ratio": bounds.largest_miss_ratio(rates),
@@ -240,6 +248,52 @@ def _decode_seconds(source: Source, samples: list[bytes]) -> float | None:
     except SampleCorrupt:
         return None
     return max(1e-9, (time.process_time() - begin) / len(samples))
+
+
+def _measure_resized(samples: list[bytes]) -> dict[str, Any] | None:
+    """Return what cached samples of :data:`_STAGE` are like; None if it makes none smaller.
+
+    ``factor``: their bytes / those of the samples; processor seconds of one ``make_seconds`` and
+    ``decode_seconds``.
+    """
+    from stoker.images import decode_image
+    from stoker.images.resized import Resized
+
+    form = Resized.parse(_STAGE)
+    if form is None or importlib.util.find_spec("simplejpeg") is None:
+        return None
+    form(samples[0])  # loads what it needs
+    begin = time.process_time()
+    small = [form(sample) for sample in samples]
+    made = time.process_time()
+    try:
+        for sample in small:
+            decode_image(sample)
+    except SampleCorrupt:
+        return None
+    decoded = time.process_time()
+    factor = sum(map(len, small)) / sum(map(len, samples))
+    if factor == 1:
+        return None
+    return {
+        "stage": _STAGE,
+        "factor": factor,
+        "make_seconds": (made - begin) / len(samples),
+        "decode_seconds": (decoded - made) / len(samples),
+    }
+
+
+def _with_resized(
+    rates: bounds.Rates, resized: dict[str, Any], cached: float, cores: int
+) -> dict[str, Any]:
+    """Return what a cache for a share ``cached`` of the data holds resized, and if that helps."""
+    held = min(1.0, cached / resized["factor"])
+    work = (1 - held) * resized["make_seconds"] + resized["decode_seconds"]
+    usual = bounds.epoch(rates, 1, cached).seconds
+    then = bounds.Rates(rates.storage, cores / max(work, 1e-9), rates.compute)
+    seconds = bounds.epoch(then, 1, held).seconds
+    helps = bounds.bound_by(rates) == "storage" and resized["factor"] < _WORTH
+    return {"cached": held, "is_worth_it": helps and seconds <= usual, "of_epoch": seconds / usual}
 
 
 def _notes(found: Probe, is_local: bool) -> list[str]:
@@ -326,7 +380,22 @@ def _cache_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if later["stall_share"] is not None:
         fed += f", training waits {later['stall_share']:.0%}"
     arguments = _written(facts["advice"]["arguments"])
-    return [*lines, ("page cache", text), ("advice", f"Loader(..., {arguments}): {fed}")]
+    lines += [("page cache", text), ("advice", f"Loader(..., {arguments}): {fed}")]
+    resized = facts["resized"]
+    return lines if resized is None else [*lines, _resized_line(resized, later["seconds"])]
+
+
+def _resized_line(resized: dict[str, Any], seconds: float) -> tuple[str, str]:
+    text = (
+        f"stoker.Cache(..., stage={resized['stage']!r}) keeps {resized['factor']:.0%} of the "
+        f"bytes, so that as large a cache holds {resized['cached']:.0%} of the samples, for "
+        f"{1e3 * resized['make_seconds']:.1f} ms of processor time where one is read"
+    )
+    if not resized["is_worth_it"]:
+        return "smaller images", f"{text}: no gain here"
+    later = resized["of_epoch"] * seconds
+    advice = "and of the pixels a little changes: see docs/images.md"
+    return "smaller images", f"{text}: later epochs at least {later:,.1f} s, {advice}"
 
 
 def _written(arguments: dict[str, Any]) -> str:

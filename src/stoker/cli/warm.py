@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 
 from stoker.cli._options import open_url
+from stoker.epoch.stage import Samples, Stage, check_stage, make_stage
 from stoker.errors import ConfigError
 from stoker.policy.baselines import MinIO
 from stoker.source.base import Source
@@ -46,6 +48,13 @@ _MOST_SHOWN = 5
 @click.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="For the object store."
 )
+@click.option(
+    "--stage",
+    "stage_name",
+    default="encoded",
+    show_default=True,
+    help="That of the Loader's cache: encoded, resized:SIDE or resized:SIDE:QUALITY.",
+)
 @click.option("--threads", type=click.IntRange(1, 256), default=16, show_default=True)
 @click.option("--keep-free", help="Space to leave free on the disk. Default: 1 GiB or 5 %.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and no progress.")
@@ -55,6 +64,7 @@ def warm(
     disk_size: str | None,
     image_folder: bool,
     options: tuple[str, ...],
+    stage_name: str,
     threads: int,
     keep_free: str | None,
     as_json: bool,
@@ -66,8 +76,10 @@ def warm(
     after an interruption, run it again to resume. Exits with status 1 if samples could not be read
     or kept.
     """
-    with closing(open_url(url, image_folder, options)) as source:
-        plan = plan_disk(disk, disk_size, _wanted(source), name="--disk-size")
+    with closing(open_url(url, image_folder, options)) as originals:
+        stage = _stage(originals, stage_name)
+        source = stage.source
+        plan = plan_disk(disk, disk_size, _wanted(originals, stage), name="--disk-size")
         if plan is None:
             raise ConfigError(f"--disk-size={disk_size} leaves nothing to fill: give it more")
         floor = None if keep_free is None else parse_bytes(keep_free, name="--keep-free")
@@ -80,20 +92,27 @@ def warm(
     sys.exit(1 if filled.failed or filled.refused else 0)
 
 
-def _wanted(source: Source) -> Wanted:
-    sizes = source.sizes
-    if not len(sizes):
+def _stage(originals: Source, name: str) -> Stage:
+    check_stage(name)
+    if name == "decoded":
+        raise ConfigError("--stage decoded: only a Loader knows how samples are decoded")
+    if not len(originals):
         raise ConfigError("there are no samples: nothing to fill the cache with")
+    return make_stage(Samples(originals), name)
+
+
+def _wanted(originals: Source, stage: Stage) -> Wanted:
+    sizes = stage.source.sizes
     total = int(sizes.sum())
     return Wanted(
-        source.fingerprint,
+        stage.key,
         len(sizes),
         total,
-        total,
-        total,
+        int(originals.sizes.sum()),
+        math.ceil(total * stage.headroom),
         int(np.max(sizes)),
         total / len(sizes),
-        source.local_identity,
+        originals.local_identity,
     )
 
 

@@ -42,7 +42,7 @@ class Filled:
     busy: int = 0
     """Left to another process that was reading them."""
     bytes_read: int = 0
-    """Bytes read from the source."""
+    """Bytes of those that were read, as they are kept."""
     failed: dict[int, SourceError] = field(default_factory=dict)
     """Samples that cannot be read, and why."""
 
