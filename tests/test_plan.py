@@ -174,3 +174,8 @@ def test_without_weights_the_ids_stay_where_they_are() -> None:
     assert (bare.start, bare.epoch, bare.following) == (7, 1, after)
     assert bare.weights is None and bare.beyond is None
     assert np.shares_memory(bare.ids, plan.ids)
+
+
+def test_repeats_are_those_within_the_plan() -> None:
+    assert plan_of(0, 1, 2).followed_by(plan_of(0, 1, 2)).repeats == 0
+    assert plan_of(0, 1, 0, 0).repeats == 2

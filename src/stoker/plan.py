@@ -124,6 +124,11 @@ class Plan:
         """Accesses that are known: of this plan and of the one that follows."""
         return len(self) + (0 if self.following is None else len(self.following))
 
+    @cached_property
+    def repeats(self) -> int:
+        """Accesses whose sample comes again within this plan."""
+        return int(np.count_nonzero(self.next_use < len(self)))
+
     def first_use(self, num_samples: int) -> NDArray[np.int64]:
         """Return i64[num_samples], the position of each id's first access.
 

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy import NextUse, Policy
+from stoker.policy import AsPlanned, NextUse, OnceAnEpoch, Policy
 from stoker.sampler.uniform import UniformSampler
 from stoker.store.arena import Arena
 from stoker.testing.policy_conformance import PolicyConformance
@@ -22,6 +22,25 @@ class TestNextUse(PolicyConformance):
 class TestNextUseWithACost(PolicyConformance):
     def make_policy(self) -> Policy:
         return NextUse(request_bytes=100).for_sizes(np.arange(1, self.num_samples + 1))
+
+
+class TestAsPlanned(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return AsPlanned(100).for_sizes(np.arange(1, self.num_samples + 1))
+
+
+def test_as_planned_the_rule_follows_the_plan() -> None:
+    sizes, ids = np.arange(1, 101), np.arange(100, dtype=np.uint32)
+    policy = AsPlanned(100.0, repeated_bytes=5.0).for_sizes(sizes)
+    for plan, rule in (
+        (Plan(1, 100, np.random.default_rng(1).permutation(ids)), OnceAnEpoch(100.0, sizes)),
+        (Plan(1, 100, np.append(ids, ids[:4])), OnceAnEpoch(100.0, sizes)),  # filled up for ranks
+        (Plan(1, 100, ids // 2), NextUse(5.0, sizes)),
+    ):
+        expected = rule.keys(ids, None, plan, None)
+        assert np.array_equal(policy.keys(ids, None, plan, None), expected)
+    with pytest.raises(ConfigError, match="request_bytes=-1"):
+        AsPlanned(1.0, repeated_bytes=-1.0)
 
 
 def hits_of(policy: NextUse, plans: list[Plan], sizes: np.ndarray, capacity: int) -> np.ndarray:

@@ -6,6 +6,7 @@ The seeds are fixed, so these tests come out the same every time.
 import numpy as np
 import pytest
 
+from stoker.recipes import foresight
 from stoker.sampler import (
     ImportanceSampler,
     InfoBatchSampler,
@@ -53,6 +54,7 @@ def deviation(rows: np.ndarray) -> float:
         (SuperEpochSampler(N, repeat=3, annealed=0.0, group=0.25), None),
         (SelectiveSampler(N, warm_up=0, full_every=0, reweight=True), None),
         (SelectiveSampler(N, beta=2.0, warm_up=0, full_every=0, reweight=True), None),
+        (InfoBatchSampler(N, delta=1, keeps_sum=False), None),
         # InfoBatch keeps the sum over the epoch, which has fewer steps.
         (InfoBatchSampler(N, delta=1), N),
         (InfoBatchSampler(N, delta=1, prune=0.7), N),
@@ -61,7 +63,7 @@ def deviation(rows: np.ndarray) -> float:
     ids=[
         *("weighted", "weighted25", "distinct25", "distinct55"),
         *("importance", "importance_sharp", "super_epoch", "in_groups", "selective", "selective2"),
-        *("infobatch", "infobatch70", "infobatch_fixed"),
+        *("pruned", "infobatch", "infobatch70", "infobatch_fixed"),
     ],
 )
 def test_weighted_gradients_are_unbiased(sampler, scale):
@@ -79,3 +81,15 @@ def test_weighted_gradients_are_unbiased(sampler, scale):
 )
 def test_the_test_sees_the_bias_of_draws_without_weights(sampler):
     assert deviation(estimates(sampler)) > 10
+
+
+def test_s13_pruning_scales_no_step():
+    """Each access counts: with weights that keep the sum, their mean was 1.53."""
+    sampler = foresight(prune=0.5, annealed=0.0).sampler(
+        N, seed=1, shuffle=True, pad_to=1, drop_last=False, epochs=EPOCHS
+    )
+    assert deviation(estimates(sampler)) < 4
+    plan = sampler.plan(scores_of(LOSSES), 0)
+    assert plan.weights.mean() == pytest.approx(1)
+    assert len(plan) < 0.8 * N
+    assert deviation(estimates(InfoBatchSampler(N, delta=1))) > 10

@@ -135,3 +135,32 @@ class OnceAnEpoch(NextUse):
         keys -= upcoming >= len(plan)
         keys -= _ALONE + plan.epoch
         return keys
+
+
+_REPEATS = 0.05  # of the accesses: plans filled up for many ranks have less, repeated ones more
+
+
+@dataclass(frozen=True)
+class AsPlanned(OnceAnEpoch):
+    """The rule that suits the plan: :class:`OnceAnEpoch`, or :class:`NextUse` if samples repeat.
+
+    ``request_bytes`` is the cost of a request where samples come once an epoch. Keys hold for one
+    plan. Raises :class:`~stoker.errors.ConfigError` for a negative cost.
+    """
+
+    name: ClassVar[str] = "as_planned"
+
+    repeated_bytes: float = 0.0
+    """The cost of a request where samples repeat, in bytes, 0 or more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        NextUse(self.repeated_bytes)
+
+    def keys_at(
+        self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n], the keys that the rule for this plan gives."""
+        if plan.repeats <= _REPEATS * len(plan):
+            return super().keys_at(ids, plan, upcoming)
+        return NextUse(self.repeated_bytes, self.sizes).keys_at(ids, plan, upcoming)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.policy.next_use import NextUse, OnceAnEpoch
+from stoker.policy.next_use import AsPlanned, NextUse, OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory, part
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.importance import ImportanceSampler
@@ -29,7 +29,8 @@ def foresight(
     By default each sample is visited once an epoch, and nothing about training changes: the cache
     keeps the smallest samples, and what any job needs next where several share it
     (:class:`~stoker.policy.next_use.OnceAnEpoch`). The options below
-    evict the sample needed latest instead, and none of them biases the gradient:
+    evict the sample needed latest instead, and with each of them the expected gradient of a step
+    is that of all samples, once ``loader.weights`` are applied:
 
     - ``repeat`` R: each sample exactly R times in R epochs, in one random order, without weights. A
       share (1 - 1/R)^R of the accesses repeats one of the same epoch, which the cache serves: 45 %
@@ -43,7 +44,8 @@ def foresight(
       the visits of R epochs are drawn at once. Where the next visit is not drawn yet, the
       expected one counts.
     - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
-      ``loader.weights`` make up for them (InfoBatch).
+      ``loader.weights``, whose mean is one, give the others of them their share (InfoBatch, whose
+      weights make each step larger instead). An epoch has fewer steps.
     - ``adaptive``: each sample once an epoch while storage keeps up; where it does not, as many
       repeats, and finally importance, as it takes (:class:`AdaptiveSampler`). What is done, and
       why, is logged as each epoch begins.
@@ -79,17 +81,22 @@ def foresight(
     if importance:
         sampler = part(ImportanceSampler, repeat=repeat, **bounds)
     elif prune:
-        sampler = part(InfoBatchSampler, prune=prune, delta=1 - annealed)
+        sampler = part(InfoBatchSampler, prune=prune, delta=1 - annealed, keeps_sum=False)
     elif adaptive:
         sampler = part(AdaptiveSampler, **bounds)
     is_exact = not (importance or prune or adaptive)
     is_uniform = is_exact and repeat == 1
-    if request_bytes is None:
-        request_bytes = 1e7 if is_uniform else 0.0
+    once = 1e7 if request_bytes is None else request_bytes
+    repeated = 0.0 if request_bytes is None else request_bytes
+    policy: NextUse = NextUse(repeated)
+    if is_uniform:
+        policy = OnceAnEpoch(once)
+    elif adaptive:
+        policy = AsPlanned(once, repeated_bytes=repeated)
     return Recipe(
         "foresight",
         "evicts what the plan needs last, or is large; samples may repeat, or be drawn unbiased",
-        policy=(OnceAnEpoch if is_uniform else NextUse)(request_bytes),
+        policy=policy,
         sampler=sampler,
         limit=part(hit_ratio, repeat=repeat, group=group) if is_exact else None,
     )

@@ -41,6 +41,10 @@ class InfoBatchSampler(EpochSampler):
     is never less than 1 - delta, nor less than one epoch."""
     easiest: float | None = None
     """Share of samples that counts as easy, the lowest losses; None: those below the mean."""
+    keeps_sum: bool = True
+    """Whether weights keep the sum of an epoch's gradients, as in the paper: then their mean is
+    above one, and each step is larger. False: their mean is one, so that each step has the full
+    gradient as its expectation, and an epoch has fewer such steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +82,8 @@ class InfoBatchSampler(EpochSampler):
         easy = int(is_easy.sum())
         # The exact ratio, as rounding down left out a little less than the share.
         weight = easy / (easy - self._pruned(easy)) if easy else 1.0
-        weights = np.where(is_easy[ids], np.float32(weight), np.float32(1))
+        mean = 1.0 if self.keeps_sum else self.num_samples / len(ids)
+        weights = np.where(is_easy[ids], np.float32(weight / mean), np.float32(1 / mean))
         beyond = SharedArray.create(self.num_samples, np.float32, name="plan.beyond")
         rarer, each = expected(np.array([1 / weight, 1.0]), len(ids))
         beyond.array.fill(each)
