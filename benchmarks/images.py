@@ -3,16 +3,20 @@
 Photographs of scikit-learn and scikit-image with a short side of 375, stored in 110 KB each as
 ImageNet's are on average; and enlarged four times, as cameras give them. Every contestant cuts the
 same random parts and writes into the same batch. Then a Loader without workers, by the clock: one
-thread on one processor, two on two.
+thread on one processor, two on two. ``--plot FILE.json`` measures nothing and draws what ``--json``
+printed, as FILE.svg.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -31,7 +35,12 @@ Cut = Callable[[bytes, np.random.Generator, np.ndarray], object]
 
 def main() -> None:
     """Parse the arguments, measure, print the report."""
-    args = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--plot", type=Path, help="the JSON of an earlier run, to be drawn")
+    args = arguments.parse_args()
+    if args.plot:
+        plot(json.loads(args.plot.read_text())["rows"], args.plot.with_suffix(".svg"))
+        return
     rounds = 1 if args.smoke else args.rounds
     passes = 1 if args.smoke else 12
     report = Report("Images for training, from JPEG to a part of 224 x 224", args.smoke)
@@ -57,6 +66,28 @@ def main() -> None:
     ratio = paired_ratio(threads["1 thread"], threads["2 threads"])
     report.target("two threads on two cores to one", ratio, 1.8, at_least=True)
     report.show(args.json)
+
+
+def plot(rows: list[dict[str, Any]], target: Path) -> None:
+    """Draw the images a second that a core makes, by contestant and kind of photograph."""
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "images"
+    pyplot.rcParams["svg.fonttype"] = "none"
+    kinds = list(dict.fromkeys(row["photographs"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(kinds), figsize=(9, 2.9), layout="constrained")
+    for kind, axis in zip(kinds, axes, strict=True):
+        shown = [row for row in rows if row["photographs"] == kind and row.get("ms_of_cpu")]
+        names = [row["contestant"] for row in shown]
+        colours = ["#0072b2" if name.startswith("Train") else "#999999" for name in names]
+        bars = axis.barh(names, [row["images_per_second"] for row in shown], color=colours)
+        axis.bar_label(bars, [f"{row['images_per_second']:.0f}" for row in shown], padding=3)
+        axis.set(title=kind)
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Images a second a core")
+    figure.savefig(target, metadata={"Date": None})
 
 
 def photographs() -> Iterator[Image.Image]:
