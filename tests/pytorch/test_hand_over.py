@@ -162,7 +162,7 @@ def test_a_slot_is_free_again_when_there_is_no_memory_for_its_batch(
 
     large = torch.zeros(1 << 16)
     with monkeypatch.context() as patched:
-        patched.setattr(hand_over._buffers, "copy_of", fail)
+        patched.setattr(hand_over, "_copy_of", fail)
         for _ in range(3):
             with pytest.raises(MemoryError):
                 pickle.loads(sent(hand_over, large))
@@ -179,7 +179,7 @@ def test_a_message_that_comes_when_the_loader_is_gone_is_dropped() -> None:
 
 def test_it_takes_no_batches_along_into_a_worker_that_is_spawned(hand_over: HandOver) -> None:
     pickle.loads(sent(hand_over, torch.zeros(1 << 20)))
-    assert len(pickle.dumps(hand_over._buffers)) < 200
+    assert len(pickle.dumps(hand_over._copy_of)) < 200
 
 
 OTHERS = {

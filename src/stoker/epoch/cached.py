@@ -208,6 +208,15 @@ def check_on_error(on_error: Any) -> None:
         raise ConfigError(f"on_error={on_error!r} is not known: use 'raise', 'skip' or a function")
 
 
+NewPixels = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+"""Returns new memory for the pixels of a batch, ``u8`` of that shape."""
+
+
+def plain_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return new memory as NumPy gives it."""
+    return np.empty(shape, np.uint8)
+
+
 class Replacer:
     """Fetches a batch and puts other samples in the place of those that failed.
 
@@ -217,9 +226,10 @@ class Replacer:
     ``on_error``, which has to pickle for spawn and forkserver.
     """
 
-    def __init__(self, cached: CachedSamples, on_error: OnError) -> None:
+    def __init__(self, cached: CachedSamples, on_error: OnError, new_pixels: NewPixels) -> None:
         self._cached = cached
         self._on_error = on_error
+        self._new_pixels = new_pixels
 
     def fetch(self, request: Request, seeds: Sequence[int]) -> tuple[Fetched, tuple[Failure, ...]]:
         """Return the samples really served, and what had to be replaced.
@@ -232,7 +242,10 @@ class Replacer:
         """
         turns = Turns(request.stamp, request.positions)
         transform = self._cached.dataset.image_transform
-        canvas = None if transform is None else Canvas(transform, seeds)
+        canvas = None
+        if transform is not None:
+            pixels = self._new_pixels((len(seeds), *transform.shape))
+            canvas = Canvas(transform, seeds, pixels)
         fetched = self._cached.fetch(request.ids, request.keys, turns, canvas)
         if not fetched.errors:
             return fetched, ()
@@ -288,7 +301,8 @@ class RequestServer:
     """Serves Requests: through the cache, past it, or apart from training, as each one says.
 
     ``bare`` are the samples without the cache, ``aside`` those for reads that are not training's,
-    where there are any; ``progress`` is told of training's. In any thread or worker process.
+    where there are any; ``progress`` is told of training's. ``new_pixels`` makes the memory of
+    batches of images. In any thread or worker process.
     """
 
     def __init__(
@@ -298,13 +312,14 @@ class RequestServer:
         progress: Progress | None = None,
         aside: CachedSamples | None = None,
         bare: CachedSamples | None = None,
+        new_pixels: NewPixels = plain_memory,
     ) -> None:
         self.cached = cached
         """The samples through the cache."""
         self._progress = progress
-        self._own = Replacer(cached, on_error)
-        self._aside = Replacer(aside or cached, on_error)
-        self._bare = Replacer(bare or cached, on_error)
+        self._own = Replacer(cached, on_error, new_pixels)
+        self._aside = Replacer(aside or cached, on_error, new_pixels)
+        self._bare = Replacer(bare or cached, on_error, new_pixels)
 
     def serve(self, request: Request, seeds: list[int]) -> ServedRequest:
         """Return the samples of ``request``; see :meth:`Replacer.fetch`."""

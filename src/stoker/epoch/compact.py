@@ -102,7 +102,15 @@ def _bits() -> dict[torch.dtype, torch.dtype]:
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
     import torch
 
-    return torch.from_numpy(values)
+    owner: Any = values
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    tensor = torch.from_numpy(values)
+    if not is_tensor(owner) or owner.nbytes != values.nbytes:
+        return tensor
+    # Of the tensor that owns the memory, whose allocator follows copies to a device that read it.
+    own: torch.Tensor = owner.view(tensor.dtype).view(values.shape)
+    return own
 
 
 def _of_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
-from stoker.epoch.cached import CachedSamples, Counts, OnError, RequestServer
+from stoker.epoch.cached import (
+    CachedSamples,
+    Counts,
+    NewPixels,
+    OnError,
+    RequestServer,
+    plain_memory,
+)
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
@@ -164,12 +171,12 @@ class Session:
         log.info(setup.describe(cached))
         return cached
 
-    def server(self, on_error: OnError) -> RequestServer:
+    def server(self, on_error: OnError, new_pixels: NewPixels = plain_memory) -> RequestServer:
         """Return what serves :attr:`requests`, for threads or for worker processes."""
         assert self.cached is not None, "open() comes first"
         progress = None if self._ahead is None else self._ahead.progress
         bare = self.cached.past_the_cache() if self.setup.cache.sharing.probe else None
-        return RequestServer(self.cached, on_error, progress, self._aside, bare)
+        return RequestServer(self.cached, on_error, progress, self._aside, bare, new_pixels)
 
     def close(self) -> None:
         """Let go of prefetch and cache. May be called again."""

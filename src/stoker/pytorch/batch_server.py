@@ -78,7 +78,9 @@ class BatchServer(Dataset[Any]):
         rows: Iterable[Any] = fetched.decoded
         collate = self._collate
         if fetched.pixels is not None:
-            rows = whole = torch.from_numpy(fetched.pixels)
+            owner = fetched.pixels.base  # a tensor where that gave the memory
+            whole = owner if isinstance(owner, torch.Tensor) else torch.from_numpy(fetched.pixels)
+            rows = whole
             if collate is private_collate:
                 collate = partial(private_collate, whole=whole)
         samples = []

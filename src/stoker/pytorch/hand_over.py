@@ -7,6 +7,7 @@ import itertools
 import pickle
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,6 +23,7 @@ from stoker.pytorch.meta import Envelope
 from stoker.shared import SharedArray
 
 Bytes = NDArray[np.uint8]
+CopyOf = Callable[[Bytes], Bytes]
 
 _KEPT = 64 << 20  # unused bytes that are kept for what comes
 _SMALL = 64 << 10  # bytes that malloc serves well
@@ -104,14 +106,15 @@ class HandOver:
     but until the workers end.
 
     Each slot is filled by one worker and freed by the training process, so that there is no lock.
-    Raises :class:`~stoker.errors.CapacityError` where the system has no memory to share.
+    ``copy_of`` copies an array out, ``u8[n]``; by default into memory of earlier batches. Raises
+    :class:`~stoker.errors.CapacityError` where the system has no memory to share.
     """
 
-    def __init__(self, workers: int, each: int) -> None:
+    def __init__(self, workers: int, each: int, copy_of: CopyOf | None = None) -> None:
         slots = workers * each
         self._memory = SharedArray.create((slots, _MOST), np.uint8, name="batches")
         self._is_taken = SharedArray.create(slots, np.bool_, name="taken batches")
-        self._buffers = Buffers()
+        self._copy_of = Buffers().copy_of if copy_of is None else copy_of
         self._each = each
         self._number = next(_numbers)
         _opened_here[self._number] = self
@@ -136,7 +139,7 @@ class HandOver:
         try:
             head, *parts = (row[begin : begin + size] for begin, size in laid.spans)
             # One copy for each, so that who keeps the labels does not keep the images.
-            return pickle.loads(head, buffers=[self._buffers.copy_of(part) for part in parts])
+            return pickle.loads(head, buffers=[self._copy_of(part) for part in parts])
         finally:
             self._is_taken.array[laid.slot] = False
 

@@ -22,6 +22,7 @@ from stoker.epoch.settings import EpochSettings, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
+from stoker.pytorch.device import Device, checked_target, is_accelerator
 from stoker.pytorch.meta import Meta
 from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
@@ -77,6 +78,9 @@ class Loader(FrontEnd, DataLoader[Any]):
       to twice as many batches ahead, without a worker process; an image transform of
       ``stoker.images`` runs there too. Other transforms run in the training thread, as the random
       numbers of the process belong to it. ``decode`` and ``on_error`` must be safe in threads.
+    - ``pin_memory``: also a device, ``"cuda"`` say: batches are pinned, and copied there one batch
+      ahead, while training computes. Tensors in tuples, lists and dicts move, ``meta`` stays on the
+      host; with ``"cpu"`` all does.
     - ``rescore``: for recipes that rescore samples between epochs: a function that gets a
       batch as the training loop does, and returns its losses ``[n]``, without gradients. Without
       it these go by the scores of last visits, with a warning.
@@ -99,7 +103,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | Device = False,
         drop_last: bool = False,
         *,
         cache: Cache | Size = "20%",
@@ -116,6 +120,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         **torch_arguments: Any,
     ) -> None:
         _check_threads(decode_threads, num_workers)
+        target = checked_target(pin_memory)
         is_planned = sampler is None and batch_sampler is None
         if is_planned:
             _check_no_generator(torch_arguments.get("generator"))
@@ -138,6 +143,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             rescore,
             returns_meta=return_meta,
             threads=decode_threads,
+            target=target,
         )
         self._running: weakref.ref[LoaderIterator] | None = None
         super().__init__(
@@ -148,7 +154,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             batch_sampler,
             num_workers,
             collate_fn,
-            pin_memory,
+            pin_memory is True or is_accelerator(target),
             drop_last,
             **torch_arguments,
         )

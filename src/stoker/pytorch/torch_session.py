@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.epoch.batch import BatchSpec, Request, RequestSampler
-from stoker.epoch.cached import OnError, check_on_error
+from stoker.epoch.cached import OnError, check_on_error, plain_memory
 from stoker.epoch.controller import Begun
 from stoker.epoch.planner import Cursor, Walk
 from stoker.epoch.rank_share import RankShare
@@ -29,6 +29,7 @@ from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.feed.batch import in_order
+from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
 from stoker.pytorch.hand_over import HandOver, private_collate
 from stoker.pytorch.meta import Envelope, attach
@@ -58,6 +59,7 @@ class TorchSession:
         *,
         returns_meta: bool,
         threads: int = 0,
+        target: torch.device | None = None,
     ) -> None:
         check_on_error(on_error)
         self.observer = TensorObserver(session.controller.observer)
@@ -71,6 +73,7 @@ class TorchSession:
         self._on_error = on_error
         self._rescore = rescore
         self._threads = threads
+        self._target = target
         self._generator_began: torch.Tensor | None = None
 
     def readers(self, outer: DataLoader[Any]) -> int:
@@ -114,6 +117,10 @@ class TorchSession:
         meta = controller.receive(envelope.meta, envelope.failures, envelope.missed)
         return attach(envelope.batch, meta) if self.returns_meta else envelope.batch
 
+    def on_device(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
+        """Return ``envelopes`` with their batches where the user wants them."""
+        return device.on_device(envelopes, self._target)
+
     def end_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
         self._session.controller.end()
@@ -151,7 +158,8 @@ class TorchSession:
         session = self._session
         session.open(self.readers(outer))
         own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
-        served = session.server(self._on_error)
+        is_pinned_here = device.pins(outer) and not outer.num_workers
+        served = session.server(self._on_error, device.pinned if is_pinned_here else plain_memory)
         server = BatchServer(served, own, session.controller.settings.seed)
         return InnerLoader(outer, server, PreparedBatches(session.requests, server, self._threads))
 
@@ -171,7 +179,7 @@ class TorchSession:
 
         def run(ids: NDArray[np.uint32], epoch: int) -> None:
             session.begin_aside(ids, epoch)
-            for envelope in inner:
+            for envelope in self.on_device(iter(inner)):
                 self.observer.rescore(envelope.meta, rescore(envelope.batch))
 
         return run
@@ -254,7 +262,8 @@ def _hand_over(outer: DataLoader[Any]) -> Any:
     if not outer.num_workers:
         return as_it_is
     try:
-        return HandOver(outer.num_workers, outer.prefetch_factor or 1)
+        copy_of = device.pinned_copy if device.pins(outer) else None
+        return HandOver(outer.num_workers, outer.prefetch_factor or 1, copy_of)
     except CapacityError as error:
         log.info("batches of workers travel as torch sends them: %s", error)
         return as_it_is
@@ -292,7 +301,8 @@ class LoaderIterator:
     def __init__(self, session: TorchSession, loader: DataLoader[Any]) -> None:
         self._session, self._loader = session, loader
         self._envelopes: Iterator[Envelope] | None
-        self._envelopes, self._walk = session.begin_epoch(loader)
+        self._arriving: Iterator[Envelope]
+        self._begin()
         self._is_fresh = True
 
     def __iter__(self) -> LoaderIterator:
@@ -307,7 +317,7 @@ class LoaderIterator:
             raise SegmentError("the loader is closed: make a new one to read on")
         begin, computed = time.perf_counter(), time.thread_time()
         try:
-            envelope = next(self._directed(self._envelopes))
+            envelope = next(self._directed())
         except StopIteration:
             self._session.end_epoch()
             raise
@@ -326,16 +336,20 @@ class LoaderIterator:
         if shutdown is not None:
             shutdown()
         self._envelopes = None
+        self._arriving = iter(())
 
-    def _directed(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
+    def _begin(self) -> None:
+        self._envelopes, self._walk = self._session.begin_epoch(self._loader)
+        self._arriving = self._session.on_device(self._envelopes)
+
+    def _directed(self) -> Iterator[Envelope]:
         """Return the batches, begun again if they are not those of the epoch that is wanted."""
         if self._is_fresh and self._session.is_redirected(self._walk):
             if not self._loader.persistent_workers:
                 self.stop()
-            envelopes, self._walk = self._session.begin_epoch(self._loader)
-            self._envelopes = envelopes
+            self._begin()
         self._is_fresh = False
-        return envelopes
+        return self._arriving
 
 
 class PlanSampler(TorchSampler[int]):
