@@ -21,6 +21,7 @@ BENCHMARKS = (
     "ids_scale",
     "hit_ratio",
     "images",
+    "cache_stage",
     "loader_cached",
     "stands_down",
     "scoring_cost",

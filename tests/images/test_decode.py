@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -160,3 +162,10 @@ def test_c6_image_folder_has_the_option(image_root: Path) -> None:
         ImageFolder(image_root, max_pixels=0)
     with pytest.raises(ConfigError, match="beside decode="):
         ImageFolder(image_root, max_pixels=9, decode=len)
+
+
+def test_pillow_may_be_half_loaded_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch, jpeg: Callable[..., bytes]
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", ModuleType("PIL.Image"))
+    assert decode_image(jpeg(20, 30)).ndim == 3

@@ -14,6 +14,7 @@ from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.progress import SERVED, STARTED, Marks
 from stoker.prefetch.walk import Segment, Walk
+from stoker.source.base import PackedRead
 from stoker.source.in_memory import MemorySource
 from stoker.source.packed import Packed, pack
 from stoker.store.arena import Arena
@@ -217,6 +218,24 @@ def test_what_cannot_be_read_one_by_one_is_left_to_the_worker(arena: Arena) -> N
     until_read(fetcher, rank, [6, 7, 8, 9])
     assert arena.claim(np.array([2, 5], np.uint32)).all()
     assert rank.fresh[[2, 5]].tolist() == [0, 0]
+    fetcher.close()
+
+
+class Odd(SlowSource):
+    """A read that includes sample 2 raises what no source should."""
+
+    def read_packed(self, ids: np.ndarray) -> PackedRead:
+        if 2 in np.asarray(ids):
+            raise RuntimeError("odd")
+        return super().read_packed(ids)
+
+
+def test_reads_resume_after_an_error_that_no_source_should_raise(arena: Arena) -> None:
+    source = Odd(MemorySource(SAMPLES), latency=0.001)
+    rank, fetcher = Rank(arena, 1_000), Fetcher(source, ConcurrencyLimit(1, 1))
+    found = run(fetcher, rank)
+    assert 2 not in found and 9 in found, "the thread has not ended with it"
+    assert arena.claim(np.array([2], np.uint32)).all()
     fetcher.close()
 
 

@@ -168,8 +168,8 @@ def _check_pixels(width: int, height: int, most: int | None) -> None:
 
 
 def _pillow_limit() -> int | None:
-    image_module = sys.modules.get("PIL.Image")  # not loaded: its limit is the default
-    limit = _MAX_IMAGE_PIXELS if image_module is None else image_module.MAX_IMAGE_PIXELS
+    # Not loaded, or being loaded by another thread: its limit is the default.
+    limit = getattr(sys.modules.get("PIL.Image"), "MAX_IMAGE_PIXELS", _MAX_IMAGE_PIXELS)
     return None if limit is None else 2 * limit
 
 

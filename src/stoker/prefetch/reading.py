@@ -113,7 +113,7 @@ class Together:
         except SourceUnavailable as error:
             log.info("the storage does not keep up: %s", error)
             self._is_fine = False
-        except (StokerError, OSError) as error:
+        except Exception as error:  # the worker that needs a sample says what a source raises
             log.info("not prefetched: %s", error)
         return 0
 
