@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 BENCHMARKS = (
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="folder for tables, plots and trainings")
     args = parser.parse_args()
     names = BENCHMARKS + HOURS * (args.smoke or args.output is not None)
-    failed = [name for name in names if not _done(name, args) and _run(name, args)]
+    failed = [name for name in names if not _done(name, args) and _timed(name, args)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -64,6 +65,14 @@ def _table(name: str, args: argparse.Namespace) -> Path:
 
 def _done(name: str, args: argparse.Namespace) -> bool:
     return args.output is not None and _table(name, args).exists()
+
+
+def _timed(name: str, args: argparse.Namespace) -> int:
+    """Run one benchmark and say how long it took; return its exit status."""
+    began = time.perf_counter()
+    status = _run(name, args)
+    print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return status
 
 
 def _run(name: str, args: argparse.Namespace) -> int:
