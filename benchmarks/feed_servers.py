@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 
 
 _CONFIG = """
-worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors;
+worker_processes {workers}; daemon off; pid {folder}/pid; error_log {folder}/errors;
 events {{ worker_connections 2048; }}
 http {{
   access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
@@ -176,8 +176,11 @@ def slow_folder(
 
 
 @contextlib.contextmanager
-def web_server(served: Path) -> Iterator[int]:
-    """Yield the port on which nginx serves the files below ``served``; Unavailable without it."""
+def web_server(served: Path, workers: int = 1) -> Iterator[int]:
+    """Yield the port on which nginx serves the files below ``served``; Unavailable without it.
+
+    ``workers`` are its processes.
+    """
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise Unavailable("no nginx here (Debian: nginx-light)")
@@ -185,7 +188,7 @@ def web_server(served: Path) -> Iterator[int]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-nginx-")))
         folder.chmod(0o755)  # its workers are another user's
         port, config = free_port(), folder / "nginx.conf"
-        config.write_text(_CONFIG.format(folder=folder, served=served, port=port))
+        config.write_text(_CONFIG.format(folder=folder, served=served, port=port, workers=workers))
         run_until_end(stack, [program, "-c", str(config)], folder, lambda: answers(port))
         yield port
 

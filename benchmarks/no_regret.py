@@ -145,7 +145,7 @@ class Storages:
         folder = self._root / size
         if size not in self._written:
             folder.mkdir()
-            images = [_jpeg(SIZES[size][0], seed) for seed in range(20)]
+            images = [jpeg(SIZES[size][0], seed) for seed in range(20)]
             for index in range(self._most[size]):
                 (folder / f"{index:05d}.jpg").write_bytes(images[index % len(images)])
             self._written.add(size)
@@ -171,7 +171,7 @@ class Storages:
         return self._lines[storage]
 
 
-def _jpeg(size: int, seed: int) -> bytes:
+def jpeg(size: int, seed: int) -> bytes:
     """Return an image of about so many bytes."""
     side = int((size / 0.55) ** 0.5)
     rng = np.random.default_rng(seed)

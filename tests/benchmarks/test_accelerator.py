@@ -1,0 +1,73 @@
+"""The benchmark for accelerators runs on the CPU, with a tiny network; its server and networks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.waiting import until
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_every_part_runs_and_is_written_down(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "accelerator.py"), "--smoke", "--device", "cpu"]
+    subprocess.run([*command, "--output", str(tmp_path)], check=True, capture_output=True)
+    parts = json.loads((tmp_path / "accelerator.json").read_text())["parts"]
+    train, fetch, images = (part["rows"] for part in parts)
+    assert [row["loader"] for row in train] == ["one batch on the device", "torch", "Stoker"] * 2
+    assert all(row["images_per_s"] > 0 and 0 <= row["waited"] <= 1 for row in train)
+    assert [row["fetchers"] for row in fetch] == [1, 2]
+    assert [row["by"] for row in images] == ["threads"] * 2 + ["processes"] * 2
+    assert (tmp_path / "accelerator.md").read_text().startswith("## ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_nothing_is_measured_without_an_accelerator() -> None:
+    for device in ("cpu", "cuda"):
+        command = [sys.executable, str(FOLDER / "accelerator.py"), "--device", device]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 2 and "--smoke" in done.stderr
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (50, 25_557_032)])
+def test_networks_have_the_parameters_of_torchvisions(
+    monkeypatch: pytest.MonkeyPatch, depth: int, parameters: int
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from resnet import resnet
+
+    network = resnet(depth)
+    assert sum(each.numel() for each in network.parameters()) == parameters
+    assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
+
+
+def test_the_server_for_machines_without_nginx(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from feed_servers import answers, free_port
+
+    (tmp_path / "a.jpg").write_bytes(b"pixels")
+    port = free_port()
+    command = [sys.executable, str(FOLDER / "file_server.py"), str(port), str(tmp_path), "2"]
+    with subprocess.Popen(command) as server:
+        try:
+            until(lambda: answers(port))
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            for method, path, status, body in (
+                ("GET", "/a.jpg", 200, b"pixels"),
+                ("HEAD", "/a.jpg", 200, b""),
+                ("GET", "/b.jpg", 404, b""),
+            ):
+                connection.request(method, path)
+                answer = connection.getresponse()
+                assert (answer.status, answer.read()) == (status, body)
+            connection.close()
+        finally:
+            server.terminate()
