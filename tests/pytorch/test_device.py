@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.lanes import Lane, use_lane
 from torch.nn.utils.rnn import pack_sequence
 
 from stoker.errors import ConfigError, SampleCorrupt
@@ -25,35 +26,10 @@ META = Meta(7, 1, np.arange(2, dtype=np.uint32), np.zeros(2, np.int8), np.arange
 N = 40
 
 
-class Written:
-    """A lane to a device that is the host: copies are clones, plus 100."""
-
-    def __init__(self, log: list[Any]) -> None:
-        self.log = log
-        self._copies = 0
-
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._copies += 1
-        return tensor + 100
-
-    def mark(self) -> Any:
-        self.log.append(f"copied {self._copies}")
-        return self._copies
-
-    def hand_over(self, mark: Any, tensors: list[torch.Tensor]) -> None:
-        self.log.append(f"waited for {mark}: {len(tensors)}")
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of the lane of a Loader to the device "cuda", as if there were one."""
-    log: list[Any] = []
-    monkeypatch.setattr(device, "AcceleratorLane", lambda target: Written(log))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(device, "pins", lambda outer: False)
-    monkeypatch.setattr("stoker.pytorch.loader.is_accelerator", lambda target: False)
-    return log
+    """Of the lane of a Loader with ``pin_memory="cpu"``."""
+    return use_lane(monkeypatch)
 
 
 def numbers() -> SampleDataset:
@@ -70,7 +46,7 @@ def envelopes(batches: list[Any]) -> Iterator[Envelope]:
 
 def test_one_batch_is_copied_ahead() -> None:
     log: list[Any] = []
-    arriving = Ahead(envelopes([torch.tensor(i) for i in range(3)]), Written(log))
+    arriving = Ahead(envelopes([torch.tensor(i) for i in range(3)]), Lane(log))
     seen = []
     for envelope in arriving:
         log.append(f"trains {int(envelope.batch)}")
@@ -101,7 +77,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
         def __next__(self) -> Envelope:
             return next(envelopes([next(self.batches)]))
 
-    arriving = Ahead(Once(), Written([]))
+    arriving = Ahead(Once(), Lane([]))
     assert int(next(arriving).batch) == 101
     with pytest.raises(SampleCorrupt, match="second"):
         next(arriving)
@@ -130,7 +106,7 @@ class Mapped(UserDict):  # type: ignore[type-arg]
 def test_every_tensor_of_a_batch_moves(make: Callable[[Any], Any], tensors: int) -> None:
     log: list[Any] = []
     before = make(torch.tensor(5))
-    moved = next(Ahead(envelopes([before]), Written(log))).batch
+    moved = next(Ahead(envelopes([before]), Lane(log))).batch
     assert type(moved) is type(before)
     assert str(moved) == str(make(torch.tensor(105)))
     assert str(before) == str(make(torch.tensor(5)))
@@ -195,7 +171,7 @@ def test_a_loader_gives_the_same_batches_in_the_same_order(
 ) -> None:
     with Loader(numbers(), 8, cache=0, **options) as loader:
         expected = [batch.tolist() for _ in range(2) for batch in loader]
-    with Loader(numbers(), 8, cache=0, pin_memory="cuda", **options) as loader:
+    with Loader(numbers(), 8, cache=0, pin_memory="cpu", **options) as loader:
         seen = []
         for _ in range(2):
             for batch in loader:
@@ -209,23 +185,52 @@ def test_a_loader_gives_the_same_batches_in_the_same_order(
 def test_state_counts_what_was_handed_out(log: list[Any]) -> None:
     with Loader(numbers(), 8, cache=0) as loader:
         expected = [batch.tolist() for batch in loader]
-    with Loader(numbers(), 8, cache=0, pin_memory="cuda") as loader:
+    with Loader(numbers(), 8, cache=0, pin_memory="cpu") as loader:
         batches = iter(loader)
         seen = [(next(batches) - 100).tolist() for _ in range(2)]
         state = loader.state_dict()
-    with Loader(numbers(), 8, cache=0, pin_memory="cuda") as loader:
+    with Loader(numbers(), 8, cache=0, pin_memory="cpu") as loader:
         loader.load_state_dict(state)
         seen += [(batch - 100).tolist() for batch in loader]
     assert seen == expected
 
 
 def test_meta_stays_and_an_epoch_may_be_left(log: list[Any]) -> None:
-    with Loader(numbers(), 8, cache=0, pin_memory="cuda", return_meta=True) as loader:
+    with Loader(numbers(), 8, cache=0, pin_memory="cpu", return_meta=True) as loader:
         for batch, meta in loader:
             assert (batch - 100).tolist() == meta.ids.tolist()
             loader.observe(torch.ones(8), meta=meta)
             break
         assert sum(1 for _ in loader) == 5
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+def test_the_epoch_may_be_named_before_the_first_batch(
+    log: list[Any], workers: dict[str, Any]
+) -> None:
+    with Loader(numbers(), 8, cache=0) as loader:
+        loader.set_epoch(3)
+        expected = [batch.tolist() for batch in loader]
+    with Loader(numbers(), 8, cache=0, pin_memory="cpu", **workers) as loader:
+        batches = iter(loader)
+        loader.set_epoch(3)
+        assert [(batch - 100).tolist() for batch in batches] == expected
+        assert len(log) == 2 * len(expected)
+
+
+def test_rescoring_gets_batches_on_the_device(log: list[Any]) -> None:
+    seen: list[int] = []
+
+    def rescore(batch: torch.Tensor) -> torch.Tensor:
+        seen.extend((batch - 100).tolist())
+        return torch.ones(len(batch))
+
+    options = {"recipe": "impact:warm_up=1", "epochs": 4, "rescore": rescore}
+    with Loader(numbers(), 8, cache="50%", pin_memory="cpu", **options) as loader:
+        for _ in range(4):
+            for batch in loader:
+                loader.observe(torch.ones(len(batch)))
+    assert seen and set(seen) <= set(range(N))
 
 
 def test_the_cpu_is_passed_through() -> None:
