@@ -8,7 +8,7 @@ start again as you like, or several times at once.
   the most that any cache could hit.
 - sizes: at 20 %, hits of recipes that draw by importance beside those of foresight with draws of
   the same effective sample size; coverage, and reads of the source for each distinct sample.
-- repeats: foresight with R from 1 to 16, also in groups.
+- repeats: foresight with R from 1 to 16.
 - stall: time of an epoch to computing alone, for storage from 0.1 to 2 times as fast as training,
   beside the law max(1, misses / rate).
 - parts: foresight without one part at a time.
@@ -49,12 +49,11 @@ DRAWING = ("shade", "icache:parts=iis+hc", "impact:parts=iis+hc", "spidercache:p
 """Recipes of papers that draw by importance, without substitutes, which are no hits."""
 UNIFORM_PARTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 OURS = "foresight:importance=true:repeat=4:annealed=0"
-GROUPED = "foresight:repeat=8:group=0.2:annealed=0"
-REPEATS = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))
-REPEATS += ((2, 0.25), (4, 0.5), (4, 0.25), (4, 0.2), (8, 0.2), (16, 0.2))
-"""R, and the share of the samples whose visits are mixed with one another."""
-STALLED = ("lru", "minio", "foresight", "foresight:repeat=4:annealed=0", OURS, GROUPED)
-PLOTTED = ("foresight:repeat=2:annealed=0", "foresight:repeat=4:annealed=0", GROUPED)
+OFTEN = "foresight:repeat=8:annealed=0"
+REPEATS = (1, 2, 4, 8, 16)
+"""R."""
+STALLED = ("lru", "minio", "foresight", "foresight:repeat=4:annealed=0", OURS, OFTEN)
+PLOTTED = ("foresight:repeat=2:annealed=0", "foresight:repeat=4:annealed=0", OFTEN)
 PARTS = {
     "all": OURS,
     "without repeats": "foresight:importance=true:repeat=1:annealed=0",
@@ -94,16 +93,15 @@ def cases() -> Iterator[Case]:
     ]
     listed += [Case(name) for name in DRAWING]
     listed += [Case(f"{OURS}:uniform_part={part}:min_ess=0") for part in UNIFORM_PARTS]
-    listed += [Case(_repeating(repeat, group)) for repeat, group in REPEATS]
+    listed += [Case(_repeating(repeat)) for repeat in REPEATS]
     listed += [Case(name, share) for name in PLOTTED for share in SHARES]
     listed += [Case(name, rate=rate) for name in STALLED for rate in RATES]
     listed += [Case(name) for name in PARTS.values()]
     yield from dict.fromkeys(listed)
 
 
-def _repeating(repeat: int, group: float) -> str:
-    told = "" if group == 1 else f":group={group:g}"
-    return f"foresight:repeat={repeat}{told}:annealed=0"
+def _repeating(repeat: int) -> str:
+    return f"foresight:repeat={repeat}:annealed=0"
 
 
 def tasks(folder: Path, samples: int, epochs: int) -> list[Task]:
@@ -234,16 +232,15 @@ class Tables:
         return report
 
     def repeats(self) -> Report:
-        """Hits against R, and in groups."""
+        """Hits against R."""
         report = Report(f"Samples visited R times in R epochs, c = 20 % ({self._about})")
-        for repeat, group in REPEATS:
-            name = _repeating(repeat, group)
+        for repeat in REPEATS:
+            name = _repeating(repeat)
             found = self.of(Case(name))
             report.row(
                 R=repeat,
-                group=group,
                 hits=_percent(found["hits"]),
-                limit=_percent(recipes.get(name).predicted_hit_ratio(CACHE) or 0.0),
+                predicted=_percent(recipes.get(name).predicted_hit_ratio(CACHE) or 0.0),
                 ess=round(found["ess"], 2),
                 coverage=round(found["coverage"], 2),
                 reads_per_distinct=round(found["reads_per_distinct"], 2),

@@ -32,7 +32,6 @@ UNIFORM = "uniform"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     UNIFORM: ("minio", {}),
     "foresight, repeat 4": ("foresight", {"repeat": 4}),
-    "foresight, repeat 4 in groups": ("foresight", {"repeat": 4, "group": 0.25}),
     "foresight, importance": ("foresight", {"importance": True, "repeat": 4}),
     "foresight, prune": ("foresight", {"prune": 0.5}),
     "shade": ("shade", {}),

@@ -38,6 +38,7 @@ BENCHMARKS = (
     "virtual_time",
     "simulate",
     "curves",
+    "frontier",
 )
 HOURS = ("no_regret", "importance", "importance_time", "accuracy_of_repeats", "label_noise")
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
@@ -98,7 +99,7 @@ def _options(name: str, args: argparse.Namespace) -> list[str]:
         options += ["--data", str(inside if inside.is_dir() else args.data)]
     if args.output and name in HOURS and not args.smoke:
         options += ["--output", str(args.output / name)]
-    if args.output and name == "curves":
+    if args.output and name in ("curves", "frontier"):
         options += ["--plots", str(args.output / "plots")]
     return options
 

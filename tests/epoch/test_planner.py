@@ -12,6 +12,7 @@ from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.ranks import LazyRanks, launched_ranks
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
+from stoker.sampler.windows import Windows
 from stoker.scores import Scores
 
 N = 50
@@ -54,10 +55,11 @@ def test_what_was_foreseen_is_forgotten_where_training_resumes_elsewhere() -> No
     assert set(rest.ids.tolist()) == set(range(8, N)), "what was served is not served again"
 
 
-def test_a_step_larger_than_a_group_is_refused() -> None:
-    planner_of("foresight:repeat=2:group=0.5", batch_size=25).check_step()
-    with pytest.raises(ConfigError, match=r"group=0\.52"):
-        planner_of("foresight:repeat=2:group=0.5", batch_size=26).check_step()
+def test_a_step_that_could_have_a_sample_twice_is_refused() -> None:
+    apart = Windows.of(N, 2, 0.4).apart
+    planner_of("foresight:repeat=2:window=0.8", batch_size=apart).check_step()
+    with pytest.raises(ConfigError, match=rf"has {apart + 1} samples.*after {apart} accesses"):
+        planner_of("foresight:repeat=2:window=0.8", batch_size=apart + 1).check_step()
 
 
 def test_a_step_takes_a_stride_of_the_plan_whatever_this_rank_got() -> None:

@@ -192,15 +192,14 @@ def test_samples_of_unequal_size_in_a_small_cache() -> None:
         assert loader.stats.cache_bytes <= 4000
 
 
-def test_s15_a_group_smaller_than_a_step_is_refused() -> None:
-    """Of 100 samples, with steps of 8: each would hold the 2 or 5 of a group several times."""
+def test_s15_a_step_that_could_have_a_sample_twice_is_refused() -> None:
+    """Of 100 samples, with steps of 8 or 16."""
     from support.parts import number_of, numbers
 
     dataset = SampleDataset(numbers(100), number_of)
-    recipe = recipes.foresight(repeat=8, group=0.05)
-    with pytest.raises(ConfigError, match=r"8 samples and a group 5.*group=0\.08 or more"):
-        Loader(dataset, batch_size=8, recipe=recipe)
-    with pytest.raises(ConfigError, match="16 samples and a group 10"):
-        wide = recipes.foresight(repeat=8, group=0.1)
+    with pytest.raises(ConfigError, match=r"has 8 samples.*after 7 accesses.*longer window="):
+        Loader(dataset, batch_size=8, recipe=recipes.foresight(repeat=4, window=0.3))
+    wide = recipes.foresight(repeat=4, window=1.0)
+    with pytest.raises(ConfigError, match="has 16 samples"):
         Loader(dataset, batch_size=8, recipe=wide, rank=0, world_size=2)
     Loader(dataset, batch_size=8, recipe=wide).close()

@@ -688,3 +688,53 @@ def test_nothing_warns_in_a_resumed_run() -> None:
             state = saved(loader)
         with resumed(state) as loader:
             batches(loader)
+
+
+WINDOWS = {"recipe": "foresight:repeat=3:static=0.3:annealed=0", "cache": "40%", "batch_size": 6}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 16])
+@pytest.mark.parametrize("epoch", [0, 1, 2, 4])
+def test_windows_go_on_in_the_middle(epoch: int, steps: int) -> None:
+    """On another number of ranks too, whose batches are then the same samples."""
+    with loader_of(**WINDOWS) as loader:
+        loader.set_epoch(epoch)
+        expected = batches(loader)
+        loader.set_epoch(epoch + 1)
+        later = batches(loader)
+    with loader_of(**WINDOWS) as loader:
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        done = [next(iterator).tolist() for _ in range(steps)]
+        state = saved(loader)
+    with resumed(state, **WINDOWS) as loader:
+        assert done + batches(loader) == expected
+        assert batches(loader) == later
+    left = []
+    for rank in range(2):
+        with resumed(state, **WINDOWS, rank=rank, world_size=2) as loader:
+            left += itertools.chain.from_iterable(batches(loader))
+    assert set(left) >= set(itertools.chain.from_iterable(expected[steps:]))
+
+
+def test_windows_for_another_cache_are_another_plan() -> None:
+    with loader_of(**WINDOWS) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = saved(loader)
+    with pytest.raises(StateMismatch, match="order"):
+        resumed(state, **{**WINDOWS, "cache": "20%"})
+
+
+def test_windows_that_are_given_are_the_same_for_any_cache() -> None:
+    given = {**WINDOWS, "recipe": "foresight:repeat=3:window=0.9:static=0:annealed=0"}
+    with loader_of(**given) as loader:
+        loader.set_epoch(1)
+        expected = batches(loader)
+    with loader_of(**given) as loader:
+        loader.set_epoch(1)
+        iterator = iter(loader)
+        done = [next(iterator).tolist() for _ in range(4)]
+        state = saved(loader)
+    with resumed(state, **{**given, "cache": "20%"}) as loader:
+        assert done + batches(loader) == expected

@@ -32,7 +32,7 @@ class Least:
 class Most(Least):
     """Every optional member too."""
 
-    mixed = 7
+    apart = 7
     without_accuracy = "it stays as it is"
 
     def begin_epoch(self, scores, epoch):
@@ -60,7 +60,7 @@ def test_a_sampler_of_ours_is_returned_as_it_is():
 
 def test_what_a_sampler_lacks_has_defaults():
     sampler = as_sampler(Least())
-    assert isinstance(sampler, Sampler) and sampler.mixed is None
+    assert isinstance(sampler, Sampler) and sampler.apart is None
     assert (sampler.without_accuracy, sampler.describe(None, 1)) == ("", "")
     assert sampler.began(3) == 3 and sampler.foresees(None, 3)
     assert not as_sampler(Least(uses_scores=True)).foresees(None, 3)
@@ -71,7 +71,7 @@ def test_what_a_sampler_lacks_has_defaults():
 
 def test_what_a_sampler_has_is_used():
     sampler, scores = as_sampler(Most(uses_scores=True)), Scores(103)
-    assert (sampler.mixed, sampler.without_accuracy) == (7, "it stays as it is")
+    assert (sampler.apart, sampler.without_accuracy) == (7, "it stays as it is")
     assert (sampler.began(3), sampler.describe(None, 1)) == (2, "epoch 1")
     assert sampler.foresees(None, 2) and not sampler.foresees(None, 3)
     sampler.begin_epoch(scores, 4)

@@ -1,12 +1,14 @@
 """Super-epochs: exact counts, exact cuts, an even end."""
 
-import itertools
+import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.sampler import Sampler, SuperEpochSampler, UniformSampler, repeat_share
+from stoker.sampler import Sampler, SuperEpochSampler, UniformSampler
 from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 
@@ -65,40 +67,112 @@ def test_the_annealed_share_is_rounded_up_to_epochs() -> None:
     assert uniform == [27 - 1, 27, 28, 29]  # 27 epochs of super-epochs end with a single one
 
 
-@pytest.mark.parametrize(("repeat", "share"), [(2, 0.25), (4, 0.75**4)])
-def test_the_share_that_repeats(repeat, share) -> None:
-    sampler = SuperEpochSampler(20_000, repeat=repeat)
-    for epoch in range(repeat):
-        counted = repeat_share(visits(sampler, range(epoch, epoch + 1), 20_000))
-        assert counted == pytest.approx(share, abs=0.01)
-
-
-class TestConformanceInGroups(SamplerConformance):
+class TestConformanceWithStaticSamples(SamplerConformance):
     def make_sampler(self, pad_to: int) -> Sampler:
-        return SuperEpochSampler(self.num_samples, seed=7, pad_to=pad_to, repeat=3, group=0.3)
+        static = np.arange(0, self.num_samples, 3, dtype=np.uint32)
+        return SuperEpochSampler(
+            self.num_samples, seed=7, pad_to=pad_to, repeat=3, window=0.6, static=static
+        )
 
     def test_visits_everything_until_there_is_something_to_go_by(self, sampler: Sampler) -> None:
         """Over a super-epoch in place of an epoch."""
         assert set(visits(self.make_sampler(1), range(3, 6), self.num_samples)) == {3}
 
 
-@pytest.mark.parametrize("group", [0.001, 0.25, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("repeat", [2, 3, 5])
-def test_in_groups_every_sample_as_often(repeat, group) -> None:
-    sampler = SuperEpochSampler(50, repeat=repeat, group=group, epochs=2 * repeat, annealed=0.0)
-    for begin in (0, repeat):
-        assert set(visits(sampler, range(begin, begin + repeat), 50)) == {repeat}
+@st.composite
+def samplers(draw) -> SuperEpochSampler:
+    count = draw(st.integers(1, 300))
+    static = None
+    if draw(st.booleans()):
+        chosen = draw(st.sets(st.integers(0, count - 1)))
+        static = np.array(sorted(chosen), np.uint32)
+    repeat = draw(st.integers(1, 9))
+    return SuperEpochSampler(
+        count,
+        seed=draw(st.integers(0, 2**64 - 1)),
+        repeat=repeat,
+        epochs=draw(st.none() | st.integers(1, 20)),
+        annealed=draw(st.sampled_from([0.0, 0.125, 0.5])),
+        warm_up=draw(st.integers(0, 3)),
+        window=draw(st.floats(0.01, 1.5)) * repeat,
+        static=static,
+    )
 
 
-def test_the_visits_of_a_group_come_before_those_of_the_next() -> None:
-    sampler = SuperEpochSampler(60, repeat=3, group=0.25)
-    order = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(3)])
-    groups = [set(order[begin : begin + 45].tolist()) for begin in range(0, 180, 45)]
-    assert [len(group) for group in groups] == [15] * 4
-    assert set.union(*groups) == set(range(60))
-    assert not all(a == b for a, b in itertools.pairwise(order[:45].tolist()))
-    later = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(3, 6)])
-    assert set(later[:45].tolist()) not in groups  # they are drawn anew
+@given(samplers())
+def test_each_sample_exactly_so_often_and_never_close_by(sampler: SuperEpochSampler) -> None:
+    last = 20 if sampler.epochs is None else sampler.epochs
+    begin, count = 0, sampler.num_samples
+    static = [] if sampler.static is None else sampler.static
+    while begin < last:
+        assert sampler.began(begin) == begin
+        end = begin + 1
+        while end < last and sampler.began(end) == begin:
+            end += 1
+        plans = [sampler.plan(None, epoch) for epoch in range(begin, end)]
+        if end - begin == sampler.repeat or sampler.epochs is not None:
+            assert set(visits(sampler, range(begin, end), count)) == {end - begin}
+        for plan in plans:
+            assert len(plan) == count
+            assert (np.bincount(plan.ids, minlength=count)[static] == 1).all()
+            distances = (plan.next_use - np.arange(count))[plan.next_use < count]
+            assert not len(distances) or distances.min() >= (sampler.apart or 1)
+        begin = end
+
+
+@given(samplers(), st.integers(0, 12))
+def test_any_epoch_is_made_alone(sampler: SuperEpochSampler, epoch: int) -> None:
+    again = pickle.loads(pickle.dumps(sampler))
+    for other in range(3):
+        again.plan(None, other)
+    assert again.plan(None, epoch).identity == sampler.plan(None, epoch).identity
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+@pytest.mark.parametrize("repeat", [2, 4, 8])
+@pytest.mark.parametrize("window", [0.1, 0.2, 0.3])
+def test_visits_fall_within_windows(count, repeat, window) -> None:
+    """On average; those at the edges of an epoch are a little more."""
+    sampler = SuperEpochSampler(count, seed=1, repeat=repeat, window=window * repeat)
+    first = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(2 * repeat)])
+    where = np.argsort(first, kind="stable").reshape(count, 2 * repeat) / count
+    steps = np.diff(where, axis=1)  # between the visits of a sample, in epochs
+    assert np.median(steps) == pytest.approx(window, rel=0.25)
+    longest = np.sort(steps, axis=1)[:, : 2 * repeat - 2]  # but from a window to the next
+    assert np.quantile(longest, 0.9) < 1.6 * window + 0.01
+    assert sampler.apart >= 0.4 * window * count
+
+
+def test_a_window_that_has_begun_goes_on_in_the_next_super_epoch() -> None:
+    sampler = SuperEpochSampler(2000, repeat=4, window=0.8)
+    last, following = (
+        set(sampler.plan(None, epoch).ids[cut].tolist())
+        for epoch, cut in ((3, slice(-400, None)), (4, slice(0, 400)))
+    )
+    assert len(last & following) > 0.5 * len(last)
+    elsewhere = set(sampler.plan(None, 2).ids[:400].tolist())
+    assert len(elsewhere & following) < 0.3 * len(elsewhere)
+
+
+def test_orders_differ_from_one_super_epoch_to_the_next() -> None:
+    sampler = SuperEpochSampler(2000, repeat=4, window=0.8)
+    here, there = (set(sampler.plan(None, epoch).ids[:400].tolist()) for epoch in (1, 5))
+    assert len(here & there) < 0.4 * len(here)
+
+
+def test_neighbours_in_one_visit_are_scattered_in_the_next() -> None:
+    """Two samples of a batch meet again in a later one as rarely as by chance in a block."""
+    sampler, batch = SuperEpochSampler(20_000, repeat=4, window=0.8), 64
+    plan = np.concatenate([sampler.plan(None, epoch).ids for epoch in range(4)])
+    batches = plan.reshape(-1, batch)
+    where = np.argsort(plan, kind="stable").reshape(-1, 4) // batch
+    met = [
+        np.unique(where[ids][:, k], return_counts=True)[1].max()
+        for ids in batches[:50]
+        for k in range(4)
+        if (where[ids][:, k] != where[ids[0], k]).any()
+    ]
+    assert np.mean(met) < 5  # some 30 batches of 64 make a block
 
 
 def test_without_shuffling_it_is_the_plain_order() -> None:
@@ -114,9 +188,9 @@ def test_without_shuffling_it_is_the_plain_order() -> None:
         {"annealed": -0.1},
         {"annealed": 1.1},
         {"seed": -1},
-        {"group": 0},
-        {"group": 1.1},
-        {"group": float("nan")},
+        {"window": 0},
+        {"window": float("inf")},
+        {"window": float("nan")},
     ],
 )
 def test_refuses_what_has_no_meaning(wrong) -> None:

@@ -51,7 +51,7 @@ def deviation(rows: np.ndarray) -> float:
         (ImportanceSampler(N), None),
         (ImportanceSampler(N, uniform_part=0.05, min_ess=0.3, clip=1.0), None),
         (SuperEpochSampler(N, repeat=3, annealed=0.0), None),
-        (SuperEpochSampler(N, repeat=3, annealed=0.0, group=0.25), None),
+        (SuperEpochSampler(N, repeat=3, annealed=0.0, window=0.6, static=np.arange(9)), None),
         (SelectiveSampler(N, warm_up=0, full_every=0, reweight=True), None),
         (SelectiveSampler(N, beta=2.0, warm_up=0, full_every=0, reweight=True), None),
         (InfoBatchSampler(N, delta=1, keeps_sum=False), None),
@@ -62,7 +62,7 @@ def deviation(rows: np.ndarray) -> float:
     ],
     ids=[
         *("weighted", "weighted25", "distinct25", "distinct55"),
-        *("importance", "importance_sharp", "super_epoch", "in_groups", "selective", "selective2"),
+        *("importance", "importance_sharp", "super_epoch", "windows", "selective", "selective2"),
         *("pruned", "infobatch", "infobatch70", "infobatch_fixed"),
     ],
 )

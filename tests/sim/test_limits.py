@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.sampler import ess, repeat_share
 from stoker.sim import limits
 
 N, DRAWS = 500, 40_000
@@ -146,6 +147,18 @@ def test_small_samples_first():
         0.75,
         1,
     ]
+
+
+def test_most_repeats_is_that_of_the_most_even_counts():
+    assert limits.most_repeats([1, 0.5, 0.25]).tolist() == [0, 0.5, 0.75]
+    for distinct in range(20, 101):
+        counts = np.bincount(np.arange(100) % distinct, minlength=100)
+        q = 1 - distinct / 100
+        assert limits.most_repeats(ess(counts) / 100) == pytest.approx(q)
+    uneven = np.random.default_rng(1).multinomial(100, np.full(100, 0.01))
+    assert limits.most_repeats(ess(uneven) / 100) > repeat_share(uneven)
+    with pytest.raises(ConfigError, match="ess="):
+        limits.most_repeats(0)
 
 
 def test_super_epochs():

@@ -120,15 +120,14 @@ class Planner:
         self._orders.clear()
 
     def check_step(self) -> None:
-        """Raise ConfigError where a step of all ranks has more samples than a group of them."""
+        """Raise ConfigError where a step of all ranks may have a sample twice by design."""
         step = (self._settings.batch_size or 1) * self._ranks.now().world_size
-        mixed = self._divided().mixed
-        # All samples are no group.
-        if mixed is not None and mixed < min(step, len(self._population)):
+        apart = self._divided().apart
+        if apart is not None and apart < min(step, len(self._population)):
             raise ConfigError(
-                f"a step of all ranks has {step} samples and a group {mixed}, so that each step "
-                f"would have samples several times: give group={step / len(self._population):.3g} "
-                "or more, or smaller batches"
+                f"a step of all ranks has {step} samples, and the plan has a sample again after "
+                f"{apart} accesses, so that a step could have it twice: give a longer window=, "
+                "or smaller batches"
             )
 
     def note_served(self, at: Cursor, served: NDArray[np.uint32] | None) -> None:

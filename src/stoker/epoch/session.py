@@ -91,7 +91,7 @@ class Session:
         self.controller = Controller(
             epochs,
             setup.population,
-            recipe.sampler if epochs.shuffle else uniform,
+            setup.sampler if epochs.shuffle else uniform,
             setup.policy,
             Scores(num_samples),
             scorer,

@@ -26,6 +26,7 @@ from stoker.prefetch.reading import WINDOW
 from stoker.recipes.base import Recipe
 from stoker.recipes.cache import fit, make_store
 from stoker.sampler.homes import Homes
+from stoker.sampler.windows import Room
 from stoker.store.claims import Claims
 from stoker.store.disk import Wanted, plan_disk
 from stoker.store.fill import preload
@@ -89,6 +90,8 @@ class CacheSetup:
         )
         """What divides the cache, told its size, and the payload bytes that the region of packages
         has at least, where there is one."""
+        self.sampler = recipe.sampler_for(Room(sizes, self.capacity))
+        """What makes the sampler, told the size of the cache."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
         self._local_identity = dataset.source.local_identity

@@ -15,6 +15,7 @@ from stoker.policy.base import Policy, Substitution, as_policy
 from stoker.policy.shares import Shares, as_shares
 from stoker.sampler.base import Sampler
 from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.windows import Room
 
 Made = TypeVar("Made")
 
@@ -71,6 +72,8 @@ class Recipe:
     """What is evicted from the cache."""
     sampler: SamplerFactory = uniform
     """Which samples are visited, and in which order."""
+    fit_sampler: Callable[[SamplerFactory, Room], SamplerFactory] | None = None
+    """Makes the sampler's factory one for a cache whose size is known; None: it is for any."""
     scorer: Callable[[int], Scorer] = loss_history
     """Makes, for so many samples, what turns the signals of training into scores."""
     backward: Callable[[], SelectiveBackward] | None = None
@@ -107,6 +110,10 @@ class Recipe:
         parts = (self.substitution, self.shares, self.packaging)
         plans = self.policy.looks_ahead or self.policy.has_places
         return plans or any(part is not None for part in parts)
+
+    def sampler_for(self, room: Room) -> SamplerFactory:
+        """Return :attr:`sampler` for a cache whose size is known, the same on all ranks."""
+        return self.sampler if self.fit_sampler is None else self.fit_sampler(self.sampler, room)
 
     def predicted_hit_ratio(self, cache_fraction: float) -> float | None:
         """Return the byte hit ratio to expect from the second epoch on, or None if unknown.

@@ -52,8 +52,8 @@ class Sampler(ABC):
     # --- with defaults ---
 
     @property
-    def mixed(self) -> int | None:
-        """Samples whose repeated visits are mixed with one another; None: of all samples."""
+    def apart(self) -> int | None:
+        """Least accesses from a visit of a sample to its next one in an epoch; None: by chance."""
         return None
 
     @property
@@ -119,9 +119,9 @@ class _Completed(Sampler):
         return plan
 
     @property
-    def mixed(self) -> int | None:
-        mixed: int | None = getattr(self.own, "mixed", None)
-        return mixed
+    def apart(self) -> int | None:
+        apart: int | None = getattr(self.own, "apart", None)
+        return apart
 
     @property
     def without_accuracy(self) -> str:

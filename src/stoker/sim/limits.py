@@ -24,6 +24,7 @@ __all__ = [
     "ess",
     "lru_draws",
     "lru_epochs",
+    "most_repeats",
     "random_epochs",
     "shade",
     "smallest_first",
@@ -152,6 +153,23 @@ def super_epochs(c: ArrayLike, repeats: ArrayLike) -> NDArray[np.float64]:
     others, as in :func:`uniform`, those whose samples survived the boundary.
     """
     return np.minimum(1.0, uniform(c) + _non_negative("repeats", repeats))
+
+
+def most_repeats(ess: ArrayLike) -> NDArray[np.float64]:
+    """Return f64: q, the largest share of accesses that repeat at this effective sample size / N.
+
+    ``ess``: above 0 to 1, of an epoch of N visits to N samples. The visits are then spread as
+    evenly over the distinct samples as whole numbers allow, m or m + 1 to each. With
+    :func:`super_epochs` this bounds the hits of any plan.
+    """
+    size = np.asarray(ess, np.float64)
+    if not ((size > 0) & (size <= 1)).all():
+        raise ConfigError(f"ess={ess!r} is out of range: give shares above 0, up to 1")
+    # Of k N distinct samples, 1 - k m N come m + 1 times: sum n^2 / N = 2 m + 1 - k m (m + 1).
+    squares = 1 / size
+    m = np.floor(squares)
+    repeats: NDArray[np.float64] = 1 - (2 * m + 1 - squares) / (m * (m + 1))
+    return repeats
 
 
 # --- time ---

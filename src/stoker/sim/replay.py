@@ -22,6 +22,7 @@ from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
+from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
@@ -220,7 +221,7 @@ class Job:
         self.cache = cache
         self._losses = losses
         self._batch_size, self._seed = batch_size, seed
-        own = recipe.sampler(
+        own = recipe.sampler_for(Room(cache.sizes, cache.capacity))(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
         sampler = _ReplayedSampler(as_sampler(own), policy, accesses)
