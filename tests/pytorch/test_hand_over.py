@@ -183,7 +183,7 @@ def test_it_takes_no_batches_along_into_a_worker_that_is_spawned(hand_over: Hand
 
 
 OTHERS = {
-    "larger than a slot": torch.zeros((32 << 20) + 1, dtype=torch.uint8),
+    "larger than a slot": torch.zeros((64 << 20) + 1, dtype=torch.uint8),
     "an array that cannot be written to": np.broadcast_to(np.zeros(1), 5),
     "a tuple with more": type("More", (tuple,), {})([1]),
     "with a gradient": torch.zeros(4, requires_grad=True),

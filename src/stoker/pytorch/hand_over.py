@@ -84,7 +84,7 @@ def _give_back(to: weakref.ref[Buffers], memory: Bytes) -> None:
         buffers.give_back(memory)
 
 
-_MOST = 32 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
+_MOST = 64 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
 _IN_MESSAGE = 16 << 10  # bytes of a batch that travel in the message itself
 _OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, at least
 _ALIGNMENT = 64
@@ -100,7 +100,7 @@ class HandOver:
     descriptor over a new socket and maps its pages one by one: a millisecond or two of the training
     loop, however small the tensor. Here each worker has ``each`` slots in memory that is there from
     the start. What is plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has
-    up to 32 MiB is laid into one and copied out of it, so that the batch is private memory and the
+    up to 64 MiB is laid into one and copied out of it, so that the batch is private memory and the
     slot free again; what is small travels in the message. All else goes as torch sends it, and so
     does a batch that finds no free slot. Slots take the memory that batches under way take anyway,
     but until the workers end.
