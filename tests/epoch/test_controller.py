@@ -25,6 +25,7 @@ from stoker.importance.base import as_scorer
 from stoker.jobs.merged import Merged
 from stoker.recipes import Recipe
 from stoker.recipes.cache import make_store
+from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
@@ -65,10 +66,12 @@ class Training:
         self.source = MemorySource([bytes(10)] * num_samples)
         policy = Merged(recipe.policy.for_sizes(self.source.sizes), self.source.sizes)
         self.store = make_store(recipe, policy, self.source, NullTier(policy.regions()))
+        count = num_samples if ids is None else len(ids)
+        room = Room(np.full(count, 10), 5 * count)
         self.controller = Controller(
             EpochSettings(seed=seed, epochs=epochs, batch_size=batch_size, needs_scores=True),
             Population(num_samples, ids),
-            recipe.sampler,
+            recipe.sampler_for(room),
             policy,
             Scores(num_samples),
             as_scorer(recipe.scorer(num_samples)),

@@ -36,13 +36,13 @@ def test_parameters_reach_their_parts():
 
 
 def test_windows_are_chosen_for_the_cache_unless_they_are_given():
-    sizes = np.full(1000, 100)
-    room = Room(sizes, 40_000)
-    assert recipes.foresight(repeat=4).sampler_for(room)(1000, **JOB).window == pytest.approx(1.6)
-    assert recipes.foresight(repeat=4).sampler(1000, **JOB).window == pytest.approx(0.8)
-    given = recipes.foresight(repeat=4, window=1.0, static=0.5).sampler_for(room)(1000, **JOB)
+    sizes = np.full(2000, 100)
+    room = Room(sizes, 80_000)
+    assert recipes.foresight(repeat=4).sampler_for(room)(2000, **JOB).window == pytest.approx(1.6)
+    assert recipes.foresight(repeat=4).sampler(2000, **JOB).window == pytest.approx(0.8)
+    given = recipes.foresight(repeat=4, window=1.0, static=0.5).sampler_for(room)(2000, **JOB)
     assert given.window == 1.0
-    assert len(given.static) == 200
+    assert len(given.static) == 400
     assert recipes.foresight().sampler_for(room) == recipes.foresight().sampler
 
 

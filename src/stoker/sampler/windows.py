@@ -14,7 +14,7 @@ from stoker.sampler.draws import generator
 _UNKNOWN = 0.2  # of the data: the cache, where its size is not known
 _APART = 4096  # accesses from a visit to the next at least, so that a step has no sample twice;
 _APART_SHARE = 1 / 40  # or so much of an epoch if that is less,
-_APART_FEW, _APART_FEW_SHARE = 128, 1 / 12  # but for few samples rather these
+_APART_FEW, _APART_FEW_SHARE = 128, 1 / 8  # but for few samples rather these
 _STATIC = 0.5  # of the cache, where small samples stay
 _GAIN = 1.25  # times as many samples in it as of mean size: else nothing is static
 
