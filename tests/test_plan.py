@@ -176,6 +176,10 @@ def test_without_weights_the_ids_stay_where_they_are() -> None:
     assert np.shares_memory(bare.ids, plan.ids)
 
 
-def test_repeats_are_those_within_the_plan() -> None:
-    assert plan_of(0, 1, 2).followed_by(plan_of(0, 1, 2)).repeats == 0
-    assert plan_of(0, 1, 0, 0).repeats == 2
+def test_what_is_made_of_a_plan_repeats_as_it_does() -> None:
+    for repeats in (False, True):
+        plan = Plan(0, 0, np.array([0, 1, 0]), np.ones(3), repeats=repeats)
+        sent = Plan(0, 0, np.array([0]))
+        sent.__setstate__(plan.__getstate__())
+        made = plan.followed_by(plan), plan.starting_at(4), plan.unweighted(), sent
+        assert {one.repeats for one in made} == {repeats}

@@ -45,6 +45,8 @@ class Plan:
     beyond: NDArray[np.float32] | None = field(default=None, repr=False)
     """f32[N], the accesses from the end of this plan to the next use of each sample that are to be
     expected, where the sampler can tell samples apart; None where not. Read-only."""
+    repeats: bool = field(default=False, repr=False)
+    """Whether the epoch visits samples several times; not where it was only filled up for ranks."""
     _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,11 +75,14 @@ class Plan:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
 
-    def __getstate__(self) -> tuple[int, int, Plan | None, dict[str, SharedArray]]:
-        return self.epoch, self.start, self.following, self._memory
+    def __getstate__(self) -> tuple[int, int, Plan | None, bool, dict[str, SharedArray]]:
+        return self.epoch, self.start, self.following, self.repeats, self._memory
 
-    def __setstate__(self, state: tuple[int, int, Plan | None, dict[str, SharedArray]]) -> None:
-        for name, value in zip(("epoch", "start", "following", "_memory"), state, strict=True):
+    def __setstate__(
+        self, state: tuple[int, int, Plan | None, bool, dict[str, SharedArray]]
+    ) -> None:
+        names = ("epoch", "start", "following", "repeats", "_memory")
+        for name, value in zip(names, state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "weights", None)
         object.__setattr__(self, "beyond", None)
@@ -96,11 +101,13 @@ class Plan:
 
     def unweighted(self) -> Plan:
         """Return this plan without weights and expectations, whose memory it releases."""
-        return Plan(self.epoch, self.start, self._memory["ids"], None, self.following)  # type: ignore[arg-type]
+        ids: Any = self._memory["ids"]
+        return Plan(self.epoch, self.start, ids, None, self.following, repeats=self.repeats)
 
     def _in_same_memory(self, start: int, following: Plan | None) -> Plan:
-        ids, weights, beyond = (self._memory.get(name) for name in ("ids", "weights", "beyond"))
-        return Plan(self.epoch, start, ids, weights, following, beyond)  # type: ignore[arg-type]
+        names = ("ids", "weights", "beyond")
+        ids, weights, beyond = (self._memory.get(name) for name in names)  # type: Any, Any, Any
+        return Plan(self.epoch, start, ids, weights, following, beyond, self.repeats)
 
     @property
     def next_use(self) -> NDArray[np.int64]:
@@ -123,11 +130,6 @@ class Plan:
     def horizon(self) -> int:
         """Accesses that are known: of this plan and of the one that follows."""
         return len(self) + (0 if self.following is None else len(self.following))
-
-    @cached_property
-    def repeats(self) -> int:
-        """Accesses whose sample comes again within this plan."""
-        return int(np.count_nonzero(self.next_use < len(self)))
 
     def first_use(self, num_samples: int) -> NDArray[np.int64]:
         """Return i64[num_samples], the position of each id's first access.

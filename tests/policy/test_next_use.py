@@ -35,7 +35,7 @@ def test_as_planned_the_rule_follows_the_plan() -> None:
     for plan, rule in (
         (Plan(1, 100, np.random.default_rng(1).permutation(ids)), OnceAnEpoch(100.0, sizes)),
         (Plan(1, 100, np.append(ids, ids[:4])), OnceAnEpoch(100.0, sizes)),  # filled up for ranks
-        (Plan(1, 100, ids // 2), NextUse(5.0, sizes)),
+        (Plan(1, 100, ids // 2, repeats=True), NextUse(5.0, sizes)),
     ):
         expected = rule.keys(ids, None, plan, None)
         assert np.array_equal(policy.keys(ids, None, plan, None), expected)

@@ -176,7 +176,8 @@ class Planner:
         # Filled up from the start of the epoch's order, or cut.
         places = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
         weights = None if whole.weights is None else whole.weights[places]
-        return Plan(at.epoch, at.epoch * sampler.longest + at.consumed, whole.ids[places], weights)
+        start = at.epoch * sampler.longest + at.consumed
+        return Plan(at.epoch, start, whole.ids[places], weights, repeats=whole.repeats)
 
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
@@ -238,7 +239,8 @@ class Planner:
             return order.followed_by(following)
         beyond = None if order.beyond is None else population.spread(order.beyond)
         ids = population.ids(order.ids)
-        return Plan(order.epoch, order.start, ids, order.weights, following, beyond)
+        weights, repeats = order.weights, order.repeats
+        return Plan(order.epoch, order.start, ids, weights, following, beyond, repeats)
 
     # --- how ranks divide it ---
 

@@ -137,9 +137,6 @@ class OnceAnEpoch(NextUse):
         return keys
 
 
-_REPEATS = 0.05  # of the accesses: plans filled up for many ranks have less, repeated ones more
-
-
 @dataclass(frozen=True)
 class AsPlanned(OnceAnEpoch):
     """The rule that suits the plan: :class:`OnceAnEpoch`, or :class:`NextUse` if samples repeat.
@@ -161,6 +158,6 @@ class AsPlanned(OnceAnEpoch):
         self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return f64[n], the keys that the rule for this plan gives."""
-        if plan.repeats <= _REPEATS * len(plan):
+        if not plan.repeats:
             return super().keys_at(ids, plan, upcoming)
         return NextUse(self.repeated_bytes, self.sizes).keys_at(ids, plan, upcoming)

@@ -170,7 +170,7 @@ class SuperEpochSampler(UniformSampler):
         own = self._visits(begin, epochs, epoch)
         ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
         ids.array[:] = repeated(own, self.longest)
-        return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
+        return Plan(epoch, epoch * self.longest, ids, repeats=True)  # type: ignore[arg-type]
 
     def began(self, epoch: int) -> int:
         """Return the epoch with which the super-epoch of ``epoch`` begins."""

@@ -64,12 +64,18 @@ class Visits:
         following = None
         if epoch + 1 < len(self):
             following = Plan(epoch + 1, self._start(epoch + 1), self.ids(epoch + 1))
-        return Plan(epoch, self._start(epoch), self.ids(epoch), None, following)
+        ids = self.ids(epoch)
+        return Plan(epoch, self._start(epoch), ids, None, following, repeats=comes_again(ids))
 
     def _start(self, epoch: int) -> int:
         while len(self._starts) <= epoch:
             self._starts.append(self._starts[-1] + len(self.ids(len(self._starts) - 1)))
         return self._starts[epoch]
+
+
+def comes_again(ids: NDArray[np.uint32]) -> bool:
+    """Whether an epoch's accesses ``u32[A]`` repeat samples: more than fill it up for ranks."""
+    return len(np.unique(ids)) < 0.95 * len(ids)
 
 
 class PlayedSampler(Sampler):
@@ -91,7 +97,8 @@ class PlayedSampler(Sampler):
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
         """Return what was visited in ``epoch``, whatever the scores."""
-        return Plan(epoch, epoch * self.longest, self._visits.ids(epoch))
+        ids = self._visits.ids(epoch)
+        return Plan(epoch, epoch * self.longest, ids, repeats=comes_again(ids))
 
 
 class Player(Scorer):

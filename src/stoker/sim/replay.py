@@ -25,7 +25,7 @@ from stoker.sampler.base import Sampler, as_sampler
 from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
-from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
+from stoker.sim.played import RecordedLosses, Visits, as_trace, comes_again, scored_by
 from stoker.sim.replayed_cache import Outcomes, ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
 from stoker.sim.signals import GivenLosses, Losses, MadeUpLosses
@@ -148,7 +148,8 @@ class _Trace:
 
     def _plan(self, epoch: int, following: Plan | None) -> Plan:
         ids = self._ids[epoch].astype(np.uint32)
-        return Plan(epoch, self._starts[epoch], ids, None, following)
+        again = comes_again(ids)
+        return Plan(epoch, self._starts[epoch], ids, None, following, repeats=again)
 
 
 class _ReplayedSampler(Sampler):
