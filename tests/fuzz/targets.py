@@ -33,7 +33,7 @@ from stoker.bundles import package
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
-from stoker.images import decode_image
+from stoker.images import Train, decode_image
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
 from stoker.node import messages, rendezvous
@@ -122,16 +122,22 @@ def parts(folder: Path) -> Target:
 
 
 def image(folder: Path) -> Target:
+    train = Train(8, (0.08, 0.2), max_pixels=10_000)
+
     def parse(data: bytes) -> None:
         pixels = decode_image(data, 10_000)
         assert pixels.dtype == np.uint8 and pixels.size <= 30_000
+        upper = train(data, np.random.default_rng(len(data)))  # some of its rows, of a JPEG
+        assert upper.shape == (3, 8, 8)
 
     seeds = []
     for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"):
         into = io.BytesIO()
         Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)).save(into, kind)
         seeds.append(into.getvalue())
-    return Target(parse, (SampleCorrupt,), seeds)
+    into = io.BytesIO()
+    Image.fromarray(np.arange(4800, dtype=np.uint8).reshape(80, 20, 3)).save(into, "JPEG")
+    return Target(parse, (SampleCorrupt,), [*seeds, into.getvalue()])
 
 
 # ---- what lies in a pool, in a package, in a cache ----
