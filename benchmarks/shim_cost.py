@@ -20,7 +20,7 @@ from harness import Report, parser
 
 import stoker._core
 from stoker.tiering.layout import State, create_counters
-from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.tiering.table import Settings, Table, TierPaths
 
 LIBRARY = Path(stoker._core.__file__).parent / "libstoker_preload.so"
 SIZE = 1 << 17  # bytes of each file: as many as there are calls in a round, and more
@@ -70,7 +70,7 @@ def make_run(root: Path, source: Path, copies: Path) -> None:
     limits = Settings(
         small_bytes=0, large_bytes=1 << 23, ahead_bytes=1 << 27, wait_ms=1, heartbeat_ms=MONTH
     )
-    place = TierPlace(copies, copies, copies.stat().st_dev)
+    place = TierPaths(copies, copies, copies.stat().st_dev)
     table = Table(root / "table", [source], source.stat(), [place], limits)
     status = (source / "placed").stat()
     now = time.monotonic_ns()

@@ -88,7 +88,7 @@ Arena::Arena(Segment segment)
       ranks_(segment_.at<Rank>(header_->ranks_at)),
       chunks_(segment_.at<std::uint32_t>(header_->chunks_at)),
       nodes_(segment_.at<Node>(header_->nodes_at)),
-      places_(segment_.at<std::uint32_t>(header_->places_at)),
+      heap_positions_(segment_.at<std::uint32_t>(header_->heap_positions_at)),
       leases_(segment_.at<Lease>(header_->leases_at)),
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
       blocks_store_(memory_blocks(header_, segment_.at<unsigned char>(header_->data_at))),

@@ -325,7 +325,8 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
         const bool asked = at < ids.size() && (which == nullptr || which[at]);
         return asked ? ranks_[ids[at]].region.load(std::memory_order_relaxed) : 0;
       };
-      if (const auto later = tag(i + 2 * kAhead)) heap(later - 1).expect_place(ids[i + 2 * kAhead]);
+      if (const auto later = tag(i + 2 * kAhead))
+        heap(later - 1).expect_position(ids[i + 2 * kAhead]);
       if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);
       const std::uint32_t region = tag(i);
       if (region == 0 || header_->regions[region - 1].order != Order::kKey) continue;

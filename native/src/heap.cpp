@@ -21,7 +21,7 @@ Node Heap::lift(std::uint32_t pos) const {
 void Heap::place(std::uint32_t pos, Node node) {
   const std::uint64_t to = index(pos);
   nodes_[to] = {node.key, node.turn, node.seat ^ static_cast<std::uint32_t>(to)};
-  places_[node.seat] = pos;
+  positions_[node.seat] = pos;
 }
 
 void Heap::sift_up(std::uint32_t pos, Node node) {

@@ -100,7 +100,7 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   h.bitmap_at = take(Blocks::words(h.num_blocks) * sizeof(std::uint64_t));
   h.chunks_at = take(Heap::chunk_words(h.num_chunks) * sizeof(std::uint32_t));
   h.nodes_at = take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(Node));
-  h.places_at =
+  h.heap_positions_at =
       take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(std::uint32_t));
   h.leases_at = take(h.num_leases * sizeof(Lease));
   h.data_at = at;

@@ -21,18 +21,18 @@ struct Heaps {
   explicit Heaps(std::uint32_t ids, std::uint32_t num_chunks)
       : chunks(Heap::chunk_words(num_chunks)),
         nodes(std::size_t{num_chunks} * kChunkNodes),
-        places(nodes.size()),
+        positions(nodes.size()),
         ranks(new Rank[ids]()) {
     header.num_chunks = header.free_chunks = num_chunks;
     for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
   }
   Heap heap(std::uint32_t region) {
-    return {&header, region, chunks.data(), nodes.data(), places.data(), ranks.get()};
+    return {&header, region, chunks.data(), nodes.data(), positions.data(), ranks.get()};
   }
   Header header{};
   std::vector<std::uint32_t> chunks;
   std::vector<Node> nodes;
-  std::vector<std::uint32_t> places;
+  std::vector<std::uint32_t> positions;
   std::unique_ptr<Rank[]> ranks;
 };
 

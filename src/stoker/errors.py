@@ -4,7 +4,7 @@
 
     StokerError
     ├── ConfigError          an argument is invalid; also a ValueError
-    │   └── UntrustedPlace     another user could change a file or folder; also a PermissionError
+    │   └── UntrustedPath     another user could change a file or folder; also a PermissionError
     ├── CapacityError        not enough memory or disk for what was asked
     ├── SourceError          the storage under the data set failed
     │   ├── SampleNotFound     the sample is not there (any more)
@@ -52,7 +52,7 @@ class ConfigError(StokerError, ValueError):
     """An argument or a combination of arguments is invalid; raised at construction."""
 
 
-class UntrustedPlace(ConfigError, PermissionError):
+class UntrustedPath(ConfigError, PermissionError):
     """A file, folder or socket belongs to another user, or others may write to it.
 
     Its message names path, owner and mode, and what makes it right.

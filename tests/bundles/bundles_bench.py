@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bundles.depot import Depot, DirectoryDepot, open_depot, place_of
+from stoker.bundles.depot import Depot, DirectoryDepot, location_of, open_depot
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Workshop
 from stoker.policy.base import Region
@@ -183,6 +183,6 @@ def _do_there(which: tuple[str, Any, str], method: str, *arguments: Any) -> Any:
         return None
     if which not in _there:
         url, options, group = which
-        _there[which] = open_depot(place_of(url, dict(options)), False, group, "ab")
+        _there[which] = open_depot(location_of(url, dict(options)), False, group, "ab")
     answer = getattr(_there[which], method)(*arguments)
     return bytes(answer) if isinstance(answer, memoryview) else answer

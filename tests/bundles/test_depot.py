@@ -21,10 +21,10 @@ from stoker.bundles.depot import (
     MARKER,
     Depot,
     DirectoryDepot,
+    location_of,
     new_name,
     open_depot,
-    place_of,
-    private_place,
+    private_location,
 )
 from stoker.errors import ConfigError
 
@@ -125,18 +125,18 @@ def test_a_place_with_other_things_is_refused(tmp_path: Path, scheme: str, far: 
 )
 def test_addresses_that_are_no_depots(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        place_of(url, {})
+        location_of(url, {})
 
 
 def test_a_directory_takes_no_options(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="storage_options"):
-        place_of(str(tmp_path), {"region": "x"})
+        location_of(str(tmp_path), {"region": "x"})
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="no place"):
-        place_of(str(tmp_path / "file"), {})
+    with pytest.raises(ConfigError, match="cannot hold packages"):
+        location_of(str(tmp_path / "file"), {})
 
 
 def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_directory_is_one_jobs_at_a_time(tmp_path: Path) -> None:
 
 OPEN_AND_WAIT = """
 import json, sys
-from stoker.bundles.depot import place_of
+from stoker.bundles.depot import location_of
 from stoker.bundles.object_depot import ObjectDepot
 url, options, holder = json.loads(sys.argv[1])
-depot = ObjectDepot(place_of(url, options), "a", holder, renew=0.3, expiry=30.0)
+depot = ObjectDepot(location_of(url, options), "a", holder, renew=0.3, expiry=30.0)
 depot.publish("a-" + holder + ".pkg", [b"x"])
 print(depot.names(), flush=True)
 sys.stdin.read()
@@ -264,7 +264,7 @@ def test_a_private_directory_goes_with_its_depot(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    place = private_place("key")
+    place = private_location("key")
     assert place.parent == tmp_path
     depot = open_depot(place, True, "a", "ab")
     assert place.stat().st_mode & 0o777 == 0o700
@@ -279,17 +279,17 @@ def test_private_directories_of_the_dead_are_removed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    living = open_depot(private_place("living"), True, "a", "ab")
-    dead = private_place("dead")
+    living = open_depot(private_location("living"), True, "a", "ab")
+    dead = private_location("dead")
     dead.mkdir()
     (dead / MARKER).touch()
     (dead / "a-1.pkg").touch()
-    unmarked = private_place("unmarked")
+    unmarked = private_location("unmarked")
     unmarked.mkdir()
     (unmarked / "a-1.pkg").touch()
-    depot = open_depot(private_place("new"), True, "a", "ab")
+    depot = open_depot(private_location("new"), True, "a", "ab")
     assert not dead.exists()
     assert unmarked.exists()
-    assert private_place("living").exists()
+    assert private_location("living").exists()
     depot.close()
     living.close()

@@ -57,7 +57,7 @@ def test_c4_the_process_that_reads_objects_imports_nothing_from_there(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(planted)
-    place = address_of(f"file://{planted}/").place
+    place = address_of(f"file://{planted}/").location
     helper = Helper(place, Pace(), Outage())  # raises where the process does not start
     helper.close()
     assert what_ran(planted) == []

@@ -3,7 +3,7 @@ import tempfile
 
 import pytest
 
-from stoker.errors import UntrustedPlace
+from stoker.errors import UntrustedPath
 from stoker.node.runtime_dir import (
     MARKER,
     existing_runtime_dir,
@@ -58,7 +58,7 @@ def test_a_directory_without_the_marker_is_not_stokers():
 def test_links_and_files_are_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     runtime_dir().symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UntrustedPlace, match="is a link or not a directory"):
+    with pytest.raises(UntrustedPath, match="is a link or not a directory"):
         prepare_runtime_dir()
     assert existing_runtime_dir() is None
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -87,6 +87,6 @@ def test_c10_a_chosen_directory_of_somebody_else_is_refused(monkeypatch, tmp_pat
     monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "mine"))
     runtime_dir().mkdir(mode=0o700)
     os.chown(runtime_dir(), 12345, 12345)
-    with pytest.raises(UntrustedPlace, match="belongs to user 12345: set STOKER_RUNTIME_DIR"):
+    with pytest.raises(UntrustedPath, match="belongs to user 12345: set STOKER_RUNTIME_DIR"):
         prepare_runtime_dir()
     assert existing_runtime_dir() is None

@@ -35,7 +35,7 @@ from stoker.tiering.layout import (
     create_counters,
     offset_of,
 )
-from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.tiering.table import Settings, Table, TierPaths
 from stoker.types import FileIdentity
 
 LIBRARY = Path(
@@ -68,7 +68,7 @@ class HandDaemon:
             "wait_ms": 10_000,
             "heartbeat_ms": 30_000,
         } | settings
-        place = TierPlace(self.copies, self.parts, self.copies.stat().st_dev)
+        place = TierPaths(self.copies, self.parts, self.copies.stat().st_dev)
         spellings = [source, source.resolve()] if source.resolve() != source else [source]
         root = source.stat()
         self.table = Table(self.root / "table", spellings, root, [place], Settings(**limits))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.processes import warm
 
-from stoker.errors import ConfigError, UntrustedPlace
+from stoker.errors import ConfigError, UntrustedPath
 from stoker.source.pace import RateLimit
 
 
@@ -55,11 +55,11 @@ def test_what_an_earlier_boot_left_behind_is_ignored(folder: Path) -> None:
 def test_files_of_others_are_not_used(folder: Path) -> None:
     limit = RateLimit("a", requests=1)
     limit.path.symlink_to(folder / "elsewhere")
-    with pytest.raises(UntrustedPlace, match="is a link or no regular file: remove it"):
+    with pytest.raises(UntrustedPath, match="is a link or no regular file: remove it"):
         limit.take(0)
     limit.path.unlink()
     os.mkfifo(limit.path)
-    with pytest.raises(UntrustedPlace, match="is no regular file: remove it"):
+    with pytest.raises(UntrustedPath, match="is no regular file: remove it"):
         limit.take(0)
     assert [path.name for path in folder.iterdir()] == [limit.path.name]
 

@@ -251,7 +251,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
             ShardSource(name)
     with pytest.raises(ConfigError, match="empty"):
         ShardSource([])
-    with pytest.raises(ConfigError, match="several places"):
+    with pytest.raises(ConfigError, match="several locations"):
         ShardSource(["s3://a/x.tar", "s3://b/x.tar"])
     with pytest.raises(ConfigError, match="coalesce_gap=-1"):
         ShardSource(path, coalesce_gap=-1)

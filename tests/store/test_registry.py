@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import CapacityError, ConfigError, UntrustedPlace
+from stoker.errors import CapacityError, ConfigError, UntrustedPath
 from stoker.node import rendezvous
 from stoker.node.runtime_dir import MARKER, prepare_runtime_dir, runtime_dir
 from stoker.policy.baselines import LRU, MinIO
@@ -183,7 +183,7 @@ def test_sharing_that_fails_gives_a_private_arena_and_a_warning(tmp_path, monkey
 
 def test_c10_a_runtime_directory_that_others_may_enter_is_an_error():
     runtime_dir().chmod(0o777)
-    with pytest.raises(UntrustedPlace, match=r"open to others \(mode 0777\): run `chmod 700"):
+    with pytest.raises(UntrustedPath, match=r"open to others \(mode 0777\): run `chmod 700"):
         open_one()
     runtime_dir().chmod(0o700)
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from support.waiting import await_true
 
-from stoker.errors import UntrustedPlace
+from stoker.errors import UntrustedPath
 from stoker.node import rendezvous
 from stoker.node.runtime_dir import MARKER, runtime_dir
 from stoker.policy import LRU
@@ -158,7 +158,7 @@ def _as_nobody(folder: Path, sockets: Path, pipe: Connection) -> None:
     os.environ["STOKER_RUNTIME_DIR"] = str(folder)
     try:
         job = [*play(_KEY, iter(["put 1", "get 1 2"]))]
-    except UntrustedPlace as error:
+    except UntrustedPath as error:
         job = [str(error)]
     pipe.send([*job, *map(_knock, sockets.glob("*.sock"))])
 

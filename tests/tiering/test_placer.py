@@ -19,7 +19,7 @@ from stoker.tiering import copier, placer, tier_dir
 from stoker.tiering.config import Config, TierConfig
 from stoker.tiering.layout import State
 from stoker.tiering.placer import Placer
-from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.tiering.table import Settings, Table, TierPaths
 from stoker.tiering.tier_dir import TierDir
 from tiering.conftest import age, write_files
 
@@ -32,7 +32,7 @@ class Rig:
         tiers = tuple(TierConfig(folder / f"tier{i}", quota) for i, quota in enumerate(quotas))
         self.config = Config(self.source, tiers, self.source, **{"threads": 2, **options})
         self.tiers = [TierDir(tier.path, self.source) for tier in tiers]
-        places = [TierPlace(tier.copies, tier.parts, tier.dev) for tier in self.tiers]
+        places = [TierPaths(tier.copies, tier.parts, tier.dev) for tier in self.tiers]
         (folder / "table").unlink(missing_ok=True)
         limits = Settings(0, 8 << 20, 16 << 20, 3_000, 2_000)
         root = self.source.stat()

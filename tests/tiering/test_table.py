@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stoker.tiering import layout
 from stoker.tiering import table as table_module
 from stoker.tiering.layout import State
-from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.tiering.table import Settings, Table, TierPaths
 
 HEADER = Path(__file__).parents[2] / "shim" / "table.h"
 STRUCTURES = {
@@ -36,7 +36,7 @@ LIMITS = Settings(0, 8 << 20, 16 << 20, 3_000, 2_000)
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    places = [TierPlace(tmp_path / f"c{i}", tmp_path / f"p{i}", 40 + i) for i in range(2)]
+    places = [TierPaths(tmp_path / f"c{i}", tmp_path / f"p{i}", 40 + i) for i in range(2)]
     return Table(tmp_path / "table", [tmp_path], tmp_path.stat(), places, LIMITS)
 
 
@@ -188,7 +188,7 @@ def test_against_a_dictionary(
     folder = tmp_path_factory.mktemp("table")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_module, "_FIRST_INDEX_LOG2", log2)
-        places = [TierPlace(folder, folder, 40 + i) for i in range(2)]
+        places = [TierPaths(folder, folder, 40 + i) for i in range(2)]
         table = Table(folder / "table", [folder], folder.stat(), places, LIMITS)
         paths: dict[bytes, int] = {}
         copies: dict[tuple[int, int], int] = {}

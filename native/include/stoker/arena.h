@@ -218,7 +218,9 @@ class Arena {
     if (header_->blank != 0) return;
     slot_table_[slot].pending.fetch_add(static_cast<std::uint32_t>(change));
   }
-  Heap heap(std::uint32_t region) { return {header_, region, chunks_, nodes_, places_, ranks_}; }
+  Heap heap(std::uint32_t region) {
+    return {header_, region, chunks_, nodes_, heap_positions_, ranks_};
+  }
   std::uint32_t blocks_of(std::uint64_t length) const;
 
   // reading (arena_read.cpp)
@@ -297,7 +299,7 @@ class Arena {
   Rank* ranks_;
   std::uint32_t* chunks_;
   Node* nodes_;
-  std::uint32_t* places_;
+  std::uint32_t* heap_positions_;
   Lease* leases_;
   Blocks blocks_;
   std::unique_ptr<BlockStore> blocks_store_;

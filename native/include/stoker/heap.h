@@ -2,9 +2,9 @@
 // smallest turn. Nodes live in chunks that all regions
 // draw from one pool; the four children of a node lie in one cache line. Only used under the lock.
 //
-// Each node has a seat, from when it comes until it leaves: an index into `places`, which say where
-// the nodes are now. A node that moves writes there, and so into little memory, and not into the
-// ranks of all ids. Nodes without an id have the free seats.
+// Each node has a seat, from when it comes until it leaves: an index into `positions`, which say
+// where the nodes are now. A node that moves writes there, and so into little memory, and not into
+// the ranks of all ids. Nodes without an id have the free seats.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace stoker {
 class Heap {
  public:
   Heap(Header* header, std::uint32_t region, std::uint32_t* chunks, Node* nodes,
-       std::uint32_t* places, Rank* ranks)
+       std::uint32_t* positions, Rank* ranks)
       : header_(header),
         region_(&header->regions[region]),
         tag_(static_cast<std::uint8_t>(region + 1)),
         free_(chunks),
         table_(chunks + static_cast<std::uint64_t>(region + 1) * header->num_chunks),
         nodes_(nodes),
-        places_(places),
+        positions_(positions),
         ranks_(ranks) {}
 
   static std::uint64_t chunk_words(std::uint32_t num_chunks) {
@@ -33,11 +33,11 @@ class Heap {
   const Node& at(std::uint32_t pos) const { return nodes_[index(pos)]; }
   // Where an id of this heap is now.
   std::uint32_t find(std::uint32_t id) const {
-    return places_[ranks_[id].seat.load(std::memory_order_relaxed)];
+    return positions_[ranks_[id].seat.load(std::memory_order_relaxed)];
   }
   // Have what find() reads arrive, and later the node that it finds.
-  void expect_place(std::uint32_t id) const {
-    __builtin_prefetch(&places_[ranks_[id].seat.load(std::memory_order_relaxed)]);
+  void expect_position(std::uint32_t id) const {
+    __builtin_prefetch(&positions_[ranks_[id].seat.load(std::memory_order_relaxed)]);
   }
   void expect_node(std::uint32_t id) const { __builtin_prefetch(&nodes_[index(find(id))], 1); }
   // Adds an id and marks it as the region's; false when the pool of nodes is used up.
@@ -79,7 +79,7 @@ class Heap {
   std::uint32_t* free_;
   std::uint32_t* table_;
   Node* nodes_;
-  std::uint32_t* places_;
+  std::uint32_t* positions_;
   Rank* ranks_;
 };
 

@@ -143,7 +143,7 @@ struct Header {
   std::uint32_t num_blocks;
   std::uint32_t num_chunks;
   std::uint32_t num_leases;
-  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, places_at,
+  std::uint64_t slots_at, entries_at, ranks_at, bitmap_at, chunks_at, nodes_at, heap_positions_at,
       leases_at, data_at;
   std::uint64_t total_bytes;   // of the mapping
   std::uint64_t file_data_at;  // segments on disk: where the blocks start in the file

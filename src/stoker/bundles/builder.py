@@ -249,9 +249,9 @@ class Builder:
                 continue
             mine = np.flatnonzero((part < 0) & (home == number))
             order = np.argsort(package.ids)
-            places = np.searchsorted(package.ids, ids[mine], sorter=order)
+            found = np.searchsorted(package.ids, ids[mine], sorter=order)
             part[mine] = len(parts)
-            index[mine] = order[places]
+            index[mine] = order[found]
             parts.append(package.samples)
 
     def _package(self, number: int) -> Package | None:
@@ -289,11 +289,11 @@ class Builder:
             return
         self._totals.add(rebuild_reads=len(lacking))
         data, offsets, errors = read_whole(self._source, ids[lacking])
-        for place, error in errors.items():
+        for row, error in errors.items():
             if isinstance(error, SourceUnavailable):
                 raise error
             log.info("left out of packages: %s", error)
-            self.unreadable[ids[lacking[place]]] = True
+            self.unreadable[ids[lacking[row]]] = True
         good = np.setdiff1d(np.arange(len(lacking)), list(errors))
         part[lacking[good]] = len(parts)
         index[lacking[good]] = good

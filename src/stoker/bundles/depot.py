@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.errors import ConfigError, UntrustedPlace
+from stoker.errors import ConfigError, UntrustedPath
 from stoker.node import descriptors, owned
 from stoker.node.locks import try_lock_file
 from stoker.source.remote.address import Address, address_of
@@ -25,7 +25,7 @@ _READ_ONLY = ("http", "https")
 _ON_DISK = Path("/var/tmp")  # /tmp may be memory
 MARKER = ".stoker-packages"
 """File that marks a directory as one for packages; nothing is removed from one without it."""
-_WHAT = "place for packages"
+_WHAT = "location for packages"
 _SUFFIX = ".pkg"
 _LEAVING = 3.0  # seconds that the process of a job that has ended may take to do so too
 _LEAST_FREE = 1 << 30
@@ -35,7 +35,7 @@ _LEAST_FREE_SHARE = 0.05
 class Depot(Protocol):
     """Holds packages by name. Used by several threads of the packaging process only.
 
-    All methods raise :class:`OSError` when the place fails: :class:`FileNotFoundError` for a
+    All methods raise :class:`OSError` when the location fails: :class:`FileNotFoundError` for a
     package that is not there, with ``ENOSPC`` when it is full.
     """
 
@@ -56,11 +56,11 @@ class Depot(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the place; a private one is removed with all packages."""
+        """Release the location; a private one is removed with all packages."""
         ...
 
 
-def place_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any]) -> Path | Address:
+def location_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any]) -> Path | Address:
     """Return the directory or the prefix of an object store that ``url`` means.
 
     Raises :class:`~stoker.errors.ConfigError` for a directory that holds something else than
@@ -82,24 +82,24 @@ def place_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any]) ->
     return address
 
 
-def private_place(key: str) -> Path:
-    """Return the directory for packages of the job ``key`` for which no place was given."""
+def private_location(key: str) -> Path:
+    """Return the directory for packages of the job ``key`` for which no location was given."""
     base = _ON_DISK if "TMPDIR" not in os.environ and _ON_DISK.is_dir() else tempfile.gettempdir()
     return Path(base) / f"stoker-packages-{os.geteuid()}-{key}"
 
 
-def open_depot(place: Path | Address, is_private: bool, group: str, holder: str) -> Depot:
-    """Open the depot at ``place`` for packages whose names begin with ``group``.
+def open_depot(location: Path | Address, is_private: bool, group: str, holder: str) -> Depot:
+    """Open the depot at ``location`` for packages whose names begin with ``group``.
 
     ``holder`` (hexadecimal digits) is the same for processes that take each other's place. Call it
-    only in the packaging process. Raises :class:`OSError` when the place fails or is
+    only in the packaging process. Raises :class:`OSError` when the location fails or is
     in use, :class:`~stoker.errors.ConfigError` when it is not Stoker's.
     """
-    if isinstance(place, Path):
-        return DirectoryDepot(place, group, is_private)
+    if isinstance(location, Path):
+        return DirectoryDepot(location, group, is_private)
     from stoker.bundles.object_depot import ObjectDepot
 
-    return ObjectDepot(place, group, holder)
+    return ObjectDepot(location, group, holder)
 
 
 def new_name(group: str) -> str:
@@ -111,17 +111,17 @@ def check_directory(path: Path) -> Path:
     """Return ``path``, a directory for packages or one that can become that.
 
     Raises :class:`~stoker.errors.ConfigError` if it is a file or holds something else, and
-    :class:`~stoker.errors.UntrustedPlace` if other users may write there.
+    :class:`~stoker.errors.UntrustedPath` if other users may write there.
     """
     try:
         with owned.open_folder(path) as folder:
             owned.check_marked(folder, MARKER, _WHAT)
     except FileNotFoundError:
         pass
-    except UntrustedPlace:
+    except UntrustedPath:
         raise
     except OSError as error:
-        raise ConfigError(f"{path} is no place for packages ({error.strerror})") from error
+        raise ConfigError(f"{path} cannot hold packages ({error.strerror})") from error
     return path
 
 

@@ -119,12 +119,12 @@ class Job:
     """What the ranks write for samples of low importance into the array of places."""
     served: SharedArray
     """``u32[N]``: the stamp of the latest epoch in which a sample was served."""
-    place: Path | Address
+    location: Path | Address
     """Where packages are kept."""
     is_private: bool
-    """The place is a directory that goes with the process."""
+    """The location is a directory that goes with the process."""
     owner: str
-    """Tells packages of this job and node from those of others in the same place."""
+    """Tells packages of this job and node from those of others in the same location."""
     min_bytes: int
     seed: int
     holder: str

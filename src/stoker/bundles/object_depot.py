@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stoker.errors import ConfigError
 from stoker.source.pace import Retry
-from stoker.source.remote.address import Address, ObstorePlace
+from stoker.source.remote.address import Address, ObstoreLocation
 from stoker.source.remote.backend import Fault, Why
 from stoker.source.remote.obstore_backend import ObstoreBackend
 
@@ -208,12 +208,12 @@ class ObjectDepot:
         renew: float = RENEW,
         expiry: float = EXPIRY,
     ) -> None:
-        assert isinstance(address.place, ObstorePlace)
+        assert isinstance(address.location, ObstoreLocation)
         self._prefix = address.prefix.rstrip("/") + "/"
         self._where, self._group = address.root + self._prefix, group
         self._draw = random.Random()
         try:
-            self._backend = _Writer(address.place.root, address.place.options, _CONCURRENCY)
+            self._backend = _Writer(address.location.root, address.location.options, _CONCURRENCY)
         except Fault as fault:
             raise ConfigError(f"{fault}: check url and storage_options") from fault
         self._mark()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.bundles.depot import place_of, private_place
+from stoker.bundles.depot import location_of, private_location
 from stoker.bundles.job import FIELDS, Job
 from stoker.errors import ConfigError
 from stoker.node.messages import Channel
@@ -41,7 +41,7 @@ class Packaging:
     url: str | None = None
     """Where packages are kept: a directory for nothing else, or a prefix of an object store, like
     ``s3://bucket/packages``. They stay there, and a job that is started again finds them; one job
-    at a time uses the place. None: a temporary directory, which goes with the job."""
+    at a time uses the location. None: a temporary directory, which goes with the job."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """Options of the object store, as for :class:`~stoker.source.ObjectSource`; may hold secrets,
     and so is not shown."""
@@ -80,15 +80,15 @@ class Packager:
     served: ``served`` (``u32[N]``, shared by the ranks of the job on this node, who thereby share
     the process) holds the stamp of the epoch in which each sample was served last. ``low`` is what
     the array of places says of samples of low importance. ``owner`` tells this node from others
-    that keep packages in the same place, ``seed`` draws which samples come together.
+    that keep packages in the same location, ``seed`` draws which samples come together.
 
     What becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.node.supervisor.Supervisor`; packages that are lost or damaged are built
     again, and while none can be stored the workers read the source, with one warning.
 
     Used by one thread. Raises :class:`~stoker.errors.ConfigError` when ``region`` is too small
-    for one package, and for a place that is not for packages. ``region_bytes`` is what the region
-    has whenever there are samples of low importance; None: what it has now.
+    for one package, and for a location that is not for packages. ``region_bytes`` is what the
+    region has whenever there are samples of low importance; None: what it has now.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Packager:
         # By the memory itself: jobs that share a cache have marks of their own, ranks have not.
         key = " ".join(f"{os.fstat(fd).st_ino}" for fd in (arena.handle.fds[0], served.fileno()))
         holder = hashlib.sha256(f"{_boot()} {key}".encode()).hexdigest()[:16]
-        self._place = (
-            private_place(holder)
+        self._location = (
+            private_location(holder)
             if settings.url is None
-            else place_of(settings.url, settings.storage_options)
+            else location_of(settings.url, settings.storage_options)
         )
         self._supervisor = Supervisor(
             "packaging",
@@ -131,7 +131,7 @@ class Packager:
                 region,
                 low,
                 served,
-                self._place,
+                self._location,
                 settings.url is None,
                 owner,
                 settings.min_bytes,

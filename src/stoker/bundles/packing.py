@@ -135,7 +135,7 @@ class Packing:
     def _open(self) -> None:
         if self._depot is None:
             job = self._job
-            self._depot = open_depot(job.place, job.is_private, job.group, job.holder)
+            self._depot = open_depot(job.location, job.is_private, job.group, job.holder)
         workshop = self._make(self._depot)
         workshop.adopt()
         with self._lock:

@@ -54,7 +54,7 @@ class DemoData:
     """A training set to be read through a cache, and held-out images in memory."""
 
     paths: list[str]
-    """Files to train on; the place in the list is the sample's id."""
+    """Files to train on; the index in the list is the sample's id."""
     targets: NDArray[np.int64]
     """i64[N], the class of each training file."""
     num_classes: int

@@ -88,16 +88,16 @@ def probe(source: Source, *, seconds: float, most_bytes: int, seed: int = 0) -> 
     source.read(order[:1])  # starts what reading needs: connections, a helper process
     order = order[1:] if len(order) > 1 else order
     slot = seconds / (len(CONCURRENCIES) - 1 + _FIRST)
-    for place, concurrency in enumerate(CONCURRENCIES):
-        share = _share(CONCURRENCIES[place:])
+    for step, concurrency in enumerate(CONCURRENCIES):
+        share = _share(CONCURRENCIES[step:])
         ids = order[: max(1, int(len(order) * share))]
-        if place and len(ids) < 2 * concurrency:
+        if step and len(ids) < 2 * concurrency:
             break  # too few left to fill so many lanes
-        limit = slot * _FIRST if not place else slot
+        limit = slot * _FIRST if not step else slot
         readers = _Readers(source, ids, concurrency, limit)
         found.steps.append(readers.run())
         order = order[readers.taken :]
-        if not place:
+        if not step:
             found.kept = readers.kept
             found.latency = _percentiles(np.array(readers.latencies))
     return found

@@ -21,13 +21,13 @@ class BatchSpec(NamedTuple):
     ids: NDArray[np.uint32]
     """``u32[n]``, ids of the base data set."""
     positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job."""
+    """``i64[n]``, positions in the epoch's plan of the whole job."""
     weights: NDArray[np.float32] | None = None
     """``f32[n]``, or None when all are one."""
     keys: NDArray[np.float64] | None = None
     """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
     first: int = 0
-    """Place of the first sample among this rank's accesses of the epoch."""
+    """Position of the first sample among this rank's accesses of the epoch."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
 
@@ -42,7 +42,7 @@ class Request:
     ids: NDArray[np.uint32]
     """``u32[n]``, ids of the base data set."""
     positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job; augmentation derives from them."""
+    """``i64[n]``, in the epoch's plan of the whole job; augmentation derives from them."""
     weights: NDArray[np.float32] | None
     """``f32[n]``, or None when all are one."""
     keys: NDArray[np.float64] | None
@@ -50,7 +50,7 @@ class Request:
     spares: NDArray[np.uint32]
     """``u32[k]``, what this rank served before: replacements for samples that fail."""
     first: int = 0
-    """Place of the first sample among this rank's accesses of the epoch."""
+    """Position of the first sample among this rank's accesses of the epoch."""
     stamp: int = 0
     """:attr:`Claims.stamp <stoker.store.claims.Claims.stamp>` of the epoch; 0 without claims."""
     single: bool = False
@@ -89,7 +89,7 @@ class ServedBatch:
     outcomes: NDArray[np.int8]
     """``i8[n]``, a :class:`~stoker.types.Outcome` per sample."""
     positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job."""
+    """``i64[n]``, positions in the epoch's plan of the whole job."""
     plan_weights: NDArray[np.float32] | None = None
     """``f32[n]``, or None when all are one."""
     use: Use | None = field(default=None, repr=False)
@@ -105,7 +105,7 @@ class ServedBatch:
 
 
 def sample_seeds(seed: int, epoch: int, positions: NDArray[np.int64]) -> list[int]:
-    """Return a 64-bit seed for each of ``positions``, ``i64[n]``, the places in the epoch's plan.
+    """Return a 64-bit seed for each of ``positions``, ``i64[n]``, in the epoch's plan.
 
     SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of a counter, keyed by seed and epoch.
     """

@@ -59,8 +59,8 @@ class Cache:
 
     def __post_init__(self) -> None:
         _check_size("cache", self.memory)
-        _check_place("disk", self.disk, self.disk_size)
-        _check_place("pool", self.pool, self.pool_size)
+        _check_where("disk", self.disk, self.disk_size)
+        _check_where("pool", self.pool, self.pool_size)
         if self.disk is not None:
             CacheDir(self.disk)
         if self.pool is not None:
@@ -88,8 +88,8 @@ def _check_size(name: str, size: Size) -> int:
     return parse_bytes(size, of=_EVERYTHING, name=name)
 
 
-def _check_place(name: str, place: object, size: Size | None) -> None:
-    """Raise ConfigError for an invalid size, and for a size without a place."""
-    if size is not None and _check_size(f"{name}_size", size) and place is None:
+def _check_where(name: str, where: object, size: Size | None) -> None:
+    """Raise ConfigError for an invalid size, and for a size without the other."""
+    if size is not None and _check_size(f"{name}_size", size) and where is None:
         what = "a directory" if name == "disk" else "servers"
         raise ConfigError(f"{name}_size={size!r} needs {what}: give {name} too")

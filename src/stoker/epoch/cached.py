@@ -67,7 +67,7 @@ class CachedSamples:
 
         ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
         the epoch they are; None: some of the epoch in progress. With a ``canvas`` for ``n`` images
-        each sample becomes its place there. A cached copy that does not decode
+        each sample becomes its row there. A cached copy that does not decode
         is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
         does not stay in the cache, as a later read may bring better bytes.
         """
@@ -75,18 +75,18 @@ class CachedSamples:
         decoded, corrupt = self._decoded(served, range(len(served)), canvas)
         outcomes = served.outcomes
         errors = {**served.errors, **corrupt}
-        copied = [place for place in corrupt if self._was_copy(outcomes[place])]
+        copied = [row for row in corrupt if self._was_copy(outcomes[row])]
         if copied:
             again = self.store.reread(served, copied)
             outcomes = outcomes.copy()
             outcomes[copied] = again.outcomes
             values, corrupt = self._decoded(again, copied, canvas)
             failed = {**again.errors, **corrupt}
-            for slot, place in enumerate(copied):
-                decoded[place] = values[slot]
-                del errors[place]
+            for slot, row in enumerate(copied):
+                decoded[row] = values[slot]
+                del errors[row]
                 if slot in failed:
-                    errors[place] = failed[slot]
+                    errors[row] = failed[slot]
         useless = errors.keys() - served.errors.keys()
         if useless:
             self.store.discard(served.ids[list(useless)])
@@ -94,32 +94,32 @@ class CachedSamples:
         return Fetched(served.ids, decoded, outcomes, errors, pixels)
 
     def _decoded(
-        self, served: Served, places: Sequence[int], canvas: Canvas | None
+        self, served: Served, rows: Sequence[int], canvas: Canvas | None
     ) -> tuple[list[Any], dict[int, SourceError]]:
         """Return each sample, None where there is an error, and what does not decode.
 
-        ``places`` are theirs on the canvas.
+        ``rows`` are theirs on the canvas.
         """
         decoded: list[Any] = [None] * len(served)
         corrupt: dict[int, SourceError] = {}
         data = served.data.data
         bounds = served.offsets.tolist()
-        for place, index in enumerate(served.ids.tolist()):
-            if place in served.errors:
+        for row, index in enumerate(served.ids.tolist()):
+            if row in served.errors:
                 continue
-            own = data[bounds[place] : bounds[place + 1]]
+            own = data[bounds[row] : bounds[row + 1]]
             try:
                 if canvas is None:
-                    decoded[place] = self.stage.decoded(index, own)
+                    decoded[row] = self.stage.decoded(index, own)
                 else:
-                    decoded[place] = self._drawn(index, own, canvas, places[place])
+                    decoded[row] = self._drawn(index, own, canvas, rows[row])
             except SampleCorrupt as error:
-                corrupt[place] = error
+                corrupt[row] = error
         return decoded, corrupt
 
-    def _drawn(self, index: int, data: memoryview, canvas: Canvas, place: int) -> Any:
+    def _drawn(self, index: int, data: memoryview, canvas: Canvas, row: int) -> Any:
         try:
-            return canvas.fill(place, self.stage.image(data))
+            return canvas.fill(row, self.stage.image(data))
         except SampleCorrupt as error:
             raise self.dataset.named(index, error) from error
 
@@ -235,7 +235,7 @@ class Replacer:
         """Return the samples really served, and what had to be replaced.
 
         If the data set has an image transform, samples are what it makes of them, in one array
-        after the other; ``seeds`` are those of the ``n`` places.
+        after the other; ``seeds`` are those of the ``n`` rows.
 
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
@@ -252,13 +252,13 @@ class Replacer:
         ids = fetched.ids.copy()
         outcomes = fetched.outcomes.copy()
         failures = tuple(
-            self._excused(int(ids[place]), error) for place, error in sorted(fetched.errors.items())
+            self._excused(int(ids[row]), error) for row, error in sorted(fetched.errors.items())
         )
         spares = self._spares(request, fetched)
-        for place, error in sorted(fetched.errors.items()):
-            own = None if canvas is None else canvas.at([place])
-            ids[place], fetched.decoded[place] = self._next_good(spares, error, own)
-            outcomes[place] = Outcome.SUBSTITUTED
+        for row, error in sorted(fetched.errors.items()):
+            own = None if canvas is None else canvas.at([row])
+            ids[row], fetched.decoded[row] = self._next_good(spares, error, own)
+            outcomes[row] = Outcome.SUBSTITUTED
         return fetched._replace(ids=ids, outcomes=outcomes, errors={}), failures
 
     def _excused(self, index: int, error: SourceError) -> Failure:

@@ -42,7 +42,7 @@ Rescore = Callable[[NDArray[np.uint32], int], None]
 """Has samples ``u32[m]``, whose order ranks divide, scored again before an epoch is planned."""
 
 _NONE = np.empty(0, np.uint32)
-_NO_PLACES = np.empty(0, np.int64)
+_NO_POSITIONS = np.empty(0, np.int64)
 _PATIENCE = 10.0  # seconds that another rank may be behind when a state is saved
 
 _Batch = TypeVar("_Batch", bound=ServedBatch)
@@ -426,8 +426,8 @@ class Controller:
     ) -> None:
         """Tell other jobs how far this one is, and heed what they tell."""
         plan, start = self._followed, 0 if self.walk is None else self.walk.start.consumed
-        places = batch.positions - start if plan is not None else _NO_PLACES
-        if member.received(places, stall_seconds):
+        positions = batch.positions - start if plan is not None else _NO_POSITIONS
+        if member.received(positions, stall_seconds):
             opened.cache.write_keys(self._scores)
         ahead = opened.ahead
         if ahead is None:
@@ -435,7 +435,7 @@ class Controller:
         if member.probe.is_over:
             ahead.go_on()
         if plan is not None and member.was_shared:
-            ahead.follow(plan, (int(places[-1]) + 1) // self._ranks.now().world_size)
+            ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)
 
     def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
         """Return what all ranks' accesses of the epoch were really served, as far as it is over.

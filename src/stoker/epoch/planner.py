@@ -1,4 +1,4 @@
-"""Plans of epochs for the whole job, places in them, and the order in which ranks divide them."""
+"""Plans of epochs for the whole job, positions in them, and the order in which they are divided."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("stoker")
 
 
 class Cursor(NamedTuple):
-    """A place in training: an epoch, and how much of it the training loops of all ranks had.
+    """A position in training: an epoch, and how much of it the training loops of all ranks had.
 
     All ranks have handed out the same number of batches at a step, so what they had together is
     always the beginning of the global plan, and any number of ranks can resume from there.
@@ -174,10 +174,10 @@ class Planner:
         due = self._due(whole, at)
         left = self.left(at)
         # Filled up from the start of the epoch's order, or cut.
-        places = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
-        weights = None if whole.weights is None else whole.weights[places]
+        positions = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
+        weights = None if whole.weights is None else whole.weights[positions]
         start = at.epoch * sampler.longest + at.consumed
-        return Plan(at.epoch, start, whole.ids[places], weights, repeats=whole.repeats)
+        return Plan(at.epoch, start, whole.ids[positions], weights, repeats=whole.repeats)
 
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
@@ -256,7 +256,7 @@ class Planner:
 
     @property
     def most_places(self) -> int:
-        """Places that an epoch's plan of the whole job has at most, however it was divided."""
+        """Positions that an epoch's plan of the whole job has at most, however it was divided."""
         return self._divided().longest + self._ranks.now().world_size
 
     def lengths(self, epochs: int) -> Iterator[int]:
@@ -327,7 +327,7 @@ class Planner:
         return self._sampler(1, drop_last=False).plan(self._basis, epoch)
 
     def _due(self, whole: Plan, at: Cursor) -> NDArray[np.int64]:
-        """Return i64[n], the places of the undivided plan that are left from ``at`` on."""
+        """Return i64[n], the positions of the undivided plan that are left from ``at`` on."""
         if not self.deviates(at):
             return np.arange(at.consumed, len(whole))
         return still_due(self._population.ids(whole.ids), at.consumed, self.served(at))

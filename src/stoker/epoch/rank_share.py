@@ -147,13 +147,13 @@ class RankShare:
         plan.rank_view(*self._ranks.now(), equal=self._settings.shuffle)  # refuses unequal parts
         size, end = self._settings.batch_size or 1, self._batched(plan)
         for begin in range(0, end, size):
-            places = self._own(plan, begin, min(begin + size, end))
-            wanted = plan.ids[places]
+            positions = self._own(plan, begin, min(begin + size, end))
+            wanted = plan.ids[positions]
             yield BatchSpec(
                 wanted,
-                at.consumed + places,
-                None if plan.weights is None else plan.weights[places],
-                self._policy.keys(wanted, self._scores, plan, places),
+                at.consumed + positions,
+                None if plan.weights is None else plan.weights[positions],
+                self._policy.keys(wanted, self._scores, plan, positions),
                 first=begin,
                 single=self._settings.batch_size is None,
             )
@@ -162,7 +162,7 @@ class RankShare:
         """Yield the batches of this rank's part of ``ids`` ``u32[m]``, which are scored again.
 
         Parts are filled up to equal lengths, since the forward pass of a model that is wrapped for
-        several ranks may talk to the others. Augmentation is that of the places ``ids``.
+        several ranks may talk to the others. Augmentation is that of the positions ``ids``.
         """
         (rank, world_size), batch_size = self._ranks.now(), self._settings.batch_size
         size = batch_size or 1
@@ -170,13 +170,14 @@ class RankShare:
         own = np.ascontiguousarray(own[rank::world_size])
         for begin in range(0, len(own), size):
             part = own[begin : begin + size]
-            places, keys = part.astype(np.int64), self._policy.keys(part, self._scores, None, None)
-            yield BatchSpec(part, places, keys=keys, first=begin, single=batch_size is None)
+            positions = part.astype(np.int64)
+            keys = self._policy.keys(part, self._scores, None, None)
+            yield BatchSpec(part, positions, keys=keys, first=begin, single=batch_size is None)
 
     # --- inside ---
 
     def _own(self, plan: Plan, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
-        """Return i64[n], places in ``plan`` of this rank's accesses ``first`` to ``end``."""
+        """Return i64[n], positions in ``plan`` of this rank's accesses ``first`` to ``end``."""
         rank, world_size = self._ranks.now()
         own = range(rank, len(plan), world_size)[first:end]
         if self._planner.locality is None:

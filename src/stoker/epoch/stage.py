@@ -280,19 +280,19 @@ class DecodedSource(BaseSource):
         return [sample for sample in samples if sample is not None]
 
     def read_each(self, ids: ArrayLike) -> tuple[list[bytes | None], dict[int, SourceError]]:
-        """Return decoded samples, None for those that failed, and why by place in ``ids``."""
+        """Return decoded samples, None for those that failed, and why by row in ``ids``."""
         wanted = np.asarray(ids)
         data, offsets, errors = read_whole(self._dataset.source, wanted)
         self.counters.add(bytes=int(offsets[-1]))
         samples: list[bytes | None] = [None] * len(wanted)
-        for place, index in enumerate(wanted.tolist()):
-            if place in errors:
+        for row, index in enumerate(wanted.tolist()):
+            if row in errors:
                 continue
-            encoded = data.data[offsets[place] : offsets[place + 1]]
+            encoded = data.data[offsets[row] : offsets[row + 1]]
             try:
                 sample = self._dataset.decode_named(index, encoded)
             except SampleCorrupt as error:
-                errors[place] = error
+                errors[row] = error
             else:
-                samples[place] = encode(sample, private=self._private)
+                samples[row] = encode(sample, private=self._private)
         return samples, errors

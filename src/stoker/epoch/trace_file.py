@@ -77,7 +77,7 @@ class TraceWriter:
 
     An existing file is appended to, after its last whole block, if its ABOUT says
     the same; else ConfigError. Raises OSError when the file cannot be written, or another process
-    is writing it, UntrustedPlace for one that other users could have written.
+    is writing it, UntrustedPath for one that other users could have written.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], sizes: NDArray[np.int64]) -> None:

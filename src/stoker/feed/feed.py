@@ -47,7 +47,7 @@ class Feed(FrontEnd):
     - ``decode``: makes a sample of its bytes; without it samples are bytes, and images of class
       folders ``u8[height, width, 3]``.
     - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
-      on (seed, epoch, place in the plan) and not on threads; it must be safe in several threads.
+      on (seed, epoch, position in the plan) and not on threads; it must be safe in several threads.
       Or a list of such functions. The first may be :class:`stoker.images.Train` or ``Eval``, which
       decodes images and writes the pixels where the batch has them.
     - ``targets``: array-like ``[N, ...]``, one for each sample.

@@ -23,10 +23,10 @@ Transforms = Transform | ImageTransform | Sequence[Transform | ImageTransform]
 
 
 class FeedSamples(Samples):
-    """The samples of ``source``, which is a Source, or the place of images in class folders.
+    """The samples of ``source``, which is a Source, or the location of images in class folders.
 
     Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source, and
-    what opening the place does.
+    what opening the location does.
     """
 
     def __init__(

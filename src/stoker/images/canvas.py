@@ -12,10 +12,10 @@ from stoker.images.transforms import ImageTransform
 
 
 class Canvas:
-    """``n`` places for what ``transform`` makes of images; each has random numbers of its own.
+    """``n`` rows for what ``transform`` makes of images; each has random numbers of its own.
 
-    ``seeds`` are the ``n`` seeds of the places, from 0 to 2**64 - 1. Several threads may fill
-    different places.
+    ``seeds`` are the ``n`` seeds of the rows, from 0 to 2**64 - 1. Several threads may fill
+    different rows.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class Canvas:
         self.pixels = pixels
         """``u8[n, ...]``, with the transform's shape."""
 
-    def fill(self, place: int, image: Any) -> NDArray[np.uint8]:
-        """Return the place in :attr:`pixels`, filled with what becomes of ``image``.
+    def fill(self, row: int, image: Any) -> NDArray[np.uint8]:
+        """Return the row in :attr:`pixels`, filled with what becomes of ``image``.
 
         Raises what the transform does.
         """
         rng = None
         if self._transform.is_random:
-            rng = np.random.default_rng(self._seeds[place])
-        return self._transform(image, rng, self.pixels[place])
+            rng = np.random.default_rng(self._seeds[row])
+        return self._transform(image, rng, self.pixels[row])
 
-    def at(self, places: Sequence[int]) -> Canvas:
-        """Return the canvas of some places in a row, over the same memory."""
-        rows = slice(places[0], places[-1] + 1)
-        return Canvas(self._transform, self._seeds[rows], self.pixels[rows])
+    def at(self, rows: Sequence[int]) -> Canvas:
+        """Return the canvas of some consecutive rows, over the same memory."""
+        span = slice(rows[0], rows[-1] + 1)
+        return Canvas(self._transform, self._seeds[span], self.pixels[span])

@@ -21,22 +21,22 @@ def upper_rows(data: bytes | memoryview, height: int, rows: int) -> tuple[bytear
     kept = rows + _ROOM
     if kept >= height or data[-2:] != _END:
         return None
-    place = _place_of_height(data)
-    if place is None:
+    offset = _offset_of_height(data)
+    if offset is None:
         return None
     shortened = bytearray(data)
-    shortened[place : place + 2] = kept.to_bytes(2)
+    shortened[offset : offset + 2] = kept.to_bytes(2)
     return shortened, kept
 
 
-def _place_of_height(data: bytes | memoryview) -> int | None:
+def _offset_of_height(data: bytes | memoryview) -> int | None:
     """Return where the header names the height, None if the file is not of the baseline kind."""
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        kind = data[place + 1]
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:
+        kind = data[offset + 1]
         if kind in _BASELINE:
-            return place + 5
+            return offset + 5
         if kind < 0xC0 or kind in (0xC2, 0xDA):
             return None
-        place += 2 + int.from_bytes(data[place + 2 : place + 4])
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4])
     return None

@@ -284,18 +284,21 @@ class Member:
             if self._is_first:
                 self._policy.begin_plan(plan, length)
 
-    def received(self, places: NDArray[np.int64], stall_seconds: float) -> bool:
-        """Note that the loop got the accesses ``places`` i64[n] of the plan, in ``stall_seconds``.
+    def received(self, positions: NDArray[np.int64], stall_seconds: float) -> bool:
+        """Note that the loop got the plan's accesses at ``positions``, i64[n].
+
+        ``stall_seconds``: for how long it waited for them.
 
         Returns whether jobs came or went since the last call: then all keys must be rewritten.
         """
         if self._slot is None:
             return False
         now = self._board.clock()
-        if self._plan is not None and len(places):
-            row, position = self._board.jobs[self._slot], self._plan.start + int(places.max()) + 1
+        if self._plan is not None and len(positions):
+            row = self._board.jobs[self._slot]
+            position = self._plan.start + int(positions.max()) + 1
             row["position"], row["noted"] = position, now
-            self._policy.pass_by(self._plan, places[places < len(self._plan)])
+            self._policy.pass_by(self._plan, positions[positions < len(self._plan)])
             self._measure_pace(now, position)
         self._stalled += stall_seconds
         self._measure_gain(now)

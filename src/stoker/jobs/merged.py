@@ -97,8 +97,8 @@ class Ranking:
     def percentiles(self, scores: Floats) -> NDArray[np.float32]:
         """Return f32[n] in (0, 1]: the share of known scores that are at most these; 0 for -inf."""
         known = np.isfinite(scores)
-        places = np.searchsorted(self._sorted, scores, side="right")
-        share = np.clip(places, 1, None) / max(1, len(self._sorted))
+        ranks = np.searchsorted(self._sorted, scores, side="right")
+        share = np.clip(ranks, 1, None) / max(1, len(self._sorted))
         return np.where(known, np.minimum(share, 1.0), 0.0).astype(np.float32)
 
 
@@ -284,7 +284,7 @@ class Merged(Policy):
         return weighted.keys_after(ids, board.clock() - float(board.head["base"][0]) + seconds)
 
     def _own_times(self, ids: Ids, plan: Plan, upcoming: NDArray[np.int64]) -> Keys:
-        """Return the keys that the policy gives samples used at ``upcoming`` places of ``plan``."""
+        """Return the policy's keys of samples used at the positions ``upcoming`` of ``plan``."""
         if isinstance(self.policy, NextUse):
             return self.policy.keys_at(ids, plan, upcoming)
         return -(plan.start + upcoming).astype(np.float64)

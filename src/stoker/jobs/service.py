@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.errors import ConfigError, StokerError, UntrustedPlace
+from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
 from stoker.jobs.holding import Holding
 from stoker.jobs.metrics import MetricsServer, exposition
@@ -97,7 +97,7 @@ class Service:
     answer. Few members of the group are served at a time, so they never delay our own jobs.
 
     Raises :class:`~stoker.errors.ConfigError` if another one runs or a socket cannot be bound, and
-    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that is not safe or a file in the
+    :class:`~stoker.errors.UntrustedPath` for a runtime directory that is not safe or a file in the
     way of a socket.
     """
 
@@ -223,7 +223,7 @@ class Service:
                 descriptors.drop(listener)
                 raise
             self._listeners.append(_Listener(listener, path, inode, hear))
-        except UntrustedPlace:
+        except UntrustedPath:
             raise
         except OSError as error:
             raise ConfigError(f"cannot listen at {path}: {error}") from error
@@ -346,7 +346,7 @@ def _open_to(path: Path, group: int | None) -> int:
     try:
         status = os.fstat(fd)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise UntrustedPlace(
+            raise UntrustedPath(
                 f"{path} was replaced meanwhile: use a directory that is yours alone"
             )
         if group is not None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.errors import UntrustedPlace
+from stoker.errors import UntrustedPath
 from stoker.node import descriptors
 from stoker.node.descriptors import Descriptor
 from stoker.node.owned import remove_socket
@@ -55,10 +55,10 @@ def is_ours(connection: socket.socket) -> bool:
 
 
 def check_served_by_us(connection: socket.socket, path: Path) -> Peer:
-    """Return who serves at ``path``; UntrustedPlace unless it is this user."""
+    """Return who serves at ``path``; UntrustedPath unless it is this user."""
     there = peer(connection)
     if there.user != os.geteuid():
-        raise UntrustedPlace(f"{path} is served by user {there.user}: set STOKER_RUNTIME_DIR")
+        raise UntrustedPath(f"{path} is served by user {there.user}: set STOKER_RUNTIME_DIR")
     return there
 
 
@@ -69,7 +69,7 @@ def bind(listener: socket.socket, path: Path) -> None:
     """Bind a socket to ``path``, in place of one of ours that is left there, and listen.
 
     Only this user may connect. Raises :class:`OSError`, among them
-    :class:`~stoker.errors.UntrustedPlace` for what is no socket of this user's, which stays.
+    :class:`~stoker.errors.UntrustedPath` for what is no socket of this user's, which stays.
     """
     remove_socket(path)
     os.fchmod(listener.fileno(), 0o600)  # which the name then has from the start

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from stoker.errors import ConfigError, UntrustedPlace
+from stoker.errors import ConfigError, UntrustedPath
 from stoker.node.descriptors import Descriptor
 
 TRUST = "STOKER_TRUST"
@@ -51,7 +51,7 @@ def trusts(status: os.stat_result) -> bool:
 
 
 def check(status: os.stat_result, path: Path) -> None:
-    """Raise :class:`~stoker.errors.UntrustedPlace` unless only trusted users may write it.
+    """Raise :class:`~stoker.errors.UntrustedPath` unless only trusted users may write it.
 
     ``path`` is what it is called.
     """
@@ -59,14 +59,14 @@ def check(status: os.stat_result, path: Path) -> None:
     if trusted.everybody:
         return
     if status.st_uid not in trusted.users:
-        raise UntrustedPlace(
+        raise UntrustedPath(
             f"{path} belongs to user {_name(status.st_uid)} (mode {_mode(status)}), who could put "
             f"anything there: {_instead(status, path)}, or, if that user is to be trusted, set "
             f"{TRUST}={_name(status.st_uid)}"
         )
     may_group = status.st_mode & _GROUP and status.st_gid not in trusted.groups
     if may_group or status.st_mode & _OTHERS:
-        raise UntrustedPlace(
+        raise UntrustedPath(
             f"{path} of user {_name(status.st_uid)} may be written by others "
             f"(mode {_mode(status)}): {_instead(status, path)}, or run `chmod go-w {path}` if "
             "no other user has changed it before"
@@ -90,7 +90,7 @@ def open_folder(path: Path, *, make: bool = False) -> Folder:
 
     Links are followed if they are ours, or belong to the owner of their folder. If a umask of 002
     made an empty folder of ours writable for its group, that permission is removed. Raises
-    :class:`~stoker.errors.UntrustedPlace` for one that others may write to, and :class:`OSError`
+    :class:`~stoker.errors.UntrustedPath` for one that others may write to, and :class:`OSError`
     where there is none.
     """
     folder = Folder(path, _reach(path, make))
@@ -138,7 +138,7 @@ def open_file(path: Path, flags: int, mode: int = 0o600, *, called: Path | None 
     """Return a descriptor of the regular file at ``path`` if it is our own.
 
     ``flags`` are those of ``os.open``; not O_TRUNC, which would act before the check. ``called``:
-    its name in errors. Raises :class:`~stoker.errors.UntrustedPlace` for a file that others may
+    its name in errors. Raises :class:`~stoker.errors.UntrustedPath` for a file that others may
     write, a link, and what is no regular file, and :class:`OSError` as opening does.
     """
     named = called or path
@@ -147,12 +147,12 @@ def open_file(path: Path, flags: int, mode: int = 0o600, *, called: Path | None 
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise UntrustedPlace(f"{named} is a link or no regular file: remove it") from error
+            raise UntrustedPath(f"{named} is a link or no regular file: remove it") from error
         raise
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedPlace(f"{named} is no regular file: remove it")
+            raise UntrustedPath(f"{named} is no regular file: remove it")
         check(status, named)
     except BaseException:
         os.close(fd)
@@ -191,12 +191,12 @@ def write_file(path: Path, content: bytes, *, fsync: bool = False) -> None:
 def remove_socket(path: Path) -> None:
     """Remove a socket of this user's at ``path``, if one is there.
 
-    Raises :class:`~stoker.errors.UntrustedPlace` for anything else, which stays.
+    Raises :class:`~stoker.errors.UntrustedPath` for anything else, which stays.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise UntrustedPlace(
+            raise UntrustedPath(
                 f"{path} is there already and no socket of this user's: remove it, or use another "
                 "path"
             )
@@ -244,7 +244,7 @@ def _link(at: int, name: str, path: Path) -> Path | None:
             return None
         # As the kernel's protected_symlinks: who owns the folder can do as much without a link.
         if status.st_uid != os.fstat(at).st_uid and not trusts(status):
-            raise UntrustedPlace(
+            raise UntrustedPath(
                 f"{path} leads over {name!r}, a link of user {_name(status.st_uid)} in a folder of "
                 f"another: use another directory, or set {TRUST}={_name(status.st_uid)}"
             )

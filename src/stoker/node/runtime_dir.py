@@ -8,7 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from stoker.errors import ConfigError, UntrustedPlace
+from stoker.errors import ConfigError, UntrustedPath
 from stoker.node import owned
 
 MARKER = ".stoker"
@@ -75,14 +75,14 @@ def _machines_dir() -> tuple[Path, bool]:
 def prepare_runtime_dir() -> Path:
     """Return the directory, made and marked if necessary, and safe: ours alone.
 
-    Raises :class:`OSError` if it cannot be made, and :class:`~stoker.errors.UntrustedPlace` if it
+    Raises :class:`OSError` if it cannot be made, and :class:`~stoker.errors.UntrustedPath` if it
     is a symbolic link or not a directory, belongs to someone else, or others may enter it.
     """
     path = runtime_dir()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         _check(path)
-    except UntrustedPlace:
+    except UntrustedPath:
         if runtime_dir() == path:
             raise
         return prepare_runtime_dir()  # the name was taken between the look and the making
@@ -105,10 +105,10 @@ def existing_runtime_dir() -> Path | None:
 def _check(path: Path) -> None:
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode):
-        raise UntrustedPlace(f"{path} is a link or not a directory: {_WAY_OUT}")
+        raise UntrustedPath(f"{path} is a link or not a directory: {_WAY_OUT}")
     if info.st_uid != os.geteuid():
-        raise UntrustedPlace(f"{path} belongs to user {info.st_uid}: {_WAY_OUT}")
+        raise UntrustedPath(f"{path} belongs to user {info.st_uid}: {_WAY_OUT}")
     if info.st_mode & 0o077:
-        raise UntrustedPlace(
+        raise UntrustedPath(
             f"{path} is open to others (mode {info.st_mode & 0o7777:04o}): run `chmod 700 {path}`"
         )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPlace
+from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import await_lock
 from stoker.node.memory_limits import read_memory
@@ -140,7 +140,7 @@ class PoolService:
         with _named(self.directory), owned.adopt(self.directory, MARKER, "--dir") as folder:
             info = os.fstat(folder.fileno())
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise UntrustedPlace(
+            raise UntrustedPath(
                 f"{self.directory} belongs to user {info.st_uid} with mode "
                 f"{info.st_mode & 0o777:o}: it must be yours with mode 700 (a password lies there)"
             )
@@ -301,7 +301,7 @@ def _write_private(path: Path, text: str) -> None:
 def _named(path: Path) -> Iterator[None]:
     try:
         yield
-    except UntrustedPlace:
+    except UntrustedPath:
         raise
     except OSError as error:
         raise ConfigError(f"{path} cannot be used: {error.strerror or error}") from error

@@ -60,7 +60,7 @@ class _Question(NamedTuple):
     """What was asked of one server."""
 
     server: str
-    places: list[list[int]]
+    rows: list[list[int]]
     """Of each command: where in the batch its samples are."""
     connection: Any
     watch: int
@@ -113,10 +113,10 @@ class PoolClient:
         if routes is not None:
             questions = list(self._ask(ids, routes, deadline))
             for question, answers in self._answered(questions, deadline):
-                for places, answer in zip(question.places, answers, strict=True):
-                    if isinstance(answer, list) and len(answer) == len(places):
-                        for place, value in zip(places, answer, strict=True):
-                            values[place] = value
+                for rows, answer in zip(question.rows, answers, strict=True):
+                    if isinstance(answer, list) and len(answer) == len(rows):
+                        for row, value in zip(rows, answer, strict=True):
+                            values[row] = value
         samples, found, damaged = unseal(ids, values, self._keys.owner)
         self._counters.add(
             pool_asked=len(ids),
@@ -198,15 +198,15 @@ class PoolClient:
             mine = np.flatnonzero(owners == owner)
             # A server of a cluster answers only for keys of one slot at a time.
             parts = _alike(mine, buckets[mine]) if routes.is_cluster else [mine.tolist()]
-            places = [part[k : k + most] for part in parts for k in range(0, len(part), most)]
-            commands = [("MGET", *[names[k] for k in part]) for part in places]
+            rows = [part[k : k + most] for part in parts for k in range(0, len(part), most)]
+            commands = [("MGET", *[names[k] for k in part]) for part in rows]
             asked, watch = time.monotonic(), self._watch.begin(connection, deadline)
             try:
                 ask(connection, commands)
             except Exception as error:
                 self._lost(server, connection, error, is_late=not self._watch.end(watch))
                 continue
-            yield _Question(server, places, connection, watch, asked)
+            yield _Question(server, rows, connection, watch, asked)
 
     def _answered(
         self, questions: list[_Question], deadline: float
@@ -234,10 +234,10 @@ class PoolClient:
         """Return the answers to a question's commands; the first of them is there."""
         server, connection = question.server, question.connection
         try:
-            answers = read_answers(connection, len(question.places))
+            answers = read_answers(connection, len(question.rows))
         except Exception as error:
             self._lost(server, connection, error, is_late=not self._watch.end(question.watch))
-            return [None] * len(question.places)
+            return [None] * len(question.rows)
         if self._watch.end(question.watch):
             self.servers.give_back(server, connection)
         else:
@@ -299,8 +299,8 @@ class PoolClient:
                 self._failed(server, error)
                 continue
             self._look_at(server, got)
-            for place, answer in zip(mine, got, strict=True):
-                answers[place] = answer
+            for row, answer in zip(mine, got, strict=True):
+                answers[row] = answer
         return answers
 
     # --- faults ---
@@ -385,9 +385,9 @@ class PoolClient:
             log.info("no server says which server has what: %s", error)  # what was known is used on
 
 
-def _alike(places: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[list[int]]:
-    """Return ``places`` split by kind."""
+def _alike(rows: NDArray[np.int64], kinds: NDArray[np.int64]) -> list[list[int]]:
+    """Return ``rows`` split by kind."""
     order = np.argsort(kinds, kind="stable")
-    cuts = [0, *(np.flatnonzero(np.diff(kinds[order])) + 1).tolist(), len(places)]
-    ordered = places[order].tolist()
+    cuts = [0, *(np.flatnonzero(np.diff(kinds[order])) + 1).tolist(), len(rows)]
+    ordered = rows[order].tolist()
     return [ordered[start:end] for start, end in itertools.pairwise(cuts)]

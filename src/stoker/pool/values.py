@@ -78,14 +78,14 @@ def unseal(ids: Ids, values: Sequence[bytes | None], owner: bytes) -> tuple[Pack
     good &= heads["length"] == sizes.astype(np.uint64)
     good &= heads["owner"] == np.void(owner)
     bodies = []
-    for place, value, crc, is_ours in zip(
+    for row, value, crc, is_ours in zip(
         there, chosen, heads["crc"].tolist(), good.tolist(), strict=True
     ):
         body = memoryview(value)[HEAD_BYTES:]  # type: ignore[arg-type]
         if is_ours and zlib.crc32(body) == crc:
             bodies.append(body)
-            found[place] = True
-            lengths[place] = len(body)
+            found[row] = True
+            lengths[row] = len(body)
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     data: NDArray[np.uint8] = np.frombuffer(bytearray().join(bodies), np.uint8)

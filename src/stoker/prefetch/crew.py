@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.node import child
 from stoker.node.descriptors import Descriptor
 from stoker.node.messages import Channel
-from stoker.prefetch.reading import Place
+from stoker.prefetch.reading import Destination
 from stoker.prefetch.walk import Group
 
 log = logging.getLogger("stoker.prefetch")
@@ -72,23 +72,23 @@ class Headcount:
             self._quiet = _SETTLING
 
 
-class CrewPlace(Place, Protocol):
+class CrewDestination(Destination, Protocol):
     """A rank that other processes read for."""
 
     number: int
     """Tells it from the other ranks."""
 
 
-P = TypeVar("P", bound=CrewPlace)
+P = TypeVar("P", bound=CrewDestination)
 
 
 class _Handed(Generic[P]):
     """A group that another process reads."""
 
-    __slots__ = ("group", "is_claimed", "is_metered", "place")
+    __slots__ = ("destination", "group", "is_claimed", "is_metered")
 
-    def __init__(self, place: P, group: Group) -> None:
-        self.place, self.group = place, group
+    def __init__(self, destination: P, group: Group) -> None:
+        self.destination, self.group = destination, group
         self.is_claimed = self.is_metered = False
 
     def claimed(self, own: int) -> None:
@@ -96,12 +96,12 @@ class _Handed(Generic[P]):
         self.is_claimed = True
         if own:
             self.is_metered = True
-            self.place.meter.begin()
+            self.destination.meter.begin()
 
     def done(self, read: int) -> None:
         """Note that it is over, with so many read."""
         if self.is_metered:
-            self.place.meter.end(read)
+            self.destination.meter.end(read)
 
 
 class _Rank(NamedTuple):
@@ -229,7 +229,7 @@ class Crew(Generic[P]):
     # --- the ranks ---
 
     def join(self, number: int, fresh: int) -> None:
-        """Read for a rank from now on; ``fresh`` is the memory of :attr:`Place.fresh`."""
+        """Read for a rank from now on; ``fresh`` is the memory of :attr:`Destination.fresh`."""
         self._ranks[number] = _Rank(Descriptor(os.dup(fresh)), {})
         self._tell_all({"order": "join", "rank": number}, self._ranks[number].fresh)
 
@@ -257,25 +257,25 @@ class Crew(Generic[P]):
             each.group.first
             for mate in self._mates.values()
             for each in mate.handed.values()
-            if not each.is_claimed and each.place.number == number
+            if not each.is_claimed and each.destination.number == number
         ]
 
     # --- groups ---
 
-    def add(self, place: P, group: Group) -> None:
+    def add(self, destination: P, group: Group) -> None:
         """Hand a group to a process that has asked for one, the one with least in hand."""
         mate = min((m for m in self._mates.values() if m.wants), key=lambda m: len(m.handed))
         chunk = next(self._numbers)
         mate.has_asked = False
-        mate.handed[chunk] = _Handed(place, group)
+        mate.handed[chunk] = _Handed(destination, group)
         order = {
             "order": "bring",
-            "rank": place.number,
+            "rank": destination.number,
             "chunk": chunk,
             "epoch": group.segment.epoch,
             "generation": group.segment.generation,
             "ids": group.ids.tolist(),
-            "places": group.places.tolist(),
+            "offsets": group.offsets.tolist(),
             "keys": None if group.keys is None else group.keys.tolist(),
         }
         self._tell(mate, order)
@@ -283,7 +283,7 @@ class Crew(Generic[P]):
     def take_lost(self) -> list[tuple[P, Group]]:
         """Return what processes had in hand that are gone: it is to be read by others."""
         lost, self._lost = self._lost, []
-        return [(handed.place, handed.group) for handed in lost]
+        return [(handed.destination, handed.group) for handed in lost]
 
     def hear(self) -> None:
         """Take what the processes say."""

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from stoker.prefetch.crew import Crew, CrewPlace
+from stoker.prefetch.crew import Crew, CrewDestination
 from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.reading import WINDOW, Reader
 from stoker.prefetch.walk import Group, Walk
@@ -21,7 +21,7 @@ _BACK_OFF = 0.5  # seconds after a storage that gave up
 _LOOK_AGAIN = 0.01  # seconds between two looks at whether stand-ins are still there
 
 
-class Consumer(CrewPlace, Protocol):
+class Consumer(CrewDestination, Protocol):
     """One rank's share of the prefetch process."""
 
     walk: Walk

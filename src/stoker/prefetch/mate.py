@@ -35,7 +35,7 @@ from stoker.store.flight import Meter
 _NO_IDS = np.empty(0, np.uint32)
 
 
-class _Place:
+class _Destination:
     """What is brought for one rank goes here."""
 
     def __init__(self, job: Job, fresh: NDArray[np.uint8]) -> None:
@@ -96,7 +96,7 @@ class Mate:
         self.mutex = threading.Lock()
         self._job, self._channel = job, channel
         self._reader = Reader(job.source, job.pool)
-        self._places: dict[int, _Place] = {}
+        self._destinations: dict[int, _Destination] = {}
         self._has_asked = False
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -132,28 +132,28 @@ class Mate:
     def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
         order, rank = message["order"], int(message["rank"])
         if order == "join":
-            self._places[rank] = _Place(self._job, mapped(fds[0], np.uint8))
+            self._destinations[rank] = _Destination(self._job, mapped(fds[0], np.uint8))
         elif order == "marks":
-            self._places[rank].marks[int(message["epoch"])] = Marks(mapped(fds[0], np.uint8))
+            self._destinations[rank].marks[int(message["epoch"])] = Marks(mapped(fds[0], np.uint8))
         elif order == "leave":
-            self._places.pop(rank, None)
+            self._destinations.pop(rank, None)
         elif order == "bring":
             self._has_asked = False
-            self._bring(self._places[rank], message)
+            self._bring(self._destinations[rank], message)
 
-    def _bring(self, place: _Place, message: dict[str, Any]) -> None:
+    def _bring(self, destination: _Destination, message: dict[str, Any]) -> None:
         epoch, keys = int(message["epoch"]), message["keys"]
-        marks = place.marks[epoch]
+        marks = destination.marks[epoch]
         group = Group(
             np.array(message["ids"], np.uint32),
             None if keys is None else np.array(keys, np.float64),
             0,
             Segment(epoch, _NO_IDS, None, marks, int(message["generation"])),
-            np.array(message["places"], np.int64),
+            np.array(message["offsets"], np.int64),
             True,
             0,
         )
-        works, read = self._reader.claim(place, group)
+        works, read = self._reader.claim(destination, group)
         number = int(message["chunk"])
         self.tell({"claimed": number, "own": read})
         chunk = _Chunk(self, number, read, len(works))

@@ -33,7 +33,7 @@ _LOCKED = 2.0  # seconds that the arena's lock is waited for before what was rea
 _NOTHING = np.empty(0, np.uint32)
 
 
-class Place(Protocol):
+class Destination(Protocol):
     """Where samples are brought for a rank."""
 
     tier: MemoryTier | StackedTier
@@ -63,31 +63,31 @@ class Reader:
             default = ConcurrencyLimit(max(4, _FIRST // self.most))
         self.lanes = Lanes(limit or default, ahead=int(self._is_one_by_one))
 
-    def start(self, place: Place, group: Group) -> None:
+    def start(self, destination: Destination, group: Group) -> None:
         """Claim what of the group is not cached, and have the group brought."""
-        for work in self.claim(place, group)[0]:
+        for work in self.claim(destination, group)[0]:
             self.lanes.add(work)
 
-    def claim(self, place: Place, group: Group) -> tuple[list[Work], int]:
+    def claim(self, destination: Destination, group: Group) -> tuple[list[Work], int]:
         """Claim what of the group is not cached; return the work to do, and how many are claimed.
 
         Ids are unique in it.
         """
-        own = place.tier.claim(group.ids)
+        own = destination.tier.claim(group.ids)
         # A worker that started meanwhile may have read it already, and kept no copy.
         late = own & ~group.are_wanted()
         if late.any():
-            place.tier.abandon(group.ids[late])
+            destination.tier.abandon(group.ids[late])
         group, own = group.part(~late), own[~late]
         if not len(own):
             return [], 0
         if not self._is_one_by_one:
-            return [Together(self._source, self._pool, place, group, own)], int(own.sum())
+            return [Together(self._source, self._pool, destination, group, own)], int(own.sum())
         works: list[Work] = []
         if own.any():
-            works.append(OneByOne(self._source, place, group.part(own)))
+            works.append(OneByOne(self._source, destination, group.part(own)))
         if not own.all():
-            works.append(Together(self._source, None, place, group.part(~own), own[~own]))
+            works.append(Together(self._source, None, destination, group.part(~own), own[~own]))
         return works, int(own.sum())
 
 
@@ -100,9 +100,14 @@ class Together:
     num_pieces = 1
 
     def __init__(
-        self, source: Source, pool: Pool | None, place: Place, group: Group, own: NDArray[np.bool_]
+        self,
+        source: Source,
+        pool: Pool | None,
+        destination: Destination,
+        group: Group,
+        own: NDArray[np.bool_],
     ) -> None:
-        self._source, self._pool, self._place = source, pool, place
+        self._source, self._pool, self._destination = source, pool, destination
         self._group, self._own = group, own
         self._is_fine = True
 
@@ -125,7 +130,7 @@ class Together:
         below = self._group.part(~self._own)
         if not below.ids.size:
             return 0
-        risen = self._place.tier.rise(below.ids, below.keys, WINDOW)
+        risen = self._destination.tier.rise(below.ids, below.keys, WINDOW)
         return int(self._source.sizes[below.ids[risen]].sum())
 
     def _read(self) -> int:
@@ -135,14 +140,14 @@ class Together:
             return 0
         try:
             upstream = Upstream(self._source, self._pool)
-            brought = upstream.read(group.ids, group.keys, self._place.meter)
+            brought = upstream.read(group.ids, group.keys, self._destination.meter)
             (data, offsets), errors, pooled, _ = brought
             good = np.ones(len(group.ids), bool)
             good[list(errors)] = False
             if good.any():
                 lengths = np.diff(offsets)[good]  # one that failed has no bytes in ``data``
                 packed = Packed(data, np.concatenate([[0], np.cumsum(lengths)]))
-                kept = _publish(self._place, group.part(good), packed, ~pooled[good])
+                kept = _publish(self._destination, group.part(good), packed, ~pooled[good])
                 left = np.setdiff1d(group.ids, kept, assume_unique=True)
             throttled = [e for e in errors.values() if isinstance(e, SourceUnavailable)]
             if throttled:
@@ -150,7 +155,7 @@ class Together:
             return len(data)
         finally:
             if left.size:
-                self._place.tier.abandon(left)
+                self._destination.tier.abandon(left)
 
 
 class OneByOne:
@@ -159,8 +164,8 @@ class OneByOne:
     What was read stays in the memory it came in until it is copied to its place in the cache.
     """
 
-    def __init__(self, source: Source, place: Place, group: Group) -> None:
-        self._source, self._place, self._group = source, place, group
+    def __init__(self, source: Source, destination: Destination, group: Group) -> None:
+        self._source, self._destination, self._group = source, destination, group
         self._ids: list[int] = group.ids.tolist()
         self._buffers: list[Buffer | None] = [None] * len(self._ids)
         self._error: Exception | None = None
@@ -169,7 +174,7 @@ class OneByOne:
     def read(self, piece: int) -> int:
         """Read one sample; return its bytes."""
         if piece == 0:
-            self._place.meter.begin()
+            self._destination.meter.begin()
         try:
             buffer = self._source.read_one(self._ids[piece])
         except Exception as error:  # the claims are given back, whatever a source raises
@@ -181,7 +186,7 @@ class OneByOne:
 
     def finish(self) -> bool:
         """Publish what was read; return whether the storage keeps up."""
-        self._place.meter.end(len(self._ids))
+        self._destination.meter.end(len(self._ids))
         left = self._group.ids
         try:
             kept = self._publish()
@@ -190,7 +195,7 @@ class OneByOne:
             log.info("not prefetched: %s", error)
         finally:
             if left.size:
-                self._place.tier.abandon(left)
+                self._destination.tier.abandon(left)
         if self._error is not None:
             log.info("not prefetched: %s", self._error)
         return not isinstance(self._error, SourceUnavailable)
@@ -200,22 +205,22 @@ class OneByOne:
         group = self._group
         if len(samples) < len(self._ids):
             group = group.part(np.array([buffer is not None for buffer in self._buffers]))
-        return _publish(self._place, group, samples, np.True_) if samples else _NOTHING
+        return _publish(self._destination, group, samples, np.True_) if samples else _NOTHING
 
 
 def _publish(
-    place: Place,
+    destination: Destination,
     group: Group,
     samples: Packed | list[Buffer],
     is_read: NDArray[np.bool_] | np.bool_,
 ) -> NDArray[np.uint32]:
     """Put samples into the cache, which were read where ``is_read``; return those there."""
-    _await_lock(place.tier.arena, group.position)
-    place.fresh[group.ids] |= is_read
-    admitted = place.tier.put_many(group.ids, samples, group.keys, WINDOW)
+    _await_lock(destination.tier.arena, group.position)
+    destination.fresh[group.ids] |= is_read
+    admitted = destination.tier.put_many(group.ids, samples, group.keys, WINDOW)
     if admitted.all():
         return group.ids
-    place.fresh[group.ids[~admitted]] = 0
+    destination.fresh[group.ids[~admitted]] = 0
     return group.ids[admitted]
 
 

@@ -43,7 +43,7 @@ class Group(NamedTuple):
     position: int
     """Of the last one, counted since the walk began."""
     segment: Segment
-    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     """``i64[n]``: where each of ``ids`` stands in the segment."""
     is_near: bool
     """Whether the window would reach it if nothing was cached."""
@@ -52,13 +52,13 @@ class Group(NamedTuple):
 
     def are_wanted(self) -> NDArray[np.bool_]:
         """Return ``bool[n]``: which no worker has started on yet."""
-        wanted = self.segment.marks.served[self.places] == 0
+        wanted = self.segment.marks.served[self.offsets] == 0
         return np.zeros_like(wanted) if self.segment.is_over else wanted
 
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Group:
         """Return the chosen ones of the group."""
         keys = None if self.keys is None else self.keys[chosen]
-        return self._replace(ids=self.ids[chosen], keys=keys, places=self.places[chosen])
+        return self._replace(ids=self.ids[chosen], keys=keys, offsets=self.offsets[chosen])
 
 
 class _HandedOut(NamedTuple):

@@ -1,6 +1,6 @@
 """What runs in a worker: a Request in, an Envelope out.
 
-Augmentation is tied to the place of a sample in the plan: Python's, NumPy's and torch's global
+Augmentation is tied to the position of a sample in the plan: Python's, NumPy's and torch's global
 generators are seeded before each sample, so that it depends on (seed, epoch, position) and not on
 which worker ran it or how many there were. Costs 7 µs a sample, and nothing for data sets without
 transforms. Generators that a transform owns itself are its own affair.

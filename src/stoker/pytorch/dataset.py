@@ -215,7 +215,7 @@ class ImageFolder(TransformedDataset):
 
     @property
     def classes(self) -> list[str]:
-        """Class names in order; the place in it is the target."""
+        """Class names in order; the index in it is the target."""
         return list(self.source.classes)
 
     @property

@@ -294,8 +294,8 @@ class DistributedImportanceSampler(TorchSampler[int]):
         if self._sampler.reweight:
             self._table = np.full(len(self._scores), np.nan, np.float32)
             self._table[whole.ids] = 1.0 if whole.weights is None else whole.weights
-        places = at.consumed + np.arange(self._left(at, ranks.world_size))
-        return whole.ids[places[ranks.rank :: ranks.world_size] % len(whole)]
+        positions = at.consumed + np.arange(self._left(at, ranks.world_size))
+        return whole.ids[positions[ranks.rank :: ranks.world_size] % len(whole)]
 
     def _together(self, ranks: Ranks) -> Collective:
         """Return the ranks that must agree: only this one where nothing ever changes."""
@@ -346,7 +346,7 @@ class DistributedImportanceSampler(TorchSampler[int]):
 
 
 def _check_same(group: Collective, plan: Plan, at: Cursor) -> None:
-    """Raise ConfigError unless all ranks made the same plan and are at the same place of it."""
+    """Raise ConfigError unless all ranks made the same plan and are at the same position of it."""
     own = f"{plan.identity} from {at.consumed}"
     said = [bytes(part).decode() for part in group.gather(np.frombuffer(own.encode(), np.uint8))]
     if len(set(said)) > 1:

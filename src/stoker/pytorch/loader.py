@@ -50,7 +50,7 @@ class Loader(FrontEnd, DataLoader[Any]):
     begins, and raise ConfigError where ranks cannot, or make different plans. ``shuffle=False``
     visits each sample once, in order, with a static cache whatever the recipe, and fills nothing
     up, so that ranks may differ by one sample. A ``sampler`` or ``batch_sampler`` supplies this
-    rank's indices instead. Augmentation depends on (seed, epoch, place in the plan) and not on the
+    rank's indices instead. Augmentation depends on (seed, epoch, position in the plan) and not on
     workers: Python's, NumPy's and torch's global generators are seeded before each sample, and with
     ``num_workers=0`` given back afterwards.
 

@@ -384,11 +384,11 @@ def sampled_batch_specs(
     over = at.consumed // ranks.world_size
     for wanted in indices:
         batch = np.atleast_1d(np.asarray(wanted, np.int64))
-        places = done + np.arange(len(batch))
+        taken = done + np.arange(len(batch))
         done += len(batch)
-        batch, places = batch[places >= over], places[places >= over]
+        batch, taken = batch[taken >= over], taken[taken >= over]
         if len(batch):
-            positions = places * ranks.world_size + ranks.rank
+            positions = taken * ranks.world_size + ranks.rank
             yield BatchSpec(population.ids(batch), positions, single=np.ndim(wanted) == 0)
 
 

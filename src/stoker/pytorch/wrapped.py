@@ -106,15 +106,15 @@ class WrappedSource(BaseSource):
         return [self._read_one(index) for index in check_ids(ids, len(self)).tolist()]
 
     def read_each(self, ids: ArrayLike) -> tuple[list[bytes | None], dict[int, SourceError]]:
-        """Return serialised samples, None for those that failed, and why by place in ``ids``."""
+        """Return serialised samples, None for those that failed, and why by row in ``ids``."""
         samples: list[bytes | None] = []
         errors: dict[int, SourceError] = {}
-        for place, index in enumerate(check_ids(ids, len(self)).tolist()):
+        for row, index in enumerate(check_ids(ids, len(self)).tolist()):
             try:
                 samples.append(self._read_one(index))
             except SourceError as error:
                 samples.append(None)
-                errors[place] = error
+                errors[row] = error
         return samples, errors
 
     def _read_one(self, index: int) -> bytes:

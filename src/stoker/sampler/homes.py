@@ -129,13 +129,13 @@ def local_order(
 
 
 def _steps(homes: NDArray[np.integer], nodes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return i64[M, G], for M steps of G accesses which of all accesses takes each place."""
+    """Return i64[M, G], for M steps of G accesses which of all accesses takes each position."""
     steps, size = homes.shape
     if not steps:
         return np.empty((0, size), np.int64)
-    there = nodes[np.arange(size) % len(nodes)]  # the node of each place
+    there = nodes[np.arange(size) % len(nodes)]  # the node of each position
     room = np.bincount(there, minlength=int(nodes.max()) + 1)
-    places = np.argsort(there, kind="stable")
+    order = np.argsort(there, kind="stable")
     first = np.cumsum(room) - room
     # By home, in the order of the plan; then each one's number among those of its home.
     none = len(room)
@@ -149,7 +149,7 @@ def _steps(homes: NDArray[np.integer], nodes: NDArray[np.integer]) -> NDArray[np
     step, at = np.nonzero(number < np.append(room, 0)[known])
     taken = np.full((steps, size), -1, np.int64)
     local = sorted_by_home[step, at]
-    taken[step, places[first[known[step, at]] + number[step, at]]] = local
+    taken[step, order[first[known[step, at]] + number[step, at]]] = local
     left = np.ones((steps, size), np.bool_)
     left[step, local] = False
     taken[taken < 0] = np.nonzero(left)[1]  # as many in each step, in its order

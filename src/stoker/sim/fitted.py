@@ -1,8 +1,8 @@
 """Populations whose losses behave like those of a recorded training.
 
 Two things of the recorded losses are kept. **How large they are**: the distribution of each epoch,
-as quantiles. **Who has them**: how much ranks persist from one epoch to another. A sample's place
-in its epoch's distribution is that of
+as quantiles. **Who has them**: how much ranks persist from one epoch to another. A sample's
+standing in its epoch's distribution is that of
 
     z(e) = sqrt(a) hardness + sqrt(b) drift(e) + sqrt(1 - a - b) noise(e),
 
@@ -41,14 +41,14 @@ class LossModel:
     quantiles: Floats
     """``f64[E, Q]``: of the losses of each epoch, from the least to the largest."""
     hardness: float
-    """a, the share of a place's variance that stays for good."""
+    """a, the share of a standing's variance that stays for good."""
     drift: float
     """b, the share that changes slowly."""
     decay: float
     """phi, how much of the drift stays from one epoch to the next."""
 
     def correlation(self, lag: int) -> float:
-        """Return how the places of two epochs correlate that are ``lag`` > 0 apart."""
+        """Return how the standings of two epochs correlate that are ``lag`` > 0 apart."""
         return self.hardness + self.drift * self.decay**lag
 
     def population(self, num_samples: int, seed: int = 0) -> FittedLosses:
@@ -95,14 +95,14 @@ class FittedLosses:
 
     def _draw(self) -> None:
         model, epoch = self._model, self._epoch
-        place = np.sqrt(model.hardness) * self._hardness + np.sqrt(model.drift) * self._drift
+        standing = np.sqrt(model.hardness) * self._hardness + np.sqrt(model.drift) * self._drift
         noise = max(0.0, 1 - model.hardness - model.drift)
-        place += np.sqrt(noise) * self._normal(2, epoch)
+        standing += np.sqrt(noise) * self._normal(2, epoch)
         row = model.quantiles[min(epoch, len(model.quantiles) - 1)]
         # By rank, so that the epoch's distribution is met whatever was drawn.
         share = (np.arange(self._count) + 0.5) / self._count
         self._losses = np.empty(self._count)
-        self._losses[np.argsort(place)] = np.interp(share, np.linspace(0, 1, len(row)), row)
+        self._losses[np.argsort(standing)] = np.interp(share, np.linspace(0, 1, len(row)), row)
 
     def _normal(self, part: int, epoch: int) -> Floats:
         rng = np.random.default_rng([self._seed, part, epoch])
@@ -182,7 +182,7 @@ def _least_squares(
 
 
 def _correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float | None:
-    """Return the correlation of places of samples that both epochs visited; None for too few."""
+    """Return the correlation of standings of samples that both epochs visited; None for too few."""
     both = ~(np.isnan(one) | np.isnan(other))
     if both.sum() < _LEAST:
         return None
@@ -193,8 +193,8 @@ def _correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float 
 
 
 def _ranks(values: NDArray[np.float32]) -> Floats:
-    """Return f64[n], the place of each value in ascending order; equal ones share theirs."""
+    """Return f64[n], the standing of each value in ascending order; equal ones share theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    places: Floats = (ends - (counts - 1) / 2)[inverse]
-    return places
+    standings: Floats = (ends - (counts - 1) / 2)[inverse]
+    return standings

@@ -147,7 +147,7 @@ def _interleave(
             continue
         flights.add(number, step, shared.now)
         shared.note(training.slot, training.job.cache.policy, step)
-        heapq.heapreplace(due, (shared.now + len(step.places) / training.rate, number))
+        heapq.heapreplace(due, (shared.now + len(step.positions) / training.rate, number))
 
 
 class _Training:
@@ -200,9 +200,9 @@ class _Shared:
         if self._board is None or not isinstance(policy, Merged):
             return
         rows = self._board.jobs
-        rows["position"][slot] = step.plan.start + int(step.places[-1]) + 1
+        rows["position"][slot] = step.plan.start + int(step.positions[-1]) + 1
         rows["noted"][slot] = self.now
-        policy.pass_by(step.plan, step.places)
+        policy.pass_by(step.plan, step.positions)
 
     def leave(self, slot: int) -> None:
         """Note that a job is through."""

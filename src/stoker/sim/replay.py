@@ -119,7 +119,7 @@ class Step(NamedTuple):
     """A batch that was served."""
 
     plan: Plan
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     """``i64[n]``, its accesses in the plan."""
     served: Served
 
@@ -313,12 +313,12 @@ class Job:
         with ThreadPoolExecutor(1) as thread:
             served: tuple[NDArray[np.uint32], Future[Outcomes]] | None = None
             for start in range(0, len(plan), span):
-                places = np.arange(start, min(start + span, len(plan)))
+                positions = np.arange(start, min(start + span, len(plan)))
                 ids = plan.ids[start : start + span]
                 if self._is_scored:
-                    keys, after = self._score_run(ids, plan, places, right)
+                    keys, after = self._score_run(ids, plan, positions, right)
                 else:
-                    keys, after = self.cache.policy.keys(ids, self._scores, plan, places), None
+                    keys, after = self.cache.policy.keys(ids, self._scores, plan, positions), None
                 outcomes = thread.submit(self.cache.serve_run, ids, keys, after, self._batch_size)
                 if served is not None:
                     self._count_run(tally, *served)
@@ -332,7 +332,7 @@ class Job:
             self._clock.add_run(ids, outcomes.result(), self._batch_size)
 
     def _score_run(
-        self, ids: NDArray[np.uint32], plan: Plan, places: NDArray[np.int64], right: _Right
+        self, ids: NDArray[np.uint32], plan: Plan, positions: NDArray[np.int64], right: _Right
     ) -> tuple[Keys, Keys]:
         """Score a run of batches; return their keys before, and after if they follow scores."""
         policy, batch, observer = self.cache.policy, self._batch_size, self._controller.observer
@@ -342,7 +342,7 @@ class Job:
         for start in range(0, len(ids), batch):
             part = slice(start, start + batch)
             if keys is not None:
-                keys[part] = policy.keys(ids[part], self._scores, plan, places[part])
+                keys[part] = policy.keys(ids[part], self._scores, plan, positions[part])
             observer.score(ids[part], plan.epoch, {"losses": losses[part]})
             if after is not None:
                 after[part] = policy.keys(ids[part], self._scores, plan, None)

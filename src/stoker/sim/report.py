@@ -297,8 +297,8 @@ def _curve(frame: _Frame, line: Line, colour: str, dash: str) -> list[str]:
     points = list(zip(line.xs, line.ys, strict=True))
     if line.is_limit:
         points = _clipped(points, frame)
-    places = [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in points]
-    parts = [_stroke("M" + "L".join(places), colour, dash, 1.6)] if places else []
+    points_at = [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in points]
+    parts = [_stroke("M" + "L".join(points_at), colour, dash, 1.6)] if points_at else []
     if not line.is_limit:
         for x, y in points:
             told = f"{line.name}: {_percent(y)} at {_percent(x)}"

@@ -149,8 +149,8 @@ class MadeUpGraph(Scorer):
         count = self._ends[group] - self._starts[group]
         offsets = np.concatenate([[0], np.cumsum(count)])
         owner = np.repeat(np.arange(len(ids)), count)
-        place = np.arange(int(offsets[-1])) - offsets[owner] + self._starts[group][owner]
-        found: NDArray[np.uint32] = self._members[place]
+        index = np.arange(int(offsets[-1])) - offsets[owner] + self._starts[group][owner]
+        found: NDArray[np.uint32] = self._members[index]
         found = found[found != ids[owner]]
         self.neighbours = Neighbours(
             observation.step, ids, count - 1, offsets - np.arange(len(offsets)), found

@@ -280,15 +280,15 @@ def read_whole(source: Source, ids: npt.NDArray[np.uint32]) -> PackedRead:
     if not source.sizes_are_exact:
         return data, offsets, errors
     lengths, expected = np.diff(offsets), source.sizes[ids]
-    wrong = [place for place in np.flatnonzero(lengths != expected).tolist() if place not in errors]
+    wrong = [row for row in np.flatnonzero(lengths != expected).tolist() if row not in errors]
     if not wrong:
         return data, offsets, errors
     cut = {
-        place: SampleCorrupt(
-            f"{source.name(int(ids[place]))}: {lengths[place]} bytes came, not {expected[place]}",
-            [int(ids[place])],
+        row: SampleCorrupt(
+            f"{source.name(int(ids[row]))}: {lengths[row]} bytes came, not {expected[row]}",
+            [int(ids[row])],
         )
-        for place in wrong
+        for row in wrong
     }
     return without({**errors, **cut}, data, offsets)
 

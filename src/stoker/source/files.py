@@ -46,9 +46,9 @@ class Listing:
     """Change time of each file, which nothing but the kernel sets, i64[N]."""
     fingerprint: str
 
-    def name(self, place: int) -> bytes:
+    def name(self, index: int) -> bytes:
         """Return one name."""
-        begin, end = self.offsets[place : place + 2]
+        begin, end = self.offsets[index : index + 2]
         return self.names[begin:end].tobytes()
 
     @property

@@ -43,7 +43,7 @@ class FolderListing:
 
     files: Listing
     classes: tuple[str, ...]
-    """Class names, sorted; the place in it is the target."""
+    """Class names, sorted; the index in it is the target."""
     class_sizes: Offsets
     """Samples of each class, i64[C]; samples of one class are consecutive."""
     directories: tuple[bytes, ...]
@@ -141,8 +141,8 @@ def _walk(
     try:
         # Asked before reading: what changes meanwhile makes the listing stale, not wrong.
         identity = FileIdentity.of(os.stat(root + directory))  # noqa: PTH116
-        place = (identity.device, identity.inode)
-        if place in above:
+        inode = (identity.device, identity.inode)
+        if inode in above:
             return
         with os.scandir(root + directory) as entries:
             for entry in entries:
@@ -154,7 +154,7 @@ def _walk(
         raise _unreadable(root + directory, error) from error
     yield directory, identity, files
     for name in below:
-        yield from _walk(root, name, endings, above | {place})
+        yield from _walk(root, name, endings, above | {inode})
 
 
 def _unreadable(path: bytes, error: OSError) -> SourceUnavailable:
@@ -265,7 +265,7 @@ def _still_holds(listing: FolderListing, threads: int) -> bool:
     files = listing.files
     drawn = random.sample(range(len(files.sizes)), min(_LOOKED_AT, len(files.sizes)))
     paths = [files.root + name for name in listing.directories]
-    paths += [files.root + files.name(place) for place in drawn]
+    paths += [files.root + files.name(index) for index in drawn]
     try:
         with ThreadPoolExecutor(threads, "stoker-list") as pool:
             now = list(pool.map(_identity, paths))
@@ -291,7 +291,7 @@ class ClassFolders:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, sorted; the place in it is the target."""
+        """Class names, sorted; the index in it is the target."""
         return self._classes
 
     @property
@@ -388,7 +388,7 @@ class ImagePrefixSource(ClassFolders, KeySource):
             raise ConfigError(f"url={url!r}: web servers do not list; use ObjectSource with keys")
         address = address_of(url, storage_options, by_fsspec=scheme not in OBJECT_SCHEMES)
         prefix = f"{address.prefix.rstrip('/')}/".lstrip("/" if scheme != "memory" else "")
-        client = Client(address.place, pace or Pace(), in_process=scheme == "memory")
+        client = Client(address.location, pace or Pace(), in_process=scheme == "memory")
         listing = KeyListing(client, address, listing_max_age)
         found = listing.below(prefix, by_folder=True).without_prefix(len(prefix.encode()))
         keys, classes, class_sizes = class_layout(found, extensions)

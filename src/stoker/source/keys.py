@@ -60,8 +60,8 @@ class Keys:
     def without_prefix(self, length: int) -> Keys:
         """Return the keys without the first ``length`` bytes of each name."""
         kept = np.ones(len(self.names), np.bool_)
-        for place in range(length):
-            kept[self.offsets[:-1] + place] = False
+        for at in range(length):
+            kept[self.offsets[:-1] + at] = False
         lengths = np.diff(self.offsets) - length
         return Keys(self.names[kept], offsets_of(lengths), self.sizes, self.tags)
 
@@ -141,5 +141,5 @@ def without_markers(keys: Keys) -> Keys:
 def _is_above_another(keys: Keys, index: int) -> bool:
     """Return whether the sorted keys contain one below ``keys[index]`` taken as a folder."""
     folder = keys[index].rstrip(b"/") + b"/"
-    place = bisect_left(keys, folder, lo=index + 1)
-    return place < len(keys) and keys[place].startswith(folder)
+    at = bisect_left(keys, folder, lo=index + 1)
+    return at < len(keys) and keys[at].startswith(folder)

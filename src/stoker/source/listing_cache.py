@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import UntrustedPlace
+from stoker.errors import UntrustedPath
 from stoker.node.owned import open_folder, read_file
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class ListingCache:
         try:
             with open_folder(self.path.parent) as folder:
                 stored = read_file(folder.inside / self.path.name, called=self.path)
-        except UntrustedPlace as error:
+        except UntrustedPath as error:
             _log.warning("a listing is not used: %s", error)
             return None
         except OSError:

@@ -248,25 +248,25 @@ class KeyListing:
     def _prefix_holds(self, keys: Keys, prefix: str, by_folder: bool) -> bool:
         """Return whether three pages of a new listing agree with the stored one."""
         last = max(-1, len(keys) - _TAIL - 1)
-        for place in (-1, random.randrange(len(keys)), last):
-            after = keys[place].decode() if place >= 0 else ""
+        for at in (-1, random.randrange(len(keys)), last):
+            after = keys[at].decode() if at >= 0 else ""
             page = self._client.page(prefix, after)
             if isinstance(page, Failure):
                 return False
             if by_folder:
                 below = len(prefix.encode())
                 page = [entry for entry in page if entry.key.find(b"/", below) >= 0]
-            if not _agrees(keys, place + 1, page, to_end=place == last):
+            if not _agrees(keys, at + 1, page, to_end=at == last):
                 return False
         return True
 
     def _heads_hold(self, stored: Keys, keys: Sequence[str]) -> bool:
-        places = random.sample(range(len(keys)), min(_HEADS, len(keys)))
+        drawn = random.sample(range(len(keys)), min(_HEADS, len(keys)))
         try:
-            found = self._heads([keys[place] for place in places])
+            found = self._heads([keys[at] for at in drawn])
         except (SourceError, ConfigError):
             return False
-        kept = stored.take(places)
+        kept = stored.take(drawn)
         return np.array_equal(found.sizes, kept.sizes) and np.array_equal(found.tags, kept.tags)
 
 
@@ -337,7 +337,7 @@ class ObjectSource(KeySource):
     ) -> None:
         """List and hold."""
         prefix = address.prefix.rstrip("/") + "/" if address.prefix.strip("/") else address.prefix
-        client = Client(address.place, pace, in_process)
+        client = Client(address.location, pace, in_process)
         listing = KeyListing(client, address, listing_max_age)
         if keys is None:
             found = listing.below(prefix)

@@ -34,10 +34,10 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     arguments that the class rejects; other errors as the class.
     """
     several = not isinstance(where, str | Path)
-    places = [str(where)] if isinstance(where, str | Path) else [str(place) for place in where]
-    if not places:
+    locations = [str(where)] if isinstance(where, str | Path) else list(map(str, where))
+    if not locations:
         raise ConfigError("where is empty: give an address, a path, or a list of them")
-    kind, argument = _kind(places, several)
+    kind, argument = _kind(locations, several)
     source: Source = _make(kind, argument, options)
     return source
 
@@ -52,20 +52,20 @@ def open_image_folder(root: Place, **options: Any) -> ImageFolderSource | ImageP
     return made
 
 
-def _kind(places: list[str], several: bool) -> tuple[Any, Any]:
+def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
     """Return the class, and what its first argument is."""
-    if any(".tar" in Path(place).name.lower() or place.endswith(".tgz") for place in places):
-        return ShardSource, expand(places)
-    remote = [place for place in places if "://" in place]
+    if any(".tar" in Path(each).name.lower() or each.endswith(".tgz") for each in locations):
+        return ShardSource, expand(locations)
+    remote = [location for location in locations if "://" in location]
     if several or not remote:
         if remote:
             raise ConfigError(
                 f"a list with {remote[0]}: give ObjectSource the common address and the keys"
             )
-        is_folder = not several and Path(places[0]).is_dir()
-        return (ImageFolderSource, places[0]) if is_folder else (FileSource, places)
-    scheme = places[0].partition("://")[0].lower()
-    return (ObjectSource if scheme in OBJECT_SCHEMES else FsspecSource), places[0]
+        is_folder = not several and Path(locations[0]).is_dir()
+        return (ImageFolderSource, locations[0]) if is_folder else (FileSource, locations)
+    scheme = locations[0].partition("://")[0].lower()
+    return (ObjectSource if scheme in OBJECT_SCHEMES else FsspecSource), locations[0]
 
 
 def _make(kind: Any, argument: Any, options: dict[str, Any]) -> Any:

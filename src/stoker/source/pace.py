@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.errors import ConfigError, UntrustedPlace
+from stoker.errors import ConfigError, UntrustedPath
 from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir, runtime_dir
 
@@ -167,7 +167,7 @@ class RateLimit:
             if not self.path.parent.is_dir():
                 prepare_runtime_dir()
             return open_file(self.path, os.O_RDWR | os.O_CREAT)
-        except UntrustedPlace:
+        except UntrustedPath:
             raise
         except OSError as error:
             raise ConfigError(f"the rate limit needs the file {self.path}: {error}") from error

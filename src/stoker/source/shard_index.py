@@ -47,9 +47,9 @@ class ShardIndex:
         Raises :class:`ConfigError` when a sample has no such part.
         """
         rank = np.full(len(self.extensions) + 1, len(extensions), np.int64)
-        for place, extension in reversed(list(enumerate(extensions))):
+        for number, extension in reversed(list(enumerate(extensions))):
             if extension in self.extensions:
-                rank[self.extensions.index(extension)] = place
+                rank[self.extensions.index(extension)] = number
         found = rank[self.kinds]
         sample = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         order = np.lexsort((np.arange(len(found)), found, sample))

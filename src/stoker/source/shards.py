@@ -59,7 +59,9 @@ def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
 def _written_out(pattern: str) -> list[str]:
     """Return what a pattern with braces stands for."""
     pieces = _BRACES.split(pattern)
-    choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
+    choices = [
+        [piece] if number % 2 == 0 else _choices(piece) for number, piece in enumerate(pieces)
+    ]
     _check_number(pattern, math.prod(map(len, choices)))
     return ["".join(chosen) for chosen in product(*choices)]
 
@@ -116,7 +118,7 @@ class ShardSource(PackedSource):
         ``largest_request`` are in bytes. ``storage_options`` and ``pace`` are those of
         :class:`ObjectSource`. ``cache_index=False`` neither uses nor keeps an index.
 
-        Raises :class:`ConfigError` for compressed archives, no shards, shards in several places,
+        Raises :class:`ConfigError` for compressed archives, no shards, shards in several locations,
         no samples, or a ``part`` that samples lack; :class:`SampleNotFound` for a shard that is
         not there; :class:`SampleCorrupt` for one that is damaged; :class:`SourceUnavailable`.
         """
@@ -129,7 +131,7 @@ class ShardSource(PackedSource):
         address, names = _place_of(expand(shards), storage_options)
         self._root = address.root
         in_process = address.root == "memory://"
-        self._client = Client(address.place, pace or Pace(), in_process)
+        self._client = Client(address.location, pace or Pace(), in_process)
         self._closed = False
         listed = KeyListing(self._client, address, 0.0).of(names)
         # A remote storage's versions are its own; those of files are size and time, set at will.
@@ -264,8 +266,8 @@ class ShardSource(PackedSource):
         )
         data, offsets = self._lay_out(wanted, index, requests, fetched)
         errors = {
-            place: error_of(self.name(sample), failures[request], [sample])
-            for place, (sample, request) in enumerate(
+            row: error_of(self.name(sample), failures[request], [sample])
+            for row, (sample, request) in enumerate(
                 zip(wanted.tolist(), requests.request_of.tolist(), strict=True)
             )
             if request in failures
@@ -281,8 +283,8 @@ class ShardSource(PackedSource):
         into, source = data.data, fetched.data
         # Where byte 0 of the shard would be in `fetched`.
         origins = (offsets_of(requests.lengths)[:-1] - requests.starts).tolist()
-        for place, sample in enumerate(wanted.tolist()):
-            at, origin = int(offsets[place]), origins[requests.request_of[place]]
+        for row, sample in enumerate(wanted.tolist()):
+            at, origin = int(offsets[row]), origins[requests.request_of[row]]
             for part in range(index.first[sample], index.first[sample + 1]):
                 size = int(index.sizes[part])
                 if self._framed:
@@ -314,7 +316,7 @@ def _wanted(shards: Keys, which: npt.NDArray[Any], starts: Offsets, lengths: Off
 def _place_of(
     shards: list[str], storage_options: Mapping[str, Any] | None
 ) -> tuple[Address, list[str]]:
-    """Return the place that all shards are in, and their keys there."""
+    """Return the location that all shards are in, and their keys there."""
     if not any("://" in shard for shard in shards):
         paths = [str(Path(shard).absolute()) for shard in shards]
         return local_address(""), paths
@@ -323,7 +325,9 @@ def _place_of(
         scheme = shard.partition("://")[0].lower()
         by_fsspec = scheme not in OBJECT_SCHEMES
         addresses.append(address_of(shard, storage_options, by_fsspec=by_fsspec))
-    roots = {address.place.root for address in addresses}
+    roots = {address.location.root for address in addresses}
     if len(roots) > 1:
-        raise ConfigError(f"the shards are in several places ({', '.join(sorted(roots))}): use one")
+        raise ConfigError(
+            f"the shards are in several locations ({', '.join(sorted(roots))}): use one"
+        )
     return addresses[0], [address.prefix for address in addresses]

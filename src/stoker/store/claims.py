@@ -27,7 +27,7 @@ class Turns(NamedTuple):
     stamp: int
     """:attr:`Claims.stamp` when the batch was asked for; 0: the accesses are none of an epoch's."""
     positions: NDArray[np.int64]
-    """``i64[n]``, places in the epoch's plan of the whole job."""
+    """``i64[n]``, positions in the epoch's plan of the whole job."""
 
 
 ASIDE = Turns(0, np.empty(0, np.int64))
@@ -44,7 +44,7 @@ class Claims:
       compare-and-swap, so that of all processes one gets a sample.
     - ``displaced`` (``u64[N]``): the stamp, times 2**32, plus the sample on whose turn it was
       served: its own, or that of the one displaced.
-    - ``log`` (``u64[A]``): for each place of the plan the stamp, times 2**32, plus the sample
+    - ``log`` (``u64[A]``): for each position of the plan the stamp, times 2**32, plus the sample
       served there.
 
     A process has its own, over shared arrays; its forked children and processes that receive it
@@ -139,7 +139,7 @@ def still_due(planned: Ids, consumed: int, served: ArrayLike) -> NDArray[np.int6
     """Return the accesses of a plan that are left after ``consumed`` of them.
 
     ``planned`` (``u32[A]``) is the plan and ``served`` (integers ``[consumed]``) what was really
-    served; :data:`NOBODY` counts as nothing. The result, ``i64[A - consumed]``, names places of
+    served; :data:`NOBODY` counts as nothing. The result, ``i64[A - consumed]``, names positions of
     the plan: those that come anyway, in order, but in the place of a sample that was served in
     advance one that it displaced. So what was served and what is left are together the plan, as
     far as samples that are not in it were not served instead.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stoker._core import ABI
 from stoker._core import file_bytes as core_file_bytes
-from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPlace
+from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import await_lock, try_lock
 from stoker.policy.base import Region
@@ -55,7 +55,7 @@ class CacheDir:
     ``path`` need not exist. No method removes or changes a file that is not Stoker's. All raise
     :class:`~stoker.errors.ConfigError` where the directory cannot be used: it is a file, holds
     something else, is not writable, or other users may write to it
-    (:class:`~stoker.errors.UntrustedPlace`).
+    (:class:`~stoker.errors.UntrustedPath`).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -100,7 +100,7 @@ class CacheDir:
                 if not (is_number if field.type == "int" else type(value) is str):
                     raise TypeError(f"{field.name} is not valid")
             return found
-        except UntrustedPlace:
+        except UntrustedPath:
             raise
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StateMismatch(
@@ -226,7 +226,7 @@ class CacheDir:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except UntrustedPlace:
+        except UntrustedPath:
             raise
         except OSError as error:
             raise ConfigError(
@@ -244,14 +244,14 @@ def _size(folder: owned.Folder) -> int:
 
 
 def open_disk(
-    place: CacheDir,
+    folder: CacheDir,
     meta: DiskMeta,
     regions: Sequence[Region],
     *,
     keep_free: int | None = None,
     share: bool = True,
 ) -> SharedArena:
-    """Return the arena in the directory ``place``, with what earlier runs left there.
+    """Return the arena in the directory ``folder``, with what earlier runs left there.
 
     It is made if necessary, and shared with this user's other processes. Samples that it holds
     already go to the first of ``regions``. ``keep_free``: bytes of the file system that making it
@@ -263,27 +263,27 @@ def open_disk(
     :class:`~stoker.errors.SegmentError` if it is in use by a process that does not share it, or
     damaged. Safe in any thread and process.
     """
-    place.check(meta)
+    folder.check(meta)
 
     def make() -> Arena:
-        with place.locked():
-            found = place.read()
-            agreed = place.check(meta)
+        with folder.locked():
+            found = folder.read()
+            agreed = folder.check(meta)
             if found is None:
-                _check_room(place.path, agreed, keep_free)
-                place.describe(agreed)
-            return _open_file(place, agreed)
+                _check_room(folder.path, agreed, keep_free)
+                folder.describe(agreed)
+            return _open_file(folder, agreed)
 
-    place.mark()
+    folder.mark()
     return open_arena(
-        f"{meta.key}-disk-{place.identity}",
+        f"{meta.key}-disk-{folder.identity}",
         meta.num_ids,
         meta.capacity_bytes,
         meta.mean_size,
         regions,
         make=make,
         share=share,
-        description=f"disk cache in {place.path}",
+        description=f"disk cache in {folder.path}",
     )
 
 
@@ -292,14 +292,14 @@ def file_bytes(meta: DiskMeta) -> int:
     return core_file_bytes(meta.num_ids, meta.capacity_bytes, meta.mean_size)
 
 
-def _open_file(place: CacheDir, meta: DiskMeta) -> Arena:
+def _open_file(folder: CacheDir, meta: DiskMeta) -> Arena:
     """Open the segment, once processes that are leaving it have done so."""
-    place.await_unused(_PATIENCE)
-    with place.open_segment() as path:
+    folder.await_unused(_PATIENCE)
+    with folder.open_segment() as path:
         try:
             return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, path)
         except SegmentError as error:
-            called = str(error).replace(str(path), str(place.segment))
+            called = str(error).replace(str(path), str(folder.segment))
             raise SegmentError(called) from error
 
 
@@ -338,19 +338,19 @@ class Wanted:
 class DiskPlan:
     """A disk cache, checked, not opened yet."""
 
-    def __init__(self, place: CacheDir, meta: DiskMeta, keeps_all: bool) -> None:
-        self._place = place
+    def __init__(self, folder: CacheDir, meta: DiskMeta, keeps_all: bool) -> None:
+        self._folder = folder
         self._meta = meta
         self.keeps_all = keeps_all
         """Whether all samples fit."""
 
     def announce(self, check: Callable[[str, int], None]) -> None:
         """Tell ``check`` the directory and the bytes of disk it takes; raises what that raises."""
-        check(str(self._place.path), file_bytes(self._meta))
+        check(str(self._folder.path), file_bytes(self._meta))
 
     def open(self, regions: Sequence[Region], *, keep_free: int | None = None) -> SharedArena:
         """Return the disk cache; arguments and errors are those of :func:`open_disk`."""
-        return open_disk(self._place, self._meta, regions, keep_free=keep_free)
+        return open_disk(self._folder, self._meta, regions, keep_free=keep_free)
 
 
 def plan_disk(
@@ -386,8 +386,8 @@ def plan_disk(
             f"disk={str(disk)!r} is invalid, as nothing tells the next run that this is "
             "the same data set: give wrap() a name, or the decoder one"
         )
-    place = CacheDir(disk)
-    found = place.read()
+    folder = CacheDir(disk)
+    found = folder.read()
     capacity = min(asked, wanted.everything)
     if disk_size is None and found is not None:
         capacity = found.capacity_bytes
@@ -398,4 +398,4 @@ def plan_disk(
         max(1, round(wanted.mean_size)),
         local_identity=wanted.local_identity,
     )
-    return DiskPlan(place, place.check(meta), capacity >= wanted.everything)
+    return DiskPlan(folder, folder.check(meta), capacity >= wanted.everything)

@@ -114,7 +114,7 @@ def _bring(source: Source, arena: Arena, entrance: str, batch: Ids) -> Filled:
         kept = arena.put_many(ids[good], tuple(pick(Packed(data, offsets), good)), None, entrance)
         done.read, done.refused = int(kept.sum()), int((~kept).sum())
         done.bytes_read = int(offsets[-1])
-        done.failed = {int(ids[place]): error for place, error in errors.items()}
+        done.failed = {int(ids[row]): error for row, error in errors.items()}
     finally:
         arena.abandon(ids)  # those that were kept are not claimed any more
     return done

@@ -109,7 +109,7 @@ class Upstream:
             self._pool.offer(ids[rest[chosen]], pick(read.samples, chosen), some)
         part, index = np.zeros(len(ids), np.int64), np.arange(len(ids))
         part[rest], index[rest] = 1, np.arange(len(rest))
-        errors = {int(rest[place]): error for place, error in read.errors.items()}
+        errors = {int(rest[row]): error for row, error in read.errors.items()}
         return Brought(
             gather([held, read.samples], part, index), errors, pooled, read.source_seconds
         )
@@ -273,8 +273,8 @@ class Completer:
         errors = {}
         if flight.errors:
             errors = {
-                place: flight.errors[slot]
-                for place, slot in zip(missing.tolist(), inverse.tolist(), strict=True)
+                row: flight.errors[slot]
+                for row, slot in zip(missing.tolist(), inverse.tolist(), strict=True)
                 if slot in flight.errors
             }
         return Served(wanted, *gather(parts, part, index), outcomes, errors), flight
@@ -287,7 +287,7 @@ def _distinct(ids: Ids) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
     """
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
     first = first[order]
-    return ids[first], first, place[inverse]
+    return ids[first], first, rank[inverse]

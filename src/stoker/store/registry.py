@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker._core import ABI
-from stoker.errors import SegmentError, UntrustedPlace
+from stoker.errors import SegmentError, UntrustedPath
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Handle
 from stoker.node.rendezvous import Announcement, Participant, RendezvousFiles, join_or_create
@@ -109,7 +109,7 @@ def open_arena(
 
     Safe in any thread and process. Raises :class:`~stoker.errors.CapacityError` when the memory
     is not there, :class:`~stoker.errors.ConfigError` for arguments the arena rejects, and
-    :class:`~stoker.errors.UntrustedPlace` for a runtime directory that other users may change.
+    :class:`~stoker.errors.UntrustedPath` for a runtime directory that other users may change.
     """
 
     def make_configured() -> Arena:
@@ -142,7 +142,7 @@ def open_arena(
             return SharedArena(
                 joined.held, created=joined.said is None, participant=joined.participant
             )
-        except UntrustedPlace:
+        except UntrustedPath:
             raise  # each rank would reserve a cache of its own
         except OSError as error:
             message = f"other processes cannot share this cache: {error}"
@@ -260,7 +260,7 @@ def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays
                 wanted, f"{key} {sorted(plain.items())}", lambda: _make(plain), _attach
             )
             return SharedArrays(joined.held.arrays, joined.participant)
-        except UntrustedPlace:
+        except UntrustedPath:
             raise  # processes that each have their own would not know of each other's
         except OSError as error:
             message = f"other processes cannot share {', '.join(layout)}: {error}"

@@ -152,13 +152,13 @@ class Store:
         self._count(served)
         return served
 
-    def reread(self, served: Served, places: Sequence[int]) -> Served:
-        """Return from the source what was ``served`` at ``places``, in that order.
+    def reread(self, served: Served, rows: Sequence[int]) -> Served:
+        """Return from the source what was ``served`` at ``rows``, in that order.
 
         For samples whose cached bytes turned out to be unusable: the copies are forgotten, here
         and in the pool, and these accesses count as FETCHED and no longer as what they were.
         """
-        at = np.asarray(places, np.int64)
+        at = np.asarray(rows, np.int64)
         ids = served.ids[at]
         self.discard(ids)
         samples, errors, _, seconds = Upstream(self.source).read(ids)

@@ -35,7 +35,7 @@ class Choice:
     ids: Ids
     """``u32[n]``, the samples to serve; others than asked for where they substitute."""
     taken: NDArray[np.int64]
-    """``i64[k]``, the places in the batch that are served from :attr:`samples`, in that order."""
+    """``i64[k]``, the rows of the batch that are served from :attr:`samples`, in that order."""
     samples: Packed
     """``k`` substitutes."""
     missing: Mask
@@ -128,7 +128,7 @@ class OnceEach:
         late = np.flatnonzero(~self._mark(ids, stamp))
         deadline = time.monotonic() + _PATIENCE
         while late.size:
-            found = [self._displaced_by(int(ids[place]), stamp) for place in late]
+            found = [self._displaced_by(int(ids[row]), stamp) for row in late]
             told = np.array([turn is not None for turn in found])
             turns[late[told]] = [turn for turn in found if turn is not None]
             late = late[~told]

@@ -94,11 +94,11 @@ class SamplerConformance:
     def test_another_number_of_ranks_goes_on_in_the_same_plan(self, scores: Scores) -> None:
         """Made for one rank it is a prefix of that for several, which repeat its start."""
         bare, shared = (self._made(n).plan(scores, self.epoch) for n in (1, self.world_size))
-        places = np.arange(len(shared)) % len(bare)
-        np.testing.assert_array_equal(shared.ids, bare.ids[places])
+        positions = np.arange(len(shared)) % len(bare)
+        np.testing.assert_array_equal(shared.ids, bare.ids[positions])
         assert (shared.weights is None) == (bare.weights is None)
         if shared.weights is not None and bare.weights is not None:
-            np.testing.assert_array_equal(shared.weights, bare.weights[places])
+            np.testing.assert_array_equal(shared.weights, bare.weights[positions])
 
     def test_says_whether_scores_matter(self, sampler: Sampler, scores: Scores) -> None:
         """One that uses no scores plans the same with and without them."""

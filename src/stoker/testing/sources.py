@@ -355,8 +355,8 @@ class FaultySource(SlowSource):
             data[middles] ^= 1
         if short.any():
             kept = np.where(short, lengths // 2, lengths)
-            place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-            data, offsets = data[place < np.repeat(kept, lengths)], offsets_of(kept)
+            index = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+            data, offsets = data[index < np.repeat(kept, lengths)], offsets_of(kept)
         return data, offsets, errors
 
 

@@ -30,7 +30,7 @@ from stoker.tiering.config import Config, read_order
 from stoker.tiering.layout import REQUEST, REQUEST_MAGIC, Kind, Ring, create_counters
 from stoker.tiering.membership import RunFolder
 from stoker.tiering.placer import LARGE, Placer
-from stoker.tiering.table import Settings, Table, TierPlace
+from stoker.tiering.table import Settings, Table, TierPaths
 from stoker.tiering.tier_dir import TierDir, check_room
 
 log = logging.getLogger("stoker.tiering")
@@ -84,7 +84,7 @@ class Daemon:
     def _make_table(self) -> Table:
         config = self.config
         spellings = list(dict.fromkeys([config.source, config.spelling]))
-        places = [TierPlace(*tier.called, tier.dev) for tier in self.tiers]
+        places = [TierPaths(*tier.called, tier.dev) for tier in self.tiers]
         settings = Settings(
             small_bytes=config.small,
             large_bytes=LARGE,

@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class TierPlace:
+class TierPaths:
     """Where a tier keeps its copies, by absolute path, and the device they lie on."""
 
     copies: Path
@@ -83,7 +83,7 @@ class Table:
         path: Path,
         spellings: list[Path],
         root: os.stat_result,
-        tiers: list[TierPlace],
+        tiers: list[TierPaths],
         settings: Settings,
     ) -> None:
         slots = 1 << _ENTRIES_LOG2
@@ -112,7 +112,7 @@ class Table:
         self,
         spellings: list[Path],
         root: os.stat_result,
-        tiers: list[TierPlace],
+        tiers: list[TierPaths],
         settings: Settings,
     ) -> None:
         header = self._header

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPlace
+from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import try_lock
 from stoker.node.memory_limits import read_memory
@@ -48,7 +48,7 @@ class TierDir:
     Unfinished copies lie in ``parts``.
     Construction makes and marks the directory and removes unfinished copies; it raises
     :class:`~stoker.errors.ConfigError` where the directory cannot be used,
-    :class:`~stoker.errors.UntrustedPlace` where other users may have put something there,
+    :class:`~stoker.errors.UntrustedPath` where other users may have put something there,
     :class:`~stoker.errors.StateMismatch` if it is another source's, and
     :class:`~stoker.errors.SegmentError` while another process has it. Threads may share it.
     """
@@ -232,7 +232,7 @@ def clean(path: Path) -> int:
     """Remove the copies in a tier, and return how many bytes they had; the directory stays.
 
     Raises :class:`~stoker.errors.ConfigError` for a directory without the marker,
-    :class:`~stoker.errors.UntrustedPlace` for another user's, and
+    :class:`~stoker.errors.UntrustedPath` for another user's, and
     :class:`~stoker.errors.SegmentError` while a run uses it. Links are not followed, and stay.
     """
     if not is_tier(path):
@@ -293,7 +293,7 @@ def _remove_files(folder: Path) -> int:
 def _errors_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except UntrustedPlace:
+    except UntrustedPath:
         raise
     except OSError as error:
         if error.errno in SHORTAGES:  # no fault of the configuration: it may pass

@@ -28,7 +28,7 @@ from stoker.source.remote.request import Wanted
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     (tmp_path / "x").write_bytes(b"hello")
-    client = Client(address_of(f"file://{tmp_path}").place, Pace(retry=Retry(deadline=0.5)))
+    client = Client(address_of(f"file://{tmp_path}").location, Pace(retry=Retry(deadline=0.5)))
     yield client
     client.close()
 
@@ -71,7 +71,7 @@ def test_a_helper_that_keeps_dying_is_given_up(
 
 
 def test_a_place_that_cannot_be_opened_says_why() -> None:
-    client = Client(address_of("s3://b/x", {"nonsense": 1}).place, Pace())
+    client = Client(address_of("s3://b/x", {"nonsense": 1}).location, Pace())
     with pytest.raises(ConfigError, match=r"nonsense.*check the address"):
         client.head(["x"])
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import ConfigError, redacted
-from stoker.source.remote.backend import Backend, LocalBackend, Place
+from stoker.source.remote.backend import Backend, LocalBackend, Location
 
 OBJECT_SCHEMES = frozenset(
     ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
@@ -21,7 +21,7 @@ _SECRET = ("key", "secret", "token", "password", "credential", "sas", "signature
 
 
 @dataclass(frozen=True)
-class ObstorePlace:
+class ObstoreLocation:
     """A bucket, container, host or directory that obstore reads."""
 
     root: str = field(repr=False)
@@ -37,7 +37,7 @@ class ObstorePlace:
 
 
 @dataclass(frozen=True)
-class FsspecPlace:
+class FsspecLocation:
     """A file system that fsspec knows."""
 
     root: str
@@ -53,7 +53,7 @@ class FsspecPlace:
 
 
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalLocation:
     """The files of this machine; keys are absolute paths."""
 
     root: str = "file://"
@@ -67,13 +67,13 @@ class LocalPlace:
 class Address:
     """A parsed address."""
 
-    place: Place
+    location: Location
     root: str
     """What is before every key when a sample is named; holds no secrets."""
     prefix: str
     """The rest: a key or the beginning of keys."""
     question: str
-    """What tells listings of this place from those of others; holds no secrets."""
+    """What tells listings of this location from those of others; holds no secrets."""
 
     @property
     def lists_in_order(self) -> bool:
@@ -99,18 +99,18 @@ def address_of(
         _need("fsspec")
         root, prefix = _split_for_fsspec(url, scheme)
         question = _question(redacted(url), options)
-        return Address(FsspecPlace(f"{scheme}://", pickled), root, prefix, question)
+        return Address(FsspecLocation(f"{scheme}://", pickled), root, prefix, question)
     if scheme not in OBJECT_SCHEMES:
         raise ConfigError(f"url={url!r}: obstore does not read {scheme}://, use FsspecSource")
     _need("obstore")
     root, prefix = _split_for_obstore(url, scheme, rest)
     shown = redacted(root)
-    return Address(ObstorePlace(root, pickled), shown + "/", prefix, _question(shown, options))
+    return Address(ObstoreLocation(root, pickled), shown + "/", prefix, _question(shown, options))
 
 
 def local_address(prefix: str) -> Address:
     """Return the address of files on this machine whose paths begin with ``prefix``."""
-    return Address(LocalPlace(), "", prefix, "")
+    return Address(LocalLocation(), "", prefix, "")
 
 
 def _split_for_obstore(url: str, scheme: str, rest: str) -> tuple[str, str]:
@@ -159,11 +159,11 @@ def _pickled(options: dict[str, Any]) -> bytes:
         ) from error
 
 
-def _question(place: str, options: dict[str, Any]) -> str:
-    """Return what decides what the place contains: options, but no secret."""
+def _question(location: str, options: dict[str, Any]) -> str:
+    """Return what decides what the location contains: options, but no secret."""
     plain = {
         name: value
         for name, value in options.items()
         if isinstance(value, str | bool | int) and not any(word in name.lower() for word in _SECRET)
     }
-    return repr((place, sorted(plain.items())))
+    return repr((location, sorted(plain.items())))

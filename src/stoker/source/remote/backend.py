@@ -46,7 +46,7 @@ class Why(Enum):
     REFUSED = "refused"
     """The credentials were rejected: ask for new ones, once."""
     NO_CREDENTIALS = "no credentials"
-    """There are none in the usual places: permanent at the start, temporary later."""
+    """There are none in the usual locations: permanent at the start, temporary later."""
     THROTTLED = "throttled"
     """Too many requests: retry after a longer wait."""
     CUT = "cut"
@@ -72,7 +72,7 @@ class Fault(Exception):
 
 
 class Backend(Protocol):
-    """One place in one kind of storage. All methods block, and may be called from many threads."""
+    """A location in one kind of storage. All methods block, and may be called from many threads."""
 
     def pages(self, prefix: str, after: str = "") -> Iterator[list[Entry]]:
         """Yield pages of the objects whose keys begin with ``prefix`` and sort after ``after``.
@@ -98,12 +98,12 @@ class Backend(Protocol):
         ...
 
 
-class Place(Protocol):
-    """What a backend is made from: describes a place, holds nothing open, pickles."""
+class Location(Protocol):
+    """What a backend is made from: describes a location, holds nothing open, pickles."""
 
     @property
     def root(self) -> str:
-        """What the place is called; a rate limit is for all that have the same."""
+        """What the location is called; a rate limit is for all that have the same."""
         ...
 
     def open(self, concurrency: int) -> Backend:

@@ -1,4 +1,4 @@
-"""A handle on a place in storage that any process can use, whatever it was started by."""
+"""A handle on a location in storage that any process can use, whatever it was started by."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source.keys import Keys
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
-from stoker.source.remote.address import LocalPlace
-from stoker.source.remote.backend import Entry, Fault, Place
+from stoker.source.remote.address import LocalLocation
+from stoker.source.remote.backend import Entry, Fault, Location
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
 from stoker.source.remote.outage import Outage
@@ -52,8 +52,8 @@ class _Link(Protocol):
 class _Here:
     """An engine in this process."""
 
-    def __init__(self, place: Place, pace: Pace, outage: Outage) -> None:
-        self._engine = Engine(place, pace, outage)
+    def __init__(self, location: Location, pace: Pace, outage: Outage) -> None:
+        self._engine = Engine(location, pace, outage)
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "tally":
@@ -69,18 +69,18 @@ class _Here:
 
 
 class Client:
-    """One place in storage, opened when it is first used in a process, and once in each.
+    """One location in storage, opened when it is first used in a process, and once in each.
 
     Pickles, and may be inherited through a fork at any time: what is opened stays with the
     process that opened it; an outage is one for all of them. Thread-safe. All methods raise
-    :class:`ConfigError` when the place cannot be opened, and :class:`SourceUnavailable` when the
+    :class:`ConfigError` when the location cannot be opened, and :class:`SourceUnavailable` when the
     helper process keeps dying.
     """
 
-    def __init__(self, place: Place, pace: Pace, in_process: bool = False) -> None:
-        """Name the place; nothing is opened yet. ``in_process`` is for what is safe to fork."""
-        self._place, self._pace = place, pace
-        self._in_process = in_process or isinstance(place, LocalPlace)
+    def __init__(self, location: Location, pace: Pace, in_process: bool = False) -> None:
+        """Name the location; nothing is opened yet. ``in_process`` is for what is safe to fork."""
+        self._location, self._pace = location, pace
+        self._in_process = in_process or isinstance(location, LocalLocation)
         self._outage = Outage()
         self._start()
 
@@ -177,7 +177,7 @@ class Client:
         with self._opening:
             if self._link is None:
                 kind = _Here if self.is_here else Helper
-                self._link = kind(self._place, self._pace, self._outage)
+                self._link = kind(self._location, self._pace, self._outage)
             return self._link
 
     def _forget(self, link: _Link) -> None:

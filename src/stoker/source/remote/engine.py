@@ -1,4 +1,4 @@
-"""Reads and lists one place in storage: concurrency, retries, second requests for late ones."""
+"""Reads and lists one location in storage: concurrency, retries, second requests for late ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from stoker.errors import redacted
 from stoker.source.keys import Keys, KeyTable, concatenate, pack_entries
 from stoker.source.pace import Pace, RateLimit
-from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Place, Why
+from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Location, Why
 from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted
 
@@ -92,17 +92,17 @@ class Engine:
 
     def __init__(
         self,
-        place: Place,
+        location: Location,
         pace: Pace,
         outage: Outage,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Open ``place``; ``tell`` is called with a line for each outage of ``outage``.
+        """Open ``location``; ``tell`` is called with a line for each outage of ``outage``.
 
-        Raises Fault when the place refuses its options.
+        Raises Fault when the location refuses its options.
         """
-        self._name = redacted(place.root)
-        self._backend: Backend = place.open(pace.concurrency)
+        self._name = redacted(location.root)
+        self._backend: Backend = location.open(pace.concurrency)
         self._pace = pace
         limits = (pace.requests_per_second, pace.bytes_per_second)
         self._limit = RateLimit(self._name, *limits) if any(limits) else None

@@ -23,7 +23,7 @@ from stoker.node import child, descriptors
 from stoker.shared import SharedArray
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
-from stoker.source.remote.backend import Place
+from stoker.source.remote.backend import Location
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.outage import Outage
 
@@ -144,8 +144,8 @@ class _Server:
 
     def _do(self, method: str, arguments: tuple[Any, ...], into: mmap.mmap | None) -> Any:
         if method == "open":
-            place, pace = arguments
-            self._engine = Engine(place, pace, Outage.over(into), self._note)
+            location, pace = arguments
+            self._engine = Engine(location, pace, Outage.over(into), self._note)
             return None
         if self._engine is None:
             raise RuntimeError("a call came before open")
@@ -203,8 +203,8 @@ class Helper:
     of the socket is closed right after the fork.
     """
 
-    def __init__(self, place: Place, pace: Pace, outage: Outage) -> None:
-        """Start the process and let it open ``place``.
+    def __init__(self, location: Location, pace: Pace, outage: Outage) -> None:
+        """Start the process and let it open ``location``.
 
         Raises what opening it raises, and :class:`HelperDied` when the process does not start.
         """
@@ -219,7 +219,7 @@ class Helper:
                 self, _stop, control, self._process, descriptors.generation()
             )
         try:
-            self._call("open", (place, pace), outage.shared)
+            self._call("open", (location, pace), outage.shared)
         except BaseException:
             self.close()
             raise
