@@ -217,7 +217,7 @@ def hits_by_plan(
         64,
         num_workers=2,
         collate_fn=len,
-        cache=stoker.Cache(f"{share:.0%}", prefetch=prefetch),
+        cache=stoker.Cache(f"{share:.0%}", prefetch=prefetch, stands_aside=False),
         recipe=stoker.recipes.belady(request_bytes=request_bytes),
         persistent_workers=True,
         epochs=5,

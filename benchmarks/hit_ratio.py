@@ -70,7 +70,7 @@ def measure(
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         collate_fn=len,
-        cache=stoker.Cache(f"{100 * share:g}%", prefetch=args.prefetch_bytes),
+        cache=stoker.Cache(f"{100 * share:g}%", prefetch=args.prefetch_bytes, stands_aside=False),
         recipe=recipe,
     ) as loader:
         for epoch in range(epochs):

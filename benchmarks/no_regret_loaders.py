@@ -16,8 +16,8 @@ from feed_local import images_of
 from feed_process import tree_cpu_seconds
 from torch.utils.data import DataLoader, Dataset
 
-import stoker
 from stoker.images import decode_image
+from stoker.pytorch import Loader, SampleDataset
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.objects import ObjectSource
@@ -57,6 +57,7 @@ class Task:
 
 def through_torch(task: Task) -> dict[str, Any]:
     """Train through torch's DataLoader, with obstore where the samples are on a web server."""
+    clock = Clock(task)
     loader: DataLoader[Any] = DataLoader(
         OneByOne(task),
         task.batch_size,
@@ -65,14 +66,15 @@ def through_torch(task: Task) -> dict[str, Any]:
         collate_fn=images_of if task.decodes else _joined,
         persistent_workers=task.workers > 0,
     )
-    return _train(task, loader)
+    return _train(task, loader, clock)
 
 
 def through_stoker(task: Task) -> dict[str, Any]:
     """Train through Stoker's Loader as it is by default, with a cache of a fifth of the bytes."""
+    clock = Clock(task)
     source = task.open()
-    with stoker.Loader(
-        stoker.SampleDataset(source, decode=decode_image if task.decodes else bytes),
+    with Loader(
+        SampleDataset(source, decode=decode_image if task.decodes else bytes),
         task.batch_size,
         num_workers=task.workers,
         collate_fn=images_of if task.decodes else _joined,
@@ -80,10 +82,11 @@ def through_stoker(task: Task) -> dict[str, Any]:
         epochs=task.epochs,
         cache="20%",
     ) as loader:
-        result = _train(task, loader)
+        result = _train(task, loader, clock)
         stats = loader.epoch_stats
     source.close()
-    return result | {"fetched": [each.fetched for each in stats]}
+    counts = {name: [getattr(each, name) for each in stats] for name in ("fetched", "direct")}
+    return result | counts
 
 
 class OneByOne(Dataset[Any]):
@@ -116,26 +119,53 @@ def _joined(samples: list[bytes]) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(np.frombuffer(b"".join(samples), np.uint8).copy()), len(samples)
 
 
-def _train(task: Task, loader: Iterable[Any]) -> dict[str, Any]:
-    """Go through the epochs; the first has the start of workers and of whatever else there is."""
-    used, seconds, cpu = tree_cpu_seconds(), [], []
-    for _ in range(task.epochs):
-        if task.cold:
-            _drop(task.cold)
-        began, count = time.monotonic(), 0
+class Clock:
+    """Seconds and CPU seconds of the epochs of ``task``, the first from the start on."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._spent: list[tuple[float, float]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an epoch, with a cold page cache if the task wants that."""
+        if self._task.cold:
+            _drop(self._task.cold)
+        self._began = self._now()
+
+    def end(self) -> None:
+        """End the epoch."""
+        now, began = self._now(), self._began
+        self._spent.append((now[0] - began[0], now[1] - began[1]))
+
+    def result(self) -> dict[str, Any]:
+        """Return what all epochs took."""
+        seconds, cpu = zip(*self._spent, strict=True)
+        return {"epoch_s": seconds, "epoch_cpu_s": cpu}
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.monotonic(), tree_cpu_seconds()
+
+
+def _train(task: Task, loader: Iterable[Any], clock: Clock) -> dict[str, Any]:
+    """Go through the epochs, of which the first has begun."""
+    for number in range(task.epochs):
+        if number:
+            clock.begin()
+        count = 0
         for _, length in loader:
             count += length
             if task.rate:
                 time.sleep(length / task.rate)
-        seconds.append(time.monotonic() - began)
-        cpu.append(tree_cpu_seconds() - used)
-        used += cpu[-1]
+        clock.end()
         assert count == len(task.names), f"{count} samples in an epoch"
-    return {"epoch_s": seconds, "epoch_cpu_s": cpu}
+    return clock.result()
 
 
 def _drop(folder: str) -> None:
-    """Drop the files of a folder from the page cache; they are written back already."""
+    """Drop the files of a folder from the page cache, once they are on the disk."""
+    os.sync()
     for entry in os.scandir(folder):
         file = os.open(entry.path, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

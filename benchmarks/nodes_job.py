@@ -47,7 +47,7 @@ def main() -> None:
     )
     model = DistributedDataParallel(network)
     lines = []
-    kept = stoker.Cache(cache, locality=locality)
+    kept = stoker.Cache(cache, locality=locality, stands_aside=False)
     with stoker.Loader(dataset, batch, cache=kept, recipe="minio", epochs=epochs) as loader:
         for epoch in range(epochs):
             distributed.barrier()

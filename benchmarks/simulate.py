@@ -189,7 +189,7 @@ def loader(args: argparse.Namespace) -> Report:
         with stoker.Loader(
             stoker.SampleDataset(FileSource(paths), decode=len),
             batch_size=64,
-            cache=stoker.Cache("20%", prefetch=0),
+            cache=stoker.Cache("20%", prefetch=0, stands_aside=False),
             recipe=recipe,
             epochs=EPOCHS,
             return_meta=True,

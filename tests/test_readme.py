@@ -85,6 +85,7 @@ optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 """
     here = program.replace("/mnt/nfs/imagenet", str(tmp_path)).replace("range(90)", "range(3)")
     here = here.replace("num_workers=8", "num_workers=1").replace("print(loader.stats)", "pass")
+    here = here.replace('"20%"', 'stoker.Cache("20%", stands_aside=False)')
     after = "\nprint(loader.stats.accesses, int(loader.stats.hits > 0))\nloader.close()\n"
     assert run_script(before + here + after, tmp_path) == [180, 1]
 
@@ -141,7 +142,9 @@ def test_several_nodes(tmp_path: Path) -> None:
     write_images(tmp_path / "train")
     (snippet,) = blocks("docs/nodes.md", "", "python")
     (command,) = blocks("docs/nodes.md", "")
-    (tmp_path / "train.py").write_text(snippet.replace("/mnt/nfs", str(tmp_path)))
+    here = snippet.replace("/mnt/nfs", str(tmp_path))
+    here = here.replace('"20%"', 'stoker.Cache("20%", stands_aside=False)')
+    (tmp_path / "train.py").write_text(here)
     program, *arguments = shlex.split(command)
     assert program == "torchrun"
     replaced = {"4": "1", "node1:29500": f"localhost:{free_port()}"}

@@ -40,6 +40,7 @@ from stoker.jobs import Sharing
         ({"fetchers": 0}, "fetchers=0 is invalid: give 1 to 64, or 'auto'"),
         ({"fetchers": True}, "fetchers=True is invalid"),
         ({"fetchers": "many"}, "fetchers='many' is invalid"),
+        ({"stands_aside": 0}, "stands_aside=0 is invalid: give True or False"),
         ({"locality": "no"}, "locality='no' is invalid"),
         ({"sharing": "mine"}, "sharing='mine' is invalid"),
     ],

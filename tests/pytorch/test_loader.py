@@ -223,7 +223,8 @@ def test_dict_batches_and_a_collate_function(image_root: Path) -> None:
 
 def test_hits_outcomes_and_bytes_add_up(image_root: Path) -> None:
     dataset = images(image_root)
-    with Loader(dataset, batch_size=16, cache="100%", return_meta=True) as loader:
+    cache = Cache("100%", stands_aside=False)
+    with Loader(dataset, batch_size=16, cache=cache, return_meta=True) as loader:
         for _, _, meta in loader:
             assert (meta.outcomes == Outcome.FETCHED).all()
         for _ in loader:

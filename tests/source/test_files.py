@@ -276,3 +276,23 @@ def test_any_history_of_changes_is_seen_file_by_file(
         else:
             assert samples[index] == now
             assert index not in errors
+
+
+def test_files_in_the_page_cache_are_at_hand(paths: list[Path]) -> None:
+    """As far as this file system tells: others say that nothing is."""
+    ids = np.arange(4, dtype=np.uint32)
+    for path in paths:
+        path.read_bytes()
+    source = FileSource(paths)
+    assert source.at_hand(ids[:0]) == 0
+    share = source.at_hand(ids)
+    assert 0 <= share <= 1
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+    assert source.at_hand(ids) <= share
+    paths[0].unlink()
+    assert source.at_hand(ids[:1]) == 0
+    assert FileSource(paths[1:], drop_page_cache=True).at_hand(ids[:3]) == 0

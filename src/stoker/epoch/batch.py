@@ -58,7 +58,8 @@ class Request:
     is_aside: bool = False
     """Whether the batch is none of training's: its samples are to be rescored."""
     is_bare: bool = False
-    """Whether it is to be read past the cache, to measure what that is worth."""
+    """Whether it is to be read past the cache: to measure what that is worth, or as storage keeps
+    up by itself."""
 
 
 class Failure(NamedTuple):
@@ -125,6 +126,11 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return values ^ (values >> np.uint64(31))
 
 
+def _never(number: int, ids: NDArray[np.uint32]) -> bool:
+    """Return False: no batch is read past the cache."""
+    return False
+
+
 class RequestSampler:
     """The Requests of an epoch's batches; also a batch sampler for torch."""
 
@@ -140,13 +146,14 @@ class RequestSampler:
         *,
         stamp: int = 0,
         is_aside: bool = False,
-        bare: int = 0,
+        bare: Callable[[int, NDArray[np.uint32]], bool] = _never,
     ) -> None:
         """Set the epoch that the next iterators walk, whose first batch is called ``token``.
 
         ``given`` are ids ``u32[n]`` that this rank got earlier in the epoch; ``stamp`` is what
         claims know it by; ``is_aside``: the
-        batches are none of training's; the first ``bare`` are read past the cache. torch asks for
+        batches are none of training's; ``bare`` says, given the number of a batch in this call and
+        its ids, whether it is read past the cache. torch asks for
         an iterator twice in a row at times and uses the second, so ``specs`` is called for the
         first batch and not before.
         """
@@ -164,7 +171,7 @@ class _Epoch(NamedTuple):
     given: NDArray[np.uint32]
     stamp: int
     is_aside: bool
-    bare: int
+    bare: Callable[[int, NDArray[np.uint32]], bool]
 
 
 def _requests(epoch: _Epoch) -> Iterator[Request]:
@@ -185,6 +192,6 @@ def _requests(epoch: _Epoch) -> Iterator[Request]:
             stamp=epoch.stamp,
             single=spec.single,
             is_aside=epoch.is_aside,
-            is_bare=number < epoch.bare,
+            is_bare=epoch.bare(number, spec.ids),
         )
         spares = given = np.concatenate([given, spec.ids])[-SPARES:]

@@ -50,6 +50,9 @@ class Cache:
     fetchers: int | str = "auto"
     """Processes that read ahead. ``"auto"``: one, and more while each makes reading faster, up to
     half the cores and 8."""
+    stands_aside: bool = True
+    """Whether workers read past the cache, and nothing is read ahead, as long as the samples lie in
+    this machine's page cache anyway. ``stats.direct`` counts what was read so."""
     locality: bool = True
     """With ranks on several nodes: whether each sample has one node that keeps it, and ranks prefer
     samples of their node, as far as each step of all ranks has the samples that the plan has there.
@@ -69,8 +72,10 @@ class Cache:
         parse_bytes(self.prefetch, name="prefetch")
         if self.fetchers != "auto" and not _is_count(self.fetchers):
             raise ConfigError(f"fetchers={self.fetchers!r} is invalid: give 1 to 64, or 'auto'")
-        if not isinstance(self.locality, bool):
-            raise ConfigError(f"locality={self.locality!r} is invalid: give True or False")
+        for name in ("stands_aside", "locality"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r} is invalid: give True or False")
         if not isinstance(self.sharing, Sharing):
             raise ConfigError(f"sharing={self.sharing!r} is invalid: give a stoker.jobs.Sharing")
 

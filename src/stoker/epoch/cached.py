@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import Failure, Request
+from stoker.epoch.direct import DirectReading
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas
@@ -179,6 +180,8 @@ class Counts:
     def __init__(self, cached: CachedSamples, aside: CachedSamples | None, data_bytes: int) -> None:
         self.workers = 0
         """Processes or threads that make batches."""
+        self.direct: DirectReading | None = None
+        """Who says what is read past the cache, where that may be."""
         self._cached = cached
         self._aside = aside
         self._data_bytes = data_bytes
@@ -194,6 +197,7 @@ class Counts:
             "rescored": int(apart.get("accesses", 0)),
             "data_bytes": self._data_bytes,
             "workers": self.workers,
+            "direct": 0 if self.direct is None else self.direct.samples,
         }
 
 

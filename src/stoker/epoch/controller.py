@@ -20,6 +20,7 @@ from stoker.epoch.agreement import (
     scores_of,
 )
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
+from stoker.epoch.direct import DirectReading
 from stoker.epoch.observer import Arrived, Followers, Observer, Signals
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Cursor, Planner, Walk
@@ -57,6 +58,8 @@ class Opened:
     """Returns counts by name: ``Store.stats()``, and more of :class:`~stoker.epoch.stats.Stats`."""
     ahead: ReadAhead | None = None
     """Prefetch, where there is any."""
+    direct: DirectReading | None = None
+    """Who says what is read past the cache, where that may be."""
     member: Member | None = None
     """This job among those that share the cache."""
     tracer: Tracer | None = None
@@ -202,7 +205,9 @@ class Controller:
             opened.tracer.batch(batch, stall)
         if missed is not None:
             opened.cache.note_missed(missed)
-        if opened.member is not None:
+        if opened.member is None:
+            self._resume_ahead(opened)
+        else:
             self._tell_jobs(opened, opened.member, batch, stall)
         return self.observer.hand_out(batch)
 
@@ -346,12 +351,15 @@ class Controller:
         """Return the plan of all ranks from ``at`` on, once everything is prepared for it."""
         scores = self._settle(at, rescore)
         plan = self.planner.plan(at)
-        is_probing = self._share(plan, at)
+        is_held = self._share(plan, at)
+        direct = self._running.direct
+        if direct is not None:
+            is_held = direct.begin(plan.ids) or is_held
         self._place(scores, plan, at)
         if (tracer := self._running.tracer) is not None:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
             tracer.prepared(plan, scores.ready, volatile)
-        self._foresee(at, hold=is_probing)
+        self._foresee(at, hold=is_held)
         return plan
 
     def _settle(self, at: Cursor, rescore: Rescore | None) -> Scores:
@@ -416,10 +424,18 @@ class Controller:
             return
         is_last = epochs is not None and at.epoch + 1 >= epochs
         # A probe would find what was read ahead of its epoch.
-        more = not (is_last or self.planner.uses_scores or self.settings.probe)
+        more = not (hold or is_last or self.planner.uses_scores or self.settings.probe)
         ahead.begin(at, more, hold=hold)
 
     # --- while training ---
+
+    @staticmethod
+    def _resume_ahead(opened: Opened) -> None:
+        """Have the epoch read ahead that was held back, once nothing is against it."""
+        is_probing = opened.member is not None and not opened.member.probe.is_over
+        is_direct = opened.direct is not None and opened.direct.is_on
+        if opened.ahead is not None and not (is_probing or is_direct):
+            opened.ahead.go_on()
 
     def _tell_jobs(
         self, opened: Opened, member: Member, batch: ServedBatch, stall_seconds: float
@@ -429,13 +445,9 @@ class Controller:
         positions = batch.positions - start if plan is not None else _NO_POSITIONS
         if member.received(positions, stall_seconds):
             opened.cache.write_keys(self._scores)
-        ahead = opened.ahead
-        if ahead is None:
-            return
-        if member.probe.is_over:
-            ahead.go_on()
-        if plan is not None and member.was_shared:
-            ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)
+        self._resume_ahead(opened)
+        if opened.ahead is not None and plan is not None and member.was_shared:
+            opened.ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)
 
     def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
         """Return what all ranks' accesses of the epoch were really served, as far as it is over.

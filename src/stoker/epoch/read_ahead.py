@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,8 @@ class ReadAhead:
         self._held: Cursor | None = None
         self._ahead = max(1, 2 * int(window / max(1.0, float(source.sizes.mean()))))
         self._known = 0  # accesses of the epoch whose keys are rewritten
-        self._prefetcher = Prefetcher(
+        self._start = partial(
+            Prefetcher,
             # By the memory itself: one of the same data set may be on its way out.
             f"{key}-{os.fstat(tier.arena.handle.fds[0]).st_ino}",
             lambda: Job(source, tier, store.pool, 0 if isinstance(fetchers, str) else fetchers),
@@ -99,6 +101,7 @@ class ReadAhead:
             store.stand_ins,
             "" if store.substitution is None else store.substitution.region,
         )
+        self._prefetcher: Prefetcher | None = None  # not before there is something to read
 
     def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
         """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one.
@@ -110,8 +113,9 @@ class ReadAhead:
         for over in self._published:
             if over < at.epoch:
                 self.progress.finish(over, 0, self._length)
-        if at.epoch not in self._published or at.consumed:
-            self._prefetcher.reset()
+        if hold or at.epoch not in self._published or at.consumed:
+            if self._prefetcher is not None:
+                self._prefetcher.reset()
             self._published = []
             if hold:
                 self._held = at
@@ -137,15 +141,18 @@ class ReadAhead:
             return
         self._known = done + 2 * self._ahead
         keys = self._share.later_keys(plan, first, self._known)
-        if keys is not None:
+        if keys is not None and self._prefetcher is not None:
             self._prefetcher.write_keys(plan.epoch, first, keys)
 
     def close(self) -> None:
         """Prefetch no more. May be called again."""
-        self._prefetcher.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     def _publish(self, at: Cursor, marks: SharedArray) -> None:
         ids, keys = self._share.upcoming(at)
         self.progress.leave_out(at.epoch, self._leaves_out(ids))
+        if self._prefetcher is None:
+            self._prefetcher = self._start()
         self._prefetcher.publish(at.epoch, ids, marks, keys)
         self._published = [*self._published[-1:], at.epoch]

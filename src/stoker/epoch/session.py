@@ -24,6 +24,7 @@ from stoker.epoch.cached import (
     plain_memory,
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
+from stoker.epoch.direct import DirectReading
 from stoker.epoch.placing import Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
@@ -112,6 +113,7 @@ class Session:
         self._rescores = rescore is not None
         self._placing: Placing | None = None
         self._ahead: ReadAhead | None = None
+        self._direct: DirectReading | None = None
         self._tracer: Tracer | None = None
         self._counts: Counts | None = None
         self._iterations = 0
@@ -165,8 +167,12 @@ class Session:
         if self._rescores:
             self._aside = cached.aside()
         self._counts = Counts(cached, self._aside, setup.data_bytes)
+        if self._may_stand_aside():
+            self._direct = self._counts.direct = DirectReading(setup.stage.source)
         self.controller.open(
-            Opened(self._placing, self._counts, self._ahead, setup.member, self._tracer)
+            Opened(
+                self._placing, self._counts, self._ahead, self._direct, setup.member, self._tracer
+            )
         )
         log.info(setup.describe(cached))
         return cached
@@ -175,7 +181,8 @@ class Session:
         """Return what serves :attr:`requests`, for threads or for worker processes."""
         assert self.cached is not None, "open() comes first"
         progress = None if self._ahead is None else self._ahead.progress
-        bare = self.cached.past_the_cache() if self.setup.cache.sharing.probe else None
+        is_passed = self._direct is not None or self.setup.cache.sharing.probe
+        bare = self.cached.past_the_cache() if is_passed else None
         return RequestServer(self.cached, on_error, progress, self._aside, bare, new_pixels)
 
     def close(self) -> None:
@@ -216,7 +223,7 @@ class Session:
             partial(own or self.controller.batch_specs, begun),
             begun.earlier,
             stamp=self.cached.store.stamp,
-            bare=begun.bare,
+            bare=partial(self._is_bare, begun.bare),
         )
         return begun
 
@@ -239,6 +246,17 @@ class Session:
         self.controller.restore(state)
 
     # --- inside ---
+
+    def _is_bare(self, first: int, number: int, ids: NDArray[np.uint32]) -> bool:
+        """Whether batch ``number`` is read past the cache; the ``first`` ones are in any case."""
+        return number < first or (self._direct is not None and self._direct.takes(ids))
+
+    def _may_stand_aside(self) -> bool:
+        """Whether nothing is lost if samples do not come to the cache."""
+        setup, cache, recipe = self.setup, self.setup.cache, self.setup.recipe
+        is_needed = recipe.substitution or recipe.preload or cache.pool or cache.disk
+        is_plain = self._epochs.is_planned and setup.capacity and setup.stage.is_bytes_of_source
+        return bool(cache.stands_aside and is_plain and not (is_needed or cache.sharing.probe))
 
     def _window(self, workers: int, ranks_here: int) -> int:
         """Return the bytes on top of the cache for what is read ahead."""

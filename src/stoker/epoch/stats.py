@@ -42,6 +42,9 @@ class Stats:
     """The source was read."""
     packaged: int = 0
     """Came with a package."""
+    direct: int = 0
+    """Of the samples fetched, those that workers read past the cache, as they lay in this machine's
+    memory anyway; see :attr:`Cache.stands_aside`. Those drawn ahead count."""
     rescored: int = 0
     """Reads made only to rescore samples."""
     failed: int = 0
@@ -131,9 +134,10 @@ class Stats:
     @property
     def summary(self) -> str:
         """The most important counts, in a line."""
+        direct = f" ({self.direct} direct, from the page cache)" if self.direct else ""
         return (
             f"{self.accesses} samples, hits {self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of "
-            f"bytes), fetched {self.fetched}, substituted {self.substituted}, "
+            f"bytes), fetched {self.fetched}{direct}, substituted {self.substituted}, "
             f"stalled {self.stall_seconds:.2f} s"
         )
 

@@ -20,6 +20,7 @@ _OPTIONAL = (
     "local_identity",
     "is_private",
     "is_ready",
+    "at_hand",
     "name",
     "read_each",
     "read_packed",
@@ -77,6 +78,14 @@ class Source(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether this process can read at once, without starting anything for that first."""
+        ...
+
+    def at_hand(self, ids: npt.NDArray[np.uint32]) -> float:
+        """Return the share of samples ``u32[n]`` that lie in this machine's memory, from 0 to 1.
+
+        Reading those waits for nothing. Quick: what takes long to find out is not at hand. Raises
+        nothing.
+        """
         ...
 
     def name(self, sample_id: int) -> str:
@@ -163,6 +172,10 @@ class BaseSource:
     def is_ready(self) -> bool:
         """True: there is nothing to start."""
         return True
+
+    def at_hand(self, ids: npt.NDArray[np.uint32]) -> float:
+        """0: no sample is known to lie in memory."""
+        return 0.0
 
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
         """Return the samples, None for each that failed, and the errors by position."""
@@ -359,6 +372,10 @@ class _Completed(BaseSource):
     @property
     def is_ready(self) -> bool:
         return bool(getattr(self._source, "is_ready", True))
+
+    def at_hand(self, ids: npt.NDArray[np.uint32]) -> float:
+        at_hand = getattr(self._source, "at_hand", super().at_hand)
+        return float(at_hand(ids))
 
     def name(self, sample_id: int) -> str:
         name = getattr(self._source, "name", super().name)
