@@ -20,4 +20,6 @@ def test_it_says_what_was_hit_and_how_fast_decoding_is() -> None:
     assert stages["resized:288"]["MB_from_storage"] < stages["encoded"]["MB_from_storage"]
     ways = [row for row in report["rows"] if "decoding" in row]
     assert len(ways) == 3 and all(row["ms_of_cpu"] > 0 for row in ways)
+    forms = {row["form"]: row for row in report["rows"] if "form" in row}
+    assert 0 < forms["resized:288"]["mean_difference"] < forms["resized:224"]["mean_difference"]
     assert "Traceback" not in said.stderr

@@ -12,6 +12,7 @@ from images.photographs import as_jpeg, photographs
 from stoker.errors import ConfigError
 from stoker.images import Eval, decode, decode_image
 from stoker.images.resized import Resized
+from stoker.source import join_parts, split_parts
 
 FORM = Resized(288)
 
@@ -100,6 +101,16 @@ def test_the_orientation_stays(orientation: int) -> None:
     assert np.abs(np.asarray(upright) - turned).mean() < 5
     # Neither form is turned by what decodes for training.
     assert decode_image(FORM(data)).shape[:2] == (found.height, found.width)
+
+
+def test_parts_of_a_sample_become_small_one_by_one() -> None:
+    photographs_of = {"a.jpg": photographs()[0], "b.jpg": photographs()[1]}
+    parts = {"cls": b"7", **photographs_of, "small.jpg": as_jpeg(photograph().resize((300, 200)))}
+    small = split_parts(FORM(memoryview(join_parts(parts))))
+    assert list(small) == list(parts)
+    assert [bytes(small[name]) for name in small] == [bytes(FORM(part)) for part in parts.values()]
+    unchanged = join_parts({"cls": b"7", "txt": b"no image"})
+    assert FORM(unchanged) is unchanged
 
 
 def files_to_keep() -> dict[str, bytes]:

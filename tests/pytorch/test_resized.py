@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from images.photographs import as_jpeg, photographs
 from PIL import Image
+from support.redis_servers import Server, needs_server
 
 from stoker import Cache
 from stoker.epoch.resized import ResizedSource
@@ -21,7 +23,7 @@ from stoker.feed import Batch, Feed
 from stoker.images import Eval, Train, decode_image
 from stoker.images.resized import Resized
 from stoker.pytorch import ImageFolder, Loader, SampleDataset, wrap
-from stoker.source import FileSource, MemorySource
+from stoker.source import FileSource, MemorySource, ObjectSource
 from stoker.testing.sources import FaultySource
 
 FORM, NUM = Resized(96), 60
@@ -183,6 +185,71 @@ def test_the_disk_keeps_them_for_the_next_run(root: Path, tmp_path: Path) -> Non
     assert again.hits == NUM and again.bytes_from_source == 0
     with pytest.raises(StateMismatch):
         run("resized:97")
+
+
+@pytest.mark.parametrize("fetchers", [1, 2])
+def test_objects_that_are_read_one_by_one_are_resized(
+    root: Path, expected: list[np.ndarray], fetchers: int
+) -> None:
+    objects = ObjectSource((root / "class").as_uri())
+    dataset = SampleDataset(objects, None, Train(64), np.zeros(NUM))
+    cache = Cache("3%", stage=STAGE, fetchers=fetchers)
+    with Loader(dataset, 8, seed=3, num_workers=1, cache=cache) as loader:
+        found = [images.numpy().copy() for _ in range(2) for images, _ in loader]
+        assert loader.stats.hits > 0 and loader.cache is not None
+        assert loader.cache.store.totals()["read_ahead"] > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_a_sample_that_stays_too_large_is_read_each_time(root: Path) -> None:
+    large = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (600, 900, 3), np.uint8)
+    Image.fromarray(noise).save(large, "PNG")
+    (root / "large.png").write_bytes(large.getvalue())
+    files = FileSource([*sorted((root / "class").iterdir()), root / "large.png"])
+    dataset = SampleDataset(files, decode_image, Eval(96, 64))
+    with Loader(dataset, 8, cache=Cache("1MB", stage=STAGE), num_workers=1) as loader:
+        for _ in range(3):
+            assert sum(len(batch) for batch in loader) == NUM + 1
+        last = loader.epoch_stats[-1]
+        assert (last.hits, last.fetched) == (NUM, 1)
+        assert last.bytes_from_source == len(large.getvalue())
+
+
+@needs_server
+@pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning")
+def test_another_node_finds_them_in_the_pool(root: Path) -> None:
+    server = Server("--maxmemory-policy", "volatile-ttl", "--maxmemory", "100mb")
+
+    def run(stage: str) -> Any:
+        address = f"valkey://{server.name}?timeout=5"
+        cache = Cache(0, pool=address, pool_size="50%", stage=stage)
+        dataset = ImageFolder(root, Eval(96, 64))
+        with Loader(dataset, 10, cache=cache, epochs=1) as loader:
+            list(loader)
+            return loader.stats
+
+    try:
+        assert run(STAGE).fetched == NUM
+        again = run(STAGE)
+        assert again.pool_hits == NUM and again.bytes_from_source == 0
+        assert run("resized:97").fetched == NUM, "another form has other copies"
+        assert run("encoded").fetched == NUM
+    finally:
+        server.close()
+
+
+def test_jobs_of_one_stage_share_a_cache(root: Path) -> None:
+    def loader(stage: str = STAGE) -> Loader:
+        return Loader(ImageFolder(root, Train(64)), 8, seed=3, cache=Cache("100%", stage=stage))
+
+    with loader() as first:
+        list(first)
+        with loader() as second, loader("resized:80") as other:
+            for job in (second, other):
+                list(job)
+            assert (second.stats.hits, other.stats.hits) == (NUM, 0)
 
 
 # --- what goes wrong ---

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.decode import JPEG_START, EncodedImage, pillow, shrink_for, simplejpeg
 from stoker.images.resize import resize_to
-from stoker.source.packed import Buffer
+from stoker.source.packed import Buffer, join_parts, split_parts
 
 _FORM = re.compile(r"resized:(\d{1,5})(?::(\d{1,3}))?")
 _LARGEST = 16_384
@@ -62,16 +62,25 @@ class Resized:
     def __call__(self, data: Buffer) -> Buffer:
         """Return the small file, or ``data`` itself where that is not smaller.
 
-        What is no photograph in JPEG stays as it is too: other formats, CMYK, 12 bits a value,
-        images of more pixels than Pillow opens, and files that do not decode.
+        Of a sample of several parts, as :func:`stoker.source.join_parts` makes it, each part that
+        is such a file becomes small. What is no photograph in JPEG stays as it is too: other
+        formats, CMYK, 12 bits a value, images of more pixels than Pillow opens, and files that do
+        not decode.
         """
-        small = self._small(memoryview(data))
+        view = memoryview(data)
+        small = self._small(view) if _is_jpeg(view) else self._small_parts(view)
         return data if small is None or len(small) >= len(data) else small
+
+    def _small_parts(self, data: memoryview) -> bytes | None:
+        try:
+            parts = split_parts(data)
+        except SampleCorrupt:
+            return None
+        small = {name: self(part) for name, part in parts.items() if _is_jpeg(part)}
+        return join_parts(parts | small) if small else None
 
     def _small(self, data: memoryview) -> bytes | None:
         library = _library()
-        if bytes(data[:3]) != JPEG_START:
-            return None
         try:
             height, width, colours, subsampling = library.decode_jpeg_header(data)
             if min(height, width) <= self.short_side or colours not in _COLOURS:
@@ -89,6 +98,10 @@ class Resized:
         whole, _ = image.decoded(shrink_for(short, self.short_side))
         width, height = (side * self.short_side // short for side in (image.width, image.height))
         return resize_to(whole, width, height)
+
+
+def _is_jpeg(data: memoryview) -> bool:
+    return bytes(data[:3]) == JPEG_START
 
 
 def _library() -> Any:

@@ -84,7 +84,7 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     return Packed(chunks[0] if len(chunks) == 1 else np.concatenate(chunks), offsets)
 
 
-def join_parts(parts: Mapping[str, bytes]) -> bytes:
+def join_parts(parts: Mapping[str, Buffer]) -> bytes:
     """Return the parts, by name, as one sample."""
     return b"".join(
         piece for name, data in parts.items() for piece in (part_header(name, len(data)), data)
