@@ -49,9 +49,9 @@ def foresight(
     - ``prune``: this share of the samples below the mean loss is left out of each epoch, at random;
       ``loader.weights``, whose mean is one, give the others of them their share (InfoBatch, whose
       weights make each step larger instead). An epoch has fewer steps.
-    - ``adaptive``: each sample once an epoch while storage keeps up; where it does not, as many
-      repeats, and finally importance, as it takes (:class:`AdaptiveSampler`). What is done, and
-      why, is logged as each epoch begins.
+    - ``adaptive``: the default while storage keeps up; where it does not, as few repeats in as
+      long windows as storage can feed (:class:`~stoker.sampler.adaptive.AdaptiveSampler`). What is
+      done, and why, is logged as each epoch begins.
 
     The last share ``annealed`` of the training, for which the Loader needs ``epochs``,
     visits each sample once an epoch again. ``request_bytes``, the cost of a request on top of its
@@ -78,7 +78,7 @@ def foresight(
         raise ConfigError(f"static={static} is out of range: give a share of the cache, 0 to 1")
     given = {"uniform_part": uniform_part, "min_ess": min_ess}
     bounds = {name: value for name, value in given.items() if value is not None}
-    if bounds and not (importance or adaptive):
+    if bounds and not importance:
         told = ", ".join(f"{name}={value}" for name, value in bounds.items())
         raise ConfigError(
             f"{told} has no effect without importance=True: nothing is drawn by importance"
@@ -90,7 +90,7 @@ def foresight(
     elif prune:
         sampler = part(InfoBatchSampler, prune=prune, delta=1 - annealed, keeps_sum=False)
     elif adaptive:
-        sampler = part(AdaptiveSampler, **bounds)
+        sampler = part(AdaptiveSampler, annealed=annealed)
     is_exact = not (importance or prune or adaptive)
     is_uniform = is_exact and repeat == 1
     once = 1e7 if request_bytes is None else request_bytes
@@ -105,7 +105,7 @@ def foresight(
         "evicts what the plan needs last, or is large; samples may repeat, or be drawn unbiased",
         policy=policy,
         sampler=sampler,
-        fit_sampler=fitted if is_exact and not is_uniform else None,
+        fit_sampler=fitted if adaptive or (is_exact and not is_uniform) else None,
         limit=part(hit_ratio, repeat=repeat, window=window) if is_exact else None,
     )
 
