@@ -47,6 +47,7 @@ def simulated(recipe) -> SimResult:
         ("s3fifo", {}),
         ("belady", {}),
         ("foresight", {"repeat": 2, "annealed": 0.3}),
+        ("foresight", {"repeat": 4, "static": 0.5, "annealed": 0.0}),
         ("shade", {"repetition": 2.0}),
         ("quiver", {}),
     ],
