@@ -58,13 +58,14 @@ def parse_bytes(value: int | float | str, *, of: int | None = None, name: str = 
 
     ``of`` is what a percentage refers to, in bytes. ``KiB`` and ``K`` are binary, ``KB`` is
     decimal. Raises :class:`ConfigError`, which names ``name`` and the value, for anything
-    negative, not finite, above 100 % or not a size.
+    negative, not finite, above 100 % or not a size, such as the float .2.
     """
     hint = f'give {name} in bytes, like 8 << 30 or "8GiB", or as a share, like "20%"'
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(f"{name}={value!r} is not a size: {hint}")
     if not isinstance(value, str):
-        if not math.isfinite(value) or value < 0:
+        is_share = isinstance(value, float) and 0 < value <= 1  # or so its writer thought
+        if not math.isfinite(value) or value < 0 or is_share:
             raise ConfigError(f"{name}={value!r} is not a size: {hint}")
         return int(value)
     match = _SIZE.fullmatch(value)

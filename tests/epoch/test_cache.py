@@ -24,6 +24,7 @@ from stoker.jobs import Sharing
         ({"memory": "120%"}, "cache='120%' is more than the whole data set"),
         ({"memory": None}, "cache=None is not a size"),
         ({"memory": True}, "cache=True is not a size"),
+        ({"memory": 0.2}, "cache=0.2 is not a size: .* as a share, like"),
         ({"disk": 3}, "disk=3 is not a path"),
         ({"disk": "/nvme", "disk_size": "200%"}, "disk_size='200%' is more than the whole"),
         ({"disk": "/nvme", "disk_size": "much"}, "disk_size='much' is not a size"),
