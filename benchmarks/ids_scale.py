@@ -71,7 +71,9 @@ def main() -> None:
     )
     arguments.add_argument("--start-methods", nargs="+", default=["fork", "spawn"])
     args = arguments.parse_args()
-    counts = [60_000, 100_000] if args.smoke else args.counts
+    if args.smoke:
+        args.counts, args.start_methods = [10_000, 20_000], ["fork"]
+    counts = args.counts
     report = Report("Everything that grows with the number of ids", args.smoke)
     private: dict[tuple[str, int, bool], float] = {}
     for count in counts:

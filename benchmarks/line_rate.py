@@ -262,11 +262,11 @@ def fetchers(report: Report, args: Any) -> None:
 def main() -> None:
     """Parse the arguments, run the parts, print a report for each."""
     arguments = parser(__doc__)
-    arguments.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    arguments.add_argument("--part", nargs="+", choices=PARTS, help="default: all")
     arguments.add_argument("--fetchers", default="auto", help="processes that read, or auto")
     args = arguments.parse_args()
     args.fetchers = int(args.fetchers) if args.fetchers.isdecimal() else args.fetchers
-    for name in args.part:
+    for name in args.part or (("110KB", "fetchers") if args.smoke else PARTS):
         report = Report(f"Line rate: {name}", args.smoke)
         try:
             if name in SIZES:
