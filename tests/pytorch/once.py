@@ -51,7 +51,7 @@ LOW = Recipe(
 RECIPES: dict[str, Recipe] = {
     "minio": recipes.get("minio"),
     "foresight": recipes.get("foresight"),
-    "repeats": recipes.foresight(repeat=EPOCHS, annealed=0.0),
+    "repeats": recipes.foresight(repeat=EPOCHS, annealed=0.0, window=1.5, static=0.0),
     "importance": recipes.foresight(importance=True, repeat=2, annealed=0.0),
     "quiver": recipes.get("quiver"),
     "low": LOW,

@@ -101,7 +101,7 @@ def train(rank: int, root: Path) -> dict[str, Any]:
         batch_size=4,
         num_workers=4,
         persistent_workers=True,
-        cache=Cache("50%", prefetch=0),
+        cache=Cache("50%", prefetch=0, stands_aside=False),
         recipe="minio",  # a rank that is ahead would bring in what the other one counts as read
         return_meta=True,
         multiprocessing_context="fork",  # these ranks are spawned, and would spawn their workers

@@ -12,7 +12,7 @@ from support.caches import gathered
 from support.parts import Squares, images, number_of, numbers
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, Subset
 
-from stoker import recipes
+from stoker import Cache, recipes
 from stoker.errors import CapacityError, ConfigError
 from stoker.plan import Plan
 from stoker.policy.baselines import MinIO
@@ -174,7 +174,8 @@ def test_more_memory_than_there_is_comes_with_the_first_iteration(
 
 def test_no_more_is_reserved_than_the_samples_need(image_root: Path) -> None:
     dataset = images(image_root)
-    with Loader(dataset, batch_size=10, cache="64GiB") as loader:
+    cache = Cache("64GiB", stands_aside=False)
+    with Loader(dataset, batch_size=10, cache=cache) as loader:
         for _ in range(2):
             list(loader)
         assert loader.epoch_stats[1].hit_ratio == 1

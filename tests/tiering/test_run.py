@@ -495,7 +495,8 @@ def test_t3_another_directory_is_mounted_over_the_source(
 
 
 def test_t5_no_open_waits_for_a_copy(source: Path, runtime_dir: Path) -> None:
-    names = [name for name, size in SIZES.items() if size and name.isprintable()]
+    # Reads of a large file may wait for a copy that is under way, opens never.
+    names = [name for name, size in SIZES.items() if 0 < size < 1 << 20 and name.isprintable()]
     asked = Asked(setup(source, 20_000_000, options=JSON), runtime_dir)
     assert asked(source / "empty") == "", "by now the daemon is there"
     daemon = _daemon_pid(_tables(runtime_dir)[0])

@@ -136,7 +136,9 @@ class Room:
         ids = self.smallest(_STATIC if static is None else static, seed)
         kept = int(self.sizes[ids].sum())
         if static is None:
-            short = _share(self.capacity - kept, total - kept) < least_share(count - len(ids))
+            others, share = count - len(ids), _share(self.capacity - kept, total - kept)
+            short = share < least_share(others)  # too little room, or too few to be repeated
+            short = short or (others > 0 and Windows.of(others, repeat, share).apart == 1)
             if short or len(ids) * total < _GAIN * kept * count:
                 ids, kept = ids[:0], 0
         if window is None:
