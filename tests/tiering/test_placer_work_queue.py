@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 
@@ -108,3 +109,30 @@ def test_closing_forgets_what_waits() -> None:
     threading.Timer(0.05, gate.set).start()
     queue.close()
     assert done == [0]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_beside_programs_it_keeps_to_one_processor_until_much_waits() -> None:
+    every, at_work, gate = os.sched_getaffinity(0), threading.Semaphore(0), threading.Semaphore(0)
+    seen: list[tuple[set[int], int]] = []
+
+    def work(item: int) -> None:
+        me = threading.get_native_id()
+        seen.append((os.sched_getaffinity(me), os.getpriority(os.PRIO_PROCESS, me)))
+        at_work.release()
+        gate.acquire(timeout=60)
+
+    queue = WorkQueue(1, work, key=lambda item: item, beside=True)
+    queue.put(0)
+    assert at_work.acquire(timeout=60)
+    for item in range(1, 300):
+        queue.put(item)
+    for _ in range(300):
+        gate.release()
+    wait_until(queue)
+    queue.close()
+    numbers = [len(processors) for processors, _ in seen]
+    assert numbers[0] == numbers[-1] == 1 and numbers[1] == len(every)
+    assert all(processors <= every for processors, _ in seen)
+    assert {niceness for _, niceness in seen} == {19}
+    assert os.sched_getaffinity(0) == every, "only its own threads"

@@ -39,6 +39,7 @@ _PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
 _YOUNG = 2.0  # seconds; a later change might not show in the modification time
 _MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
 _LOWEST = 19  # niceness
+_CROWD = 100  # waiting files that are too many for one processor
 _GLANCE = 0.02  # seconds between two checks whether copying may continue
 _LOOKS = 16  # files of an order that are looked at at the same time
 # A tier that cannot take one file may well take others.
@@ -50,8 +51,9 @@ class WorkQueue(Generic[T]):
 
     Items with the same ``key`` are not worked on at the same time: one that is waiting stands for
     those put later, one that comes while another is at work follows it. Smaller ``urgency`` goes
-    first, then order of arrival decides. An exception from ``work`` is logged. The threads have the
-    niceness ``nice``, as far as the system lets them.
+    first, then order of arrival decides. An exception from ``work`` is logged. With ``beside`` the
+    threads leave the processors to programs: they have the lowest priority and keep to one of them
+    while little waits, as far as the system lets them.
     """
 
     def __init__(
@@ -60,9 +62,9 @@ class WorkQueue(Generic[T]):
         work: Callable[[T], object],
         *,
         key: Callable[[T], Hashable],
-        nice: int = 0,
+        beside: bool = False,
     ) -> None:
-        self._work, self._key, self._nice = work, key, nice
+        self._work, self._key, self._beside = work, key, beside
         self._heap: list[tuple[int, int, T]] = []
         self._arrivals = itertools.count()
         self._waiting: set[Hashable] = set()
@@ -106,9 +108,7 @@ class WorkQueue(Generic[T]):
         self._condition.notify()
 
     def _run(self) -> None:
-        if self._nice:
-            with contextlib.suppress(OSError):  # each thread has its own on Linux
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        processors = _Processors() if self._beside else None
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._heap or self._closed)
@@ -118,6 +118,8 @@ class WorkQueue(Generic[T]):
                 key = self._key(item)
                 self._waiting.discard(key)
                 self._running.add(key)
+            if processors is not None:
+                processors.use_one(len(self._waiting) < _CROWD)
             try:
                 self._work(item)
             except Exception:  # of this item: the others still need the thread
@@ -127,6 +129,26 @@ class WorkQueue(Generic[T]):
                 if key in self._again:
                     urgency, item = self._again.pop(key)
                     self._push(key, item, urgency)
+
+
+class _Processors:
+    """Those of the calling thread, which gets the lowest priority; some systems refuse either."""
+
+    def __init__(self) -> None:
+        self._all = os.sched_getaffinity(0)
+        self._one = False
+        with contextlib.suppress(OSError):  # each thread has its own on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+    def use_one(self, wanted: bool) -> None:
+        """Keep to one, so that a program that wakes up finds another free, or use all again.
+
+        The kernel may let a program wait for milliseconds, of whatever priority what runs is.
+        """
+        if wanted != self._one:
+            self._one = wanted
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {max(self._all)} if wanted else self._all)
 
 
 class _Stopped(Exception):
@@ -209,8 +231,8 @@ class Placer:
         self._held_until = 0.0
         # Apart, so that small files do not wait for large ones. Where no open waits for them they
         # take what the program leaves of the processors; of large files it reads the copies.
-        nice = 0 if config.small else _LOWEST
-        self._looks = WorkQueue(config.threads, self._look, key=lambda path: path, nice=nice)
+        beside = not config.small
+        self._looks = WorkQueue(config.threads, self._look, key=lambda path: path, beside=beside)
         self._large = WorkQueue(config.threads, self._copy, key=lambda job: job.path)
 
     @property
@@ -365,11 +387,23 @@ class Placer:
                 path, status, state, is_link=is_link, seen_ns=seen_ns, tier=tier, copy_ino=ino
             )
 
+        def refuse() -> int:
+            with self._mutex:  # counted before a program may end because it waits no longer
+                self.counts.refused += 1
+            try:
+                return add(State.REFUSED)
+            except CapacityError:
+                with self._mutex:
+                    self.counts.refused -= 1
+                raise
+
         if not status.st_size or abs(time.time() - status.st_mtime) < _YOUNG:
-            self._refuse(add(State.REFUSED), again=_YOUNG if status.st_size else None)
+            number = refuse()
+            if status.st_size:
+                self._allow_again(number, _YOUNG)
             return
         if (found := self._find_copy(path, identity)) is not None:
-            with self._mutex:  # counted before a program may end because it got its file
+            with self._mutex:  # before, as above
                 self.counts.tiers[found[0]].files += 1
                 self.counts.tiers[found[0]].reused += 1
             add(State.PLACED, *found)
@@ -385,7 +419,7 @@ class Placer:
                 kept = None if handed is None else io.FileIO(os.dup(handed.fileno()))
                 self._large.put(_Job(path, add(State.WANTED), tier, identity, kept))
             return
-        self._refuse(number := add(State.REFUSED))
+        number = refuse()
         if self.rooms.any_rests():
             with self._mutex:
                 self._until_tier_rested.append(number)
@@ -477,19 +511,17 @@ class Placer:
             attempt = self._attempts[job.path] = self._attempts[job.path] + 1
             if self._table.state(job.number) is State.DROPPED:
                 return
+            self.counts.refused += 1
             self._table.set_state(job.number, State.REFUSED)
-        self._refuse(
-            job.number, again=_PAUSE * 2 ** (attempt - 1) if attempt < _MOST_ATTEMPTS else None
-        )
+        if attempt < _MOST_ATTEMPTS:
+            self._allow_again(job.number, _PAUSE * 2 ** (attempt - 1))
 
     # --- giving up ---
 
-    def _refuse(self, number: int, again: float | None = None) -> None:
-        """Count a refused entry; after ``again`` seconds the file may be requested again."""
+    def _allow_again(self, number: int, after: float) -> None:
+        """Let the file of a refused entry be requested again, ``after`` so many seconds."""
         with self._mutex:
-            self.counts.refused += 1
-            if again is not None:
-                heapq.heappush(self._later, (time.monotonic() + again, number))
+            heapq.heappush(self._later, (time.monotonic() + after, number))
 
     def _drop(self, number: int) -> None:
         """Invalidate an entry, and remove its copy."""
