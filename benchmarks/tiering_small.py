@@ -13,7 +13,6 @@ Then the same on slow storage (FUSE, 1 ms an open, 1 ms a read), which counts wh
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,13 +120,14 @@ def compare(
     """Return the runs without and with Stoker, of the same rounds."""
     runs: dict[str, list[Passes]] = {"plain": [], "under": []}
 
-    def once(who: str) -> float:
-        with _tier(source, count) as (prefix, told):
-            start, file = (prefix, told) if who == "under" else ([], None)
-            runs[who].append(passes([*start, *_program(source)], file, count, counts))
+    def once(who: str, tiers: Path) -> float:
+        prefix, told = _tier(source, tiers, count)
+        start, file = (prefix, told) if who == "under" else ([], None)
+        runs[who].append(passes([*start, *_program(source)], file, count, counts))
         return float(runs[who][-1].took[0].sum())
 
-    interleave({who: lambda who=who: once(who) for who in runs}, rounds)
+    with tempfile.TemporaryDirectory(prefix="stoker-tiers-") as tiers:
+        interleave({who: lambda who=who: once(who, Path(tiers)) for who in runs}, rounds)
     return runs["plain"][1:], runs["under"][1:]
 
 
@@ -136,14 +135,17 @@ def _program(source: Path) -> list[str]:
     return [sys.executable, "-c", _PROGRAM, str(source)]
 
 
-@contextlib.contextmanager
-def _tier(source: Path, count: int) -> Iterator[tuple[list[str], Path]]:
-    """Yield what stands before a command, and where the report comes to lie."""
-    with tempfile.TemporaryDirectory(prefix="stoker-tier-") as folder:
-        told = Path(folder) / "report.json"
-        start = [sys.executable, "-c", "from stoker.cli import main; main()", "run", "--quiet"]
-        tier = f"--tier={folder}/tier:{count * SIZE}"
-        yield [*start, f"--source={source}", tier, f"--report={told}", "--"], told
+def _tier(source: Path, folder: Path, count: int) -> tuple[list[str], Path]:
+    """Return what stands before a command, and where the report comes to lie; on an empty tier.
+
+    Tiers stay to the end: the disk would still be busy with their removal when the next is timed.
+    """
+    tier = tempfile.mkdtemp(dir=folder)
+    told = Path(tier) / "report.json"
+    start = [sys.executable, "-c", "from stoker.cli import main; main()", "run", "--quiet"]
+    where = [f"--source={source}", f"--tier={tier}/tier:{count * SIZE}", f"--report={told}"]
+    os.sync()
+    return [*start, *where, "--"], told
 
 
 def write(source: Path, count: int) -> None:
