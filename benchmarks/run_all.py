@@ -42,6 +42,7 @@ BENCHMARKS = (
 )
 HOURS = ("no_regret", "importance", "importance_time", "accuracy_of_repeats", "label_noise")
 TESTED = ("cache_stage", "frontier", "no_regret")  # tests/benchmarks runs them tiny
+ON_A_DEVICE = ("accelerator",)  # by hand, where there is one; on the processor with --smoke
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
 
 
@@ -55,7 +56,7 @@ def main() -> int:
     args = parser.parse_args()
     names = BENCHMARKS + HOURS * (args.smoke or args.output is not None)
     if args.smoke:
-        names = tuple(name for name in names if name not in TESTED)
+        names = tuple(name for name in names if name not in TESTED) + ON_A_DEVICE
     failed = [name for name in names if not _done(name, args) and _timed(name, args)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -95,6 +96,8 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 def _options(name: str, args: argparse.Namespace) -> list[str]:
     options = ["--smoke"] * args.smoke + ["--json"] * args.json
+    if name in ON_A_DEVICE:
+        options += ["--device", "cpu"]
     if args.data and name in HOURS and name != "no_regret":
         options += ["--data", str(args.data)]
     elif args.data and name in READ_IMAGES:

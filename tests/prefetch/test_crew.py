@@ -58,6 +58,13 @@ def mates(tmp: Path) -> list[int]:
     return processes_of("stoker.prefetch.mate", tmp)
 
 
+def has_come_up(mate: int) -> bool:
+    """Whether a further process waits with the arena mapped."""
+    stat = Path(f"/proc/{mate}/stat").read_text()
+    is_waiting = stat.rpartition(")")[2].split()[0] == "S"
+    return is_waiting and "/memfd:stoker " in Path(f"/proc/{mate}/maps").read_text()
+
+
 @pytest.mark.parametrize("fetchers", [1, 2, 3])
 def test_each_sample_is_read_once_and_ahead(
     source: SlowSource, arena: Arena, tmp_path: Path, fetchers: int
@@ -112,6 +119,8 @@ def test_a_stopped_one_is_replaced_and_holds_nobody_up_for_long(
         until(lambda: len(mates(tmp_path)) == 1)
         assert rank.walk(order()[:50]) == 0
         (stopped,) = mates(tmp_path)
+        # One that is still starting is given far more time.
+        until(lambda: has_come_up(stopped))
         os.kill(stopped, signal.SIGSTOP)
         for at, sample in enumerate(order().tolist()):
             if at >= 50:

@@ -21,14 +21,23 @@ def epochs(said: str) -> list[tuple[str, ...]]:
     return [match.groups() for match in map(EPOCH.match, said.splitlines()) if match]
 
 
-def compare(source: Path, script: str, *options: str, quota: int, workers: int = 2) -> Done:
+def compare(
+    source: Path,
+    script: str,
+    *options: str,
+    quota: int,
+    workers: int = 2,
+    plain: tuple[str, ...] | None = None,
+) -> Done:
     """Run an example with and without tiers: it must say the same.
 
     First opens wait for copies, so that how much is read does not depend on who is faster.
+    ``plain``: other options that without tiers come to the same.
     """
-    program = [sys.executable, EXAMPLES / script, source, f"--workers={workers}", *options]
-    expected = epochs(direct(*program))
+    program = [sys.executable, EXAMPLES / script, source]
+    expected = epochs(direct(*program, *(plain or (f"--workers={workers}", *options))))
     assert expected
+    program += [f"--workers={workers}", *options]
     tier = source.parent / "tier", quota
     done = Setup(source, (tier,), ("--json", "--small=8MiB")).run(*program)
     assert done.status == 0, done.err
@@ -44,7 +53,10 @@ def test_pytorch(tmp_path: Path, method: str, count: int) -> None:
     options = (f"--start-method={method}", f"--epochs={count}")
     # Workers that are not forked import torch anew in each epoch.
     source, workers = tmp_path / "source", 2 if method == "fork" else 1
-    done = compare(source, "tiering_pytorch.py", *options, quota=total // 2, workers=workers)
+    plain = ("--workers=1", "--start-method=fork", f"--epochs={count}")
+    done = compare(
+        source, "tiering_pytorch.py", *options, quota=total // 2, workers=workers, plain=plain
+    )
     report = done.report
     placed = report["tiers"][0]
     share = placed["used"] / total
