@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,7 +25,7 @@ def demo(*arguments: str, width: int = 200) -> Result:
 
 
 def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> None:
-    names = ["minio", "shade", "icache", "infobatch"]
+    names = ["minio", "icache"]
     result = demo(
         "--data",
         str(few_digits),
@@ -88,7 +90,17 @@ def test_all_goes_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch)
     assert set(choose_recipes("all")) == set(recipes.names()) - {"oracle", "spidercache"}
 
 
-def test_the_table_and_the_plot(few_digits: Path, tmp_path: Path) -> None:
+def test_the_table_and_the_plot(
+    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def saved(figure: Figure, *arguments: Any, **named: Any) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **named)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
     output = tmp_path / "new"
     result = demo(
         "--data", str(few_digits), "--recipes", "lru,minio", "--output", str(output), *QUICK
@@ -109,25 +121,14 @@ def test_the_table_and_the_plot(few_digits: Path, tmp_path: Path) -> None:
     ):
         assert word in result.output
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_plot_has_the_dataloader_at_the_top(
-    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    result = demo(
-        *("--data", str(few_digits), "--recipes", "lru,minio", "--json"),
-        *("--output", str(tmp_path), *QUICK),
-    )
-    assert result.exit_code == 0, result.output
-    plain = json.loads(result.stdout)["runs"][0]
     time, hits = figures[0].axes
     assert [label.get_text() for label in time.get_yticklabels()][-1] == "torch DataLoader"
-    seconds, stall = plain["seconds_per_epoch"], plain["stall_seconds_per_epoch"]
     told = [text.get_text() for text in time.texts]
-    assert told[-1] == f"{seconds:.2f} s, waiting {stall:.2f}"
     assert len(told) == 3 and hits.get_xlabel()
+    # Torch's own loader is the topmost, with the seconds that the table has for it.
+    seconds = re.fullmatch(r"(\d+\.\d\d) s, waiting \d+\.\d\d", told[-1])
+    row = next(line for line in result.output.splitlines() if line.startswith("dataloader"))
+    assert seconds and seconds[1] in row
 
 
 def test_a_cache_for_everything_leaves_nothing_to_fetch(few_digits: Path, tmp_path: Path) -> None:

@@ -102,6 +102,24 @@ def test_the_next_run_reads_nothing_again(source: Path) -> None:
     assert report["tiers"][0]["reused"] == len(SIZES) - 1
 
 
+@pytest.mark.parametrize("is_new_file", [True, False])
+def test_t1_a_tree_rebuilt_with_the_same_sizes_and_times_is_read_anew(
+    source: Path, is_new_file: bool
+) -> None:
+    it = setup(source, 20_000_000)
+    it.run(*SUMS, source)
+    for path in [p for p in source.rglob("*") if p.is_file()]:
+        status, content = path.stat(), bytes(255 - byte for byte in path.read_bytes())
+        if is_new_file:
+            path.unlink()
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    rebuilt = it.run(*SUMS, source)
+    assert rebuilt.out == direct(*SUMS, source)
+    assert rebuilt.report["source"]["copied_bytes"] == TOTAL
+    assert rebuilt.report["tiers"][0]["reused"] == 0
+
+
 def test_with_room_for_a_part_the_rest_is_read_from_the_source(source: Path) -> None:
     expected = direct(*SUMS, source)
     done = setup(source, 100_000).run(*SUMS, source)
