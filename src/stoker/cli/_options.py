@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from stoker import recipes
 from stoker.errors import ConfigError
@@ -145,6 +156,21 @@ def open_url(url: str, image_folder: bool, options: tuple[str, ...]) -> Source:
                 raise ConfigError(f"--option {name!r} is invalid: give it as NAME=VALUE")
         named["storage_options"] = {name: value for name, _, value in pairs}
     return (open_image_folder if image_folder else open_source)(url, **named)
+
+
+@contextmanager
+def bytes_bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of ``total`` bytes; yield the function that advances it, by samples and bytes."""
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda samples, size: progress.advance(task, size)
 
 
 def need_torch(command: str) -> None:

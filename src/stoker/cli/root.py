@@ -15,6 +15,7 @@ _COMMANDS = {
     "demo": "Train behind slow storage with torch's DataLoader and with each recipe.",
     "doctor": "Show what Stoker finds and would use; measure a storage and say what it needs.",
     "ls": "List the caches that processes of this user share now, and their jobs.",
+    "pack": "Put many small files into a few tar shards.",
     "pool": "Run a server for the pool that all nodes share; show what its servers hold.",
     "run": "Run any program with fast local copies of the files it reads.",
     "serve": "Keep caches alive between jobs, within limits, and list them.",

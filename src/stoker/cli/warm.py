@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from stoker.cli._options import open_url
+from stoker.cli._options import bytes_bar, open_url
 from stoker.epoch.stage import Samples, Stage, check_stage, make_stage
 from stoker.errors import ConfigError
 from stoker.policy.baselines import MinIO
 from stoker.source.base import Source
+from stoker.store.arena import Arena
 from stoker.store.disk import Wanted, plan_disk
 from stoker.store.fill import Filled, fill
 from stoker.types import format_bytes, parse_bytes
@@ -85,7 +76,7 @@ def warm(
         floor = None if keep_free is None else parse_bytes(keep_free, name="--keep-free")
         with (
             plan.open(MinIO().regions(), keep_free=floor) as shared,
-            _bar(source, shared.arena.capacity_bytes, shown=not as_json) as progress,
+            bytes_bar("warming", _that_fit(source, shared.arena), shown=not as_json) as progress,
         ):
             filled = fill(source, shared.arena, threads=threads, progress=progress)
         _report(source, filled, as_json)
@@ -116,21 +107,9 @@ def _wanted(originals: Source, stage: Stage) -> Wanted:
     )
 
 
-@contextmanager
-def _bar(source: Source, capacity: int, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar, and yield the function that advances it."""
+def _that_fit(source: Source, arena: Arena) -> int:
     ends = np.cumsum(source.sizes)
-    total = int(ends[ends <= capacity].max(initial=0))
-    columns = (
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
-        task = progress.add_task("warming", total=total)
-        yield lambda samples, size: progress.advance(task, size)
+    return int(ends[ends <= arena.capacity_bytes].max(initial=0))
 
 
 def _report(source: Source, filled: Filled, as_json: bool) -> None:

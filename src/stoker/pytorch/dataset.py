@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import EncodedImage, decode_image, split, to_pil
 from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, read_whole
-from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.open import open_image_folder
 from stoker.source.pace import Pace
 
@@ -148,15 +148,17 @@ class ImageFolder(TransformedDataset):
     """Images in class folders, ``root/class/.../image.jpg``: samples are ``(image, target)``.
 
     Takes the place of ``torchvision.datasets.ImageFolder``. ``root`` is a directory or an address
-    (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows); ``storage_options`` and
-    ``pace`` are for addresses, as :class:`~stoker.source.ObjectSource` takes them. ``transform``
-    gets a ``PIL.Image`` in RGB, or with ``output="array"`` an array ``u8[height, width, 3]``, which
-    spares making the PIL image (some 7 µs). It may be a list of functions, of which the first may
-    be :class:`stoker.images.Train` or ``Eval``: that decodes, and hands the next a tensor
-    ``u8[3, size, size]`` in the batch's own memory. ``decode`` replaces the built-in decoder: it
-    gets the bytes, and ``transform`` whatever it returns, so that ``output`` has no meaning beside
-    it. ``target_transform`` gets the class number. Images of more than ``max_pixels`` are corrupt
-    samples; the default is Pillow's limit, see :func:`~stoker.images.decode_image`.
+    (``s3://bucket/train``, ``gs://``, ``az://``, or what fsspec knows), or the tar shards that
+    ``stoker pack`` makes of one (``/data/packed``, ``s3://bucket/shard-{000000..000599}.tar``);
+    ``storage_options`` and ``pace`` are for addresses, as :class:`~stoker.source.ObjectSource`
+    takes them. ``transform`` gets a ``PIL.Image`` in RGB, or with ``output="array"`` an array
+    ``u8[height, width, 3]``, which spares making the PIL image (some 7 µs). It may be a list of
+    functions, of which the first may be :class:`stoker.images.Train` or ``Eval``: that decodes, and
+    hands the next a tensor ``u8[3, size, size]`` in the batch's own memory. ``decode`` replaces the
+    built-in decoder: it gets the bytes, and ``transform`` whatever it returns, so that ``output``
+    has no meaning beside it. ``target_transform`` gets the class number. Images of more than
+    ``max_pixels`` are corrupt samples; the default is Pillow's limit, see
+    :func:`~stoker.images.decode_image`.
 
     Raises :class:`~stoker.errors.ConfigError` for a missing directory, one without images,
     ``storage_options`` or ``pace`` for a directory, and what
@@ -165,7 +167,7 @@ class ImageFolder(TransformedDataset):
     """
 
     own_form = "rgb"
-    source: ImageFolderSource | ImagePrefixSource
+    source: ImageFolderSource | ImagePrefixSource | ImageShardSource
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
-from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.in_memory import MemorySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
@@ -16,6 +16,7 @@ __all__ = [
     "FsspecSource",
     "ImageFolderSource",
     "ImagePrefixSource",
+    "ImageShardSource",
     "MemorySource",
     "ObjectSource",
     "Pace",

@@ -24,6 +24,7 @@ from stoker.source.pace import Pace
 from stoker.source.packed import Offsets
 from stoker.source.remote.address import OBJECT_SCHEMES, address_of
 from stoker.source.remote.client import Client
+from stoker.source.shards import ShardSource
 from stoker.types import FileIdentity
 
 IMAGE_EXTENSIONS = (
@@ -281,12 +282,11 @@ def _identity(path: bytes) -> FileIdentity:
 
 
 class ClassFolders:
-    """Classes and targets of a source whose samples come class by class."""
+    """Classes and targets of a source."""
 
-    def _hold_classes(self, classes: tuple[str, ...], class_sizes: Offsets) -> None:
-        """Keep the class names, and how many samples each has."""
+    def _hold_classes(self, classes: tuple[str, ...], targets: npt.NDArray[np.int64]) -> None:
+        """Keep the class names, and each sample's index among them."""
         self._classes = classes
-        targets = np.repeat(np.arange(len(classes)), class_sizes)
         self._targets = SharedArray.copy_of(targets, "targets")
 
     @property
@@ -355,7 +355,8 @@ class ImageFolderSource(ClassFolders, FileSource):
     def _hold_folder(self, listing: FolderListing, threads: int, drop_page_cache: bool) -> None:
         """Keep the listing in shared memory."""
         self._hold(listing.files, threads, drop_page_cache)
-        self._hold_classes(listing.classes, listing.class_sizes)
+        targets = np.repeat(np.arange(len(listing.classes)), listing.class_sizes)
+        self._hold_classes(listing.classes, targets)
 
 
 class ImagePrefixSource(ClassFolders, KeySource):
@@ -398,7 +399,43 @@ class ImagePrefixSource(ClassFolders, KeySource):
                 f"class/file are expected, ending in {', '.join(extensions)}"
             )
         self._hold(client, address.root, prefix, keys, listing.stored)
-        self._hold_classes(classes, class_sizes)
+        self._hold_classes(classes, np.repeat(np.arange(len(classes)), class_sizes))
+
+
+class ImageShardSource(ClassFolders, ShardSource):
+    """Images in tar shards, in which the folder of an image is its class: ``n01440764/0017.jpg``.
+
+    That is what ``stoker pack --image-folder`` makes of class folders; its samples are in another
+    order. Classes are sorted, so targets are those of the folders. For everything else see
+    :class:`ShardSource`.
+    """
+
+    def __init__(
+        self,
+        shards: str | Path | Sequence[str | Path],
+        *,
+        extensions: tuple[str, ...] = IMAGE_EXTENSIONS,
+        storage_options: Mapping[str, Any] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """Index the shards.
+
+        A sample is its part with one of the ``extensions``. The other arguments are those of
+        :class:`ShardSource`. Raises as it does, and :class:`ConfigError` for a sample outside of
+        folders.
+        """
+        check_extensions(extensions)
+        part = ";".join(extension.removeprefix(".") for extension in extensions)
+        super().__init__(shards, part=part, storage_options=storage_options, pace=pace)
+        folders = [self.key(sample).partition("/") for sample in range(len(self))]
+        outside = [sample for sample, (_, slash, _) in enumerate(folders) if not slash]
+        if outside:
+            raise ConfigError(
+                f"{self.name(outside[0])} is in no folder, so it has no class: use open_source, or "
+                "pack class folders by `stoker pack --image-folder`"
+            )
+        classes, targets = np.unique([folder for folder, _, _ in folders], return_inverse=True)
+        self._hold_classes(tuple(classes.tolist()), targets)
 
 
 def class_layout(keys: Keys, extensions: tuple[str, ...]) -> tuple[Keys, tuple[str, ...], Offsets]:

@@ -9,8 +9,9 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.source.base import Source
 from stoker.source.files import FileSource
-from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource
+from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.objects import FsspecSource, ObjectSource
+from stoker.source.pack import packed_shards
 from stoker.source.remote.address import OBJECT_SCHEMES
 from stoker.source.shards import ShardSource, expand
 
@@ -22,6 +23,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
 
     ============================================== ==================================
     ``/data/train`` (a folder)                     :class:`ImageFolderSource`
+    a folder that ``stoker pack`` made             :class:`ShardSource`
     ``/data/x.jpg``, a list of paths               :class:`FileSource`
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
     ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
@@ -42,19 +44,32 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     return source
 
 
-def open_image_folder(root: Place, **options: Any) -> ImageFolderSource | ImagePrefixSource:
+def open_image_folder(
+    root: Place, **options: Any
+) -> ImageFolderSource | ImagePrefixSource | ImageShardSource:
     """Return the source of class folders at a path or an address, with classes and targets.
 
-    Raises as :class:`ImageFolderSource` and :class:`ImagePrefixSource` do.
+    The folders may be in tar shards: ``/data/train-{000..099}.tar``, or a folder that ``stoker
+    pack`` made. Raises as :class:`ImageFolderSource`, :class:`ImagePrefixSource` and
+    :class:`ImageShardSource` do.
     """
-    kind = ImagePrefixSource if "://" in str(root) else ImageFolderSource
-    made: ImageFolderSource | ImagePrefixSource = _make(kind, str(root), options)
+    kind: Any = ImagePrefixSource if "://" in str(root) else ImageFolderSource
+    where: Any = str(root)
+    if _are_shards([where]):
+        kind, where = ImageShardSource, expand(where)
+    elif (shards := packed_shards(where)) is not None:
+        kind, where = ImageShardSource, shards
+    made: ImageFolderSource | ImagePrefixSource | ImageShardSource = _make(kind, where, options)
     return made
+
+
+def _are_shards(locations: list[str]) -> bool:
+    return any(".tar" in Path(each).name.lower() or each.endswith(".tgz") for each in locations)
 
 
 def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
     """Return the class, and what its first argument is."""
-    if any(".tar" in Path(each).name.lower() or each.endswith(".tgz") for each in locations):
+    if _are_shards(locations):
         return ShardSource, expand(locations)
     remote = [location for location in locations if "://" in location]
     if several or not remote:
@@ -62,6 +77,8 @@ def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
             raise ConfigError(
                 f"a list with {remote[0]}: give ObjectSource the common address and the keys"
             )
+        if not several and (shards := packed_shards(locations[0])) is not None:
+            return ShardSource, shards
         is_folder = not several and Path(locations[0]).is_dir()
         return (ImageFolderSource, locations[0]) if is_folder else (FileSource, locations)
     scheme = locations[0].partition("://")[0].lower()

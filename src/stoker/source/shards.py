@@ -22,7 +22,7 @@ from stoker.source.keys import Keys
 from stoker.source.listing_cache import ListingCache
 from stoker.source.objects import KeyListing
 from stoker.source.pace import Pace
-from stoker.source.packed import Bytes, Offsets, offsets_of, part_header
+from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
 from stoker.source.remote.address import OBJECT_SCHEMES, Address, address_of, local_address
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Tally, Wanted, error_of
@@ -242,7 +242,18 @@ class ShardSource(PackedSource):
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
         index = self._parts
         shard = int(index.shards[index.first[sample_id]])
-        return redacted(f"{self._root}{self._shards[shard].decode()}#{index.key(sample_id)}")
+        return redacted(f"{self._root}{self._shards[shard].decode()}#{self.key(sample_id)}")
+
+    def key(self, sample_id: int) -> str:
+        """Return the sample's key in its shard, like ``n01/0017``."""
+        return self._parts.key(sample_id)
+
+    def parts(self, sample_id: int, sample: memoryview) -> dict[str, memoryview]:
+        """Return the parts of a sample that was read, by extension, as views of it."""
+        if self._framed:
+            return split_parts(sample)
+        index = self._parts
+        return {self._extensions[index.kinds[index.first[sample_id]]]: sample}
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`.

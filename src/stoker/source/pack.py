@@ -1,0 +1,300 @@
+"""Packs samples into tar shards, of which one request reads many: what ``stoker pack`` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, SampleCorrupt, SourceError
+from stoker.node.descriptors import drop
+from stoker.node.locks import try_lock_file
+from stoker.node.owned import Folder, adopt, read_file, write_file
+from stoker.source.base import Source, read_whole
+from stoker.source.image_folder import ClassFolders
+from stoker.source.shards import ShardSource
+from stoker.source.tar_members import members
+from stoker.types import format_bytes
+
+MARKER = "stoker-pack.json"
+"""The file that marks a folder of ours: how it was packed, and which shards are finished."""
+_LOCK = "stoker-pack.lock"
+_FORM = 1
+_CHUNK_BYTES, _CHUNK_SAMPLES = 16 << 20, 1024  # read at once
+_END = bytes(2 * tarfile.BLOCKSIZE)  # of an archive
+_OVERHEAD = 2 * tarfile.BLOCKSIZE  # of a sample: its header, and padding
+_ALIGNED = tarfile.BLOCKSIZE
+_SEEK = 64 << 10  # bytes rather read along than skipped
+_EXTENSION = re.compile(r"\.([A-Za-z0-9]{1,10})$")
+_META = re.compile(r"__.*__$")  # folders that WebDataset leaves out
+
+Ids = NDArray[np.uint32]
+
+
+@dataclass
+class Packed:
+    """What became of the samples."""
+
+    shards: list[Path] = field(default_factory=list)
+    """The archives, in order."""
+    samples: int = 0
+    """Samples in them."""
+    bytes: int = 0
+    """Bytes of the archives."""
+    present: int = 0
+    """Samples in archives that an earlier call had finished."""
+    left_out: dict[int, SourceError] = field(default_factory=dict)
+    """Samples of this call that cannot be read, and why."""
+
+
+def pack(
+    source: Source,
+    folder: Path,
+    *,
+    shard_bytes: int = 256 << 20,
+    seed: int | None = 0,
+    leave_out: bool = False,
+    progress: Callable[[int, int], None] = lambda samples, size: None,
+) -> Packed:
+    """Write the samples of ``source`` to ``folder/shard-000000.tar`` and so on.
+
+    They are shuffled by ``seed``, so that neighbours are as good as drawn at random; with ``None``
+    they keep their order. A shard ends when it has ``shard_bytes`` of samples. A sample of a
+    source with classes is ``class/number.extension``, one of shards has its key and its parts, any
+    other is ``number.extension``: ``number`` is its id in ``source``. Each shard is read again and
+    compared before it gets its name. A call that was interrupted is resumed by the same call: only
+    shards that are not finished are written. ``progress`` gets samples and bytes as they are done.
+
+    Raises :class:`~stoker.errors.ConfigError` for a folder with other things in it, one that
+    another process packs into, one that was packed from other samples or in another way, too little
+    space on the disk, and no samples; :class:`~stoker.errors.UntrustedPath` for one that others may
+    write to; :class:`~stoker.errors.SourceError` for a sample that cannot be read, which
+    ``leave_out`` leaves out instead; and :class:`OSError`. One process and thread at a time.
+    """
+    if not len(source):
+        raise ConfigError("there are no samples to pack")
+    if shard_bytes < 1:
+        raise ConfigError(f"shard_bytes={shard_bytes}: give 1 or more")
+    with adopt(folder, MARKER, "folder") as opened:
+        lock = try_lock_file(opened.inside / _LOCK)
+        if lock is None:
+            raise ConfigError(f"another process packs into {folder}: wait for it")
+        try:
+            return _Packer(source, opened, shard_bytes, seed, leave_out, progress).run()
+        finally:
+            drop(lock)
+
+
+def packed_shards(folder: str | Path) -> list[str] | None:
+    """Return the shards in a folder that :func:`pack` made; None for any other address.
+
+    Raises :class:`~stoker.errors.ConfigError` if they are not complete.
+    """
+    try:
+        record = json.loads((Path(folder) / MARKER).read_bytes())
+        names = [_name(int(number)) for number, _ in record["shards"]]
+        is_complete = len(names) == record["plan"]["shards"]
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        names, is_complete = [], False
+    if not is_complete:
+        raise ConfigError(f"{folder} is not packed to the end: run the same `stoker pack` again")
+    return [str(Path(folder) / name) for name in names]
+
+
+def _name(number: int) -> str:
+    return f"shard-{number:06d}.tar"
+
+
+class _Packer:
+    def __init__(
+        self,
+        source: Source,
+        folder: Folder,
+        shard_bytes: int,
+        seed: int | None,
+        leave_out: bool,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._source, self._folder, self._leave_out = source, folder, leave_out
+        self._progress = progress
+        self._check_classes()
+        ids = np.arange(len(source), dtype=np.uint32)
+        order = ids if seed is None else np.random.default_rng(seed).permutation(ids)
+        ends = np.cumsum(source.sizes[order] + _OVERHEAD)
+        self._shards = np.split(order, np.flatnonzero(np.diff((ends - 1) // shard_bytes)) + 1)
+        self._plan = {
+            "form": _FORM,
+            "fingerprint": source.fingerprint,
+            "samples": len(source),
+            "shards": len(self._shards),
+            "shard_bytes": shard_bytes,
+            "seed": seed,
+        }
+
+    def run(self) -> Packed:
+        """Write what is missing."""
+        packed, finished = Packed(), self._finished()
+        left = [ids for number, ids in enumerate(self._shards) if number not in finished]
+        self._check_space(sum(int((self._source.sizes[ids] + _OVERHEAD).sum()) for ids in left))
+        for number, ids in enumerate(self._shards):
+            name = _name(number)
+            if number in finished:
+                packed.present += finished[number][1]
+                self._progress(len(ids), int(self._source.sizes[ids].sum()))
+            else:
+                finished[number] = self._write(name, ids, packed.left_out)
+                self._note(finished)
+            packed.shards.append(self._folder.path / name)
+            packed.bytes += finished[number][0]
+            packed.samples += finished[number][1]
+        return packed
+
+    def _check_classes(self) -> None:
+        if isinstance(self._source, ClassFolders):
+            for name in self._source.classes:
+                if _META.match(name):
+                    raise ConfigError(
+                        f"class {name!r} would be left out by readers of shards, which skip "
+                        "folders called __like_this__: rename it"
+                    )
+
+    def _check_space(self, needed: int) -> None:
+        status = os.statvfs(self._folder.inside)
+        free = status.f_bavail * status.f_frsize
+        if needed > free:
+            raise ConfigError(
+                f"{self._folder.path} has {format_bytes(free)} free and {format_bytes(needed)} are "
+                "still to be packed: use another disk"
+            )
+
+    # --- what is finished ---
+
+    def _finished(self) -> dict[int, tuple[int, int]]:
+        """Return bytes and samples of the finished shards by number, from an earlier call."""
+        content = read_file(self._folder.inside / MARKER, called=self._folder.path / MARKER)
+        if not content:
+            return {}
+        try:
+            record = json.loads(content)
+            plan = record["plan"]
+            shards = {int(n): (int(size), int(count)) for n, (size, count) in record["shards"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self._folder.path / MARKER} is damaged ({error}): remove the folder"
+            ) from error
+        if plan != self._plan:
+            differs = [name for name, value in self._plan.items() if plan.get(name) != value]
+            raise ConfigError(
+                f"{self._folder.path} was packed from other samples or in another way (other "
+                f"{', '.join(differs)}): use a new folder"
+            )
+        return {n: shard for n, shard in shards.items() if self._is_there(n, shard[0])}
+
+    def _is_there(self, number: int, num_bytes: int) -> bool:
+        try:
+            status = (self._folder.inside / _name(number)).lstat()
+        except OSError:
+            return False
+        return status.st_size == num_bytes
+
+    def _note(self, finished: dict[int, tuple[int, int]]) -> None:
+        record = {"plan": self._plan, "shards": sorted(finished.items())}
+        write_file(self._folder.inside / MARKER, json.dumps(record).encode(), fsync=True)
+
+    # --- one shard ---
+
+    def _write(self, name: str, ids: Ids, left_out: dict[int, SourceError]) -> tuple[int, int]:
+        """Write a shard under another name, compare, rename; return its bytes and samples."""
+        part, samples = self._folder.inside / f"{name}.part", 0
+        part.unlink(missing_ok=True)
+        written: list[tuple[str, int, int]] = []
+        with part.open("xb") as file:
+            for sample, data, error in self._read(ids):
+                if error is None:
+                    samples += 1
+                    for path, content in self._files(sample, data):
+                        written.append((path, len(content), zlib.crc32(content)))
+                        _append(file, path, content)
+                elif self._leave_out:
+                    left_out[sample] = error
+                else:
+                    raise error
+            file.write(_END)
+            file.flush()
+            os.fsync(file.fileno())
+            num_bytes = file.tell()
+        self._compare(part, num_bytes, written)
+        part.rename(self._folder.inside / name)
+        return num_bytes, samples
+
+    def _read(self, ids: Ids) -> Iterator[tuple[int, memoryview, SourceError | None]]:
+        """Yield the samples, the next ones being read meanwhile."""
+        ends = np.cumsum(self._source.sizes[ids])
+        bounds = [0]
+        while bounds[-1] < len(ids):
+            begin = bounds[-1]
+            before = ends[begin - 1] if begin else 0
+            end = int(np.searchsorted(ends, before + _CHUNK_BYTES, "right"))
+            bounds.append(min(max(end, begin + 1), begin + _CHUNK_SAMPLES))
+        chunks = [ids[a:b] for a, b in pairwise(bounds)]
+        with ThreadPoolExecutor(1, "stoker-pack") as pool:
+            coming = pool.submit(read_whole, self._source, chunks[0])
+            for number, chunk in enumerate(chunks):
+                data, offsets, errors = coming.result()
+                if number + 1 < len(chunks):
+                    coming = pool.submit(read_whole, self._source, chunks[number + 1])
+                for row, sample in enumerate(chunk.tolist()):
+                    yield sample, data.data[offsets[row] : offsets[row + 1]], errors.get(row)
+                self._progress(len(chunk), int(self._source.sizes[chunk].sum()))
+
+    def _files(self, sample: int, data: memoryview) -> list[tuple[str, memoryview]]:
+        """Return the files of a sample: path in the archive, and content."""
+        if isinstance(self._source, ShardSource):
+            folder, slash, _ = self._source.key(sample).rpartition("/")
+            parts = self._source.parts(sample, data)
+            stem = f"{folder}{slash}{sample:09d}"
+            return [(f"{stem}.{extension}", content) for extension, content in parts.items()]
+        folder = ""
+        if isinstance(self._source, ClassFolders):
+            folder = f"{self._source.classes[self._source.targets[sample]]}/"
+        found = _EXTENSION.search(self._source.name(sample))
+        extension = found[1].lower() if found else "bin"
+        return [(f"{folder}{sample:09d}.{extension}", data)]
+
+    def _compare(self, part: Path, num_bytes: int, written: list[tuple[str, int, int]]) -> None:
+        """Read a shard as any reader would; raise SampleCorrupt unless it is what was written."""
+        with part.open("rb") as file:
+
+            def read(start: int, length: int) -> memoryview:
+                return memoryview(os.pread(file.fileno(), length, start))
+
+            found = members(read, num_bytes, _SEEK)
+            for member, (path, size, crc) in zip_longest(found, written, fillvalue=("", -1, 0)):
+                if (
+                    isinstance(member, tuple)
+                    or (member.path, member.size) != (path, size)
+                    or zlib.crc32(read(member.start, size)) != crc
+                ):
+                    raise SampleCorrupt(f"{path} was not written as it was read: is the disk full?")
+
+
+def _append(file: BinaryIO, path: str, content: memoryview) -> None:
+    """Add a file to an archive."""
+    header = tarfile.TarInfo(path)
+    header.size, header.mode = len(content), 0o644
+    file.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+    file.write(content)
+    file.write(bytes(-len(content) % _ALIGNED))
