@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -177,6 +178,19 @@ def test_a_killed_one_is_resumed(folders: Path, tmp_path: Path) -> None:
     assert not list(target.glob("*.part"))
     again = pack(ImageFolderSource(folders), target, shard_bytes=20_000)
     assert again.present == len(SIZES) and again.shards == packed.shards
+
+
+def test_what_is_not_packed_to_the_end_is_not_read(folders: Path, tmp_path: Path) -> None:
+    def stop(samples: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    for progress in (stop, lambda samples, size: None):
+        with contextlib.suppress(KeyboardInterrupt):
+            pack(ImageFolderSource(folders), tmp_path / "packed", progress=progress)
+        if progress is stop:
+            with pytest.raises(ConfigError, match="run the same `stoker pack` again"):
+                open_image_folder(tmp_path / "packed")
+    assert len(open_image_folder(tmp_path / "packed")) == len(SIZES)
 
 
 def test_other_samples_or_another_way_are_refused(folders: Path, tmp_path: Path) -> None:

@@ -427,7 +427,8 @@ class ImageShardSource(ClassFolders, ShardSource):
         check_extensions(extensions)
         part = ";".join(extension.removeprefix(".") for extension in extensions)
         super().__init__(shards, part=part, storage_options=storage_options, pace=pace)
-        folders = [self.key(sample).partition("/") for sample in range(len(self))]
+        index = self._parts
+        folders = [index.key(sample).partition("/") for sample in range(len(self))]
         outside = [sample for sample, (_, slash, _) in enumerate(folders) if not slash]
         if outside:
             raise ConfigError(

@@ -102,11 +102,13 @@ def packed_shards(folder: str | Path) -> list[str] | None:
     Raises :class:`~stoker.errors.ConfigError` if they are not complete.
     """
     try:
-        record = json.loads((Path(folder) / MARKER).read_bytes())
+        content = (Path(folder) / MARKER).read_bytes()
+    except (OSError, ValueError):
+        return None
+    try:
+        record = json.loads(content)
         names = [_name(int(number)) for number, _ in record["shards"]]
         is_complete = len(names) == record["plan"]["shards"]
-    except OSError:
-        return None
     except (ValueError, KeyError, TypeError):
         names, is_complete = [], False
     if not is_complete:
