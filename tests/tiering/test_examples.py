@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,42 +22,49 @@ def epochs(said: str) -> list[tuple[str, ...]]:
     return [match.groups() for match in map(EPOCH.match, said.splitlines()) if match]
 
 
-def compare(
-    source: Path,
-    script: str,
-    *options: str,
-    quota: int,
-    workers: int = 2,
-    plain: tuple[str, ...] | None = None,
+def run(
+    source: Path, script: str, *options: str, quota: int, each: tuple[int, int], workers: int = 2
 ) -> Done:
-    """Run an example with and without tiers: it must say the same.
+    """Run an example on tiers; it must say in each epoch how many samples there are and their sum.
 
     First opens wait for copies, so that how much is read does not depend on who is faster.
-    ``plain``: other options that without tiers come to the same.
     """
-    program = [sys.executable, EXAMPLES / script, source]
-    expected = epochs(direct(*program, *(plain or (f"--workers={workers}", *options))))
-    assert expected
-    program += [f"--workers={workers}", *options]
+    program = [sys.executable, EXAMPLES / script, source, f"--workers={workers}", *options]
     tier = source.parent / "tier", quota
     done = Setup(source, (tier,), ("--json", "--small=8MiB")).run(*program)
     assert done.status == 0, done.err
-    assert epochs(done.out) == expected
+    said = epochs(done.out)
+    assert said == [(str(n + 1), *map(str, each)) for n in range(len(said))] and len(said) >= 2
     return done
+
+
+def sums(written: dict[str, bytes], record: int) -> tuple[int, int]:
+    """Return the samples in the files, and the sum of their checksums."""
+    each = [
+        zlib.crc32(content[at : at + record])
+        for content in written.values()
+        for at in range(0, len(content), record)
+    ]
+    return len(each), sum(each)
 
 
 @pytest.mark.parametrize(("method", "count"), [("fork", 3), ("spawn", 2), ("forkserver", 2)])
 def test_pytorch(tmp_path: Path, method: str, count: int) -> None:
     sizes = {f"{i % 3}/{i:03d}.bin": 10_000 + 100 * i for i in range(60)}
-    write_files(tmp_path / "source", sizes)
+    written = write_files(tmp_path / "source", sizes)
     total = sum(sizes.values())
     options = (f"--start-method={method}", f"--epochs={count}")
     # Workers that are not forked import torch anew in each epoch.
     source, workers = tmp_path / "source", 2 if method == "fork" else 1
-    plain = ("--workers=1", "--start-method=fork", f"--epochs={count}")
-    done = compare(
-        source, "tiering_pytorch.py", *options, quota=total // 2, workers=workers, plain=plain
+    done = run(
+        source,
+        "tiering_pytorch.py",
+        *options,
+        quota=total // 2,
+        each=sums(written, 1 << 20),
+        workers=workers,
     )
+    assert len(epochs(done.out)) == count
     report = done.report
     placed = report["tiers"][0]
     share = placed["used"] / total
@@ -68,8 +76,14 @@ def test_pytorch(tmp_path: Path, method: str, count: int) -> None:
 
 
 def test_pytorch_reading_at_random_in_large_files(tmp_path: Path) -> None:
-    write_files(tmp_path / "source", {f"{i}.bin": 12_000_000 for i in range(4)})
-    done = compare(tmp_path / "source", "tiering_pytorch.py", "--record=200000", quota=24_000_000)
+    written = write_files(tmp_path / "source", {f"{i}.bin": 12_000_000 for i in range(4)})
+    done = run(
+        tmp_path / "source",
+        "tiering_pytorch.py",
+        "--record=200000",
+        quota=24_000_000,
+        each=sums(written, 200_000),
+    )
     assert done.report["tiers"][0]["files"] == 2
     read = done.report["source"]["bytes"] + done.report["source"]["copied_bytes"]
     # Reads that came before the copies had begun are read twice.
@@ -97,7 +111,9 @@ for shard in range(6):
     for path in source.iterdir():
         age(path)
         sizes.append(path.stat().st_size)
-    done = compare(source, "tiering_tensorflow.py", quota=sum(sorted(sizes)[-3:]))
+    lengths = [np.random.default_rng(shard).integers(5_000, 15_000, 40) for shard in range(6)]
+    each = 240, int(np.sum(lengths))
+    done = run(source, "tiering_tensorflow.py", quota=sum(sorted(sizes)[-3:]), each=each)
     report = done.report
     assert report["tiers"][0]["files"] >= 3
     share = report["tiers"][0]["used"] / sum(sizes)
