@@ -25,7 +25,7 @@ def demo(*arguments: str, width: int = 200) -> Result:
 
 
 def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> None:
-    names = ["minio", "icache"]
+    names = ["minio", "shade", "icache", "infobatch"]
     result = demo(
         "--data",
         str(few_digits),
