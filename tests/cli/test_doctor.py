@@ -76,7 +76,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_that_outruns_storage_needs_a_cache(few_digits: Path, slow: None) -> None:
     facts = json.loads(measure(few_digits, "--compute-rate", "1000", "--json"))["storage"]
     assert facts["samples"] == 300
-    assert 0.002 <= facts["latency"]["p50"] < 0.1, "a loaded machine adds to 5 ms"
+    assert facts["latency"]["p50"] == pytest.approx(0.005, rel=0.6)
     assert facts["bound_by"] == "storage"
     assert facts["rates"]["storage"] == pytest.approx(400, rel=0.3)
     assert facts["smallest_cache"] == pytest.approx(1 - facts["rates"]["storage"] / 1000)

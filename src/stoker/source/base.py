@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -304,6 +305,23 @@ def read_whole(source: Source, ids: npt.NDArray[np.uint32]) -> PackedRead:
         for row in wrong
     }
     return without({**errors, **cut}, data, offsets)
+
+
+def in_batches(
+    ids: npt.NDArray[np.uint32], sizes: Offsets, *, most_bytes: int, most_samples: int
+) -> Iterator[npt.NDArray[np.uint32]]:
+    """Yield ``ids`` in parts that are read at once; ``sizes`` are theirs, i64[n], in bytes.
+
+    A part has at most so many bytes and samples, and one sample at least.
+    """
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ids):
+        before = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, before + most_bytes, "right"))
+        end = min(max(end, begin + 1), begin + most_samples)
+        yield ids[begin:end]
+        begin = end
 
 
 def without(errors: Errors, data: Bytes, offsets: Offsets) -> PackedRead:

@@ -57,7 +57,7 @@ def open_image_folder(
     where: Any = str(root)
     if _are_shards([where]):
         kind, where = ImageShardSource, expand(where)
-    elif (shards := packed_shards(where)) is not None:
+    elif "://" not in where and (shards := packed_shards(where)) is not None:
         kind, where = ImageShardSource, shards
     made: ImageFolderSource | ImagePrefixSource | ImageShardSource = _make(kind, where, options)
     return made

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.node.descriptors import drop
 from stoker.node.locks import try_lock_file
 from stoker.node.owned import Folder, adopt, read_file, write_file
-from stoker.source.base import Source, read_whole
+from stoker.source.base import Source, in_batches, read_whole
 from stoker.source.image_folder import ClassFolders
 from stoker.source.shards import ShardSource
 from stoker.source.tar_members import members
@@ -244,14 +244,9 @@ class _Packer:
 
     def _read(self, ids: Ids) -> Iterator[tuple[int, memoryview, SourceError | None]]:
         """Yield the samples, the next ones being read meanwhile."""
-        ends = np.cumsum(self._source.sizes[ids])
-        bounds = [0]
-        while bounds[-1] < len(ids):
-            begin = bounds[-1]
-            before = ends[begin - 1] if begin else 0
-            end = int(np.searchsorted(ends, before + _CHUNK_BYTES, "right"))
-            bounds.append(min(max(end, begin + 1), begin + _CHUNK_SAMPLES))
-        chunks = [ids[a:b] for a, b in pairwise(bounds)]
+        sizes = self._source.sizes[ids]
+        limits = {"most_bytes": _CHUNK_BYTES, "most_samples": _CHUNK_SAMPLES}
+        chunks = list(in_batches(ids, sizes, **limits))
         with ThreadPoolExecutor(1, "stoker-pack") as pool:
             coming = pool.submit(read_whole, self._source, chunks[0])
             for number, chunk in enumerate(chunks):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from stoker.errors import SourceError, SourceUnavailable
-from stoker.source.base import Source, read_whole
+from stoker.source.base import Source, in_batches, read_whole
 from stoker.source.packed import Packed, pick
 from stoker.store.arena import Arena
 from stoker.store.claims import Served
@@ -74,7 +74,9 @@ def fill(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-fill")
     under_way: deque[Future[tuple[Ids, Filled]]] = deque()
     try:
-        for batch in _batches(ids, sizes[ids]):
+        for batch in in_batches(
+            ids, sizes[ids], most_bytes=_BATCH_BYTES, most_samples=_BATCH_SAMPLES
+        ):
             under_way.append(pool.submit(bring, batch))
             if len(under_way) >= 2 * threads:
                 _note(filled, *under_way.popleft().result(), source, progress)
@@ -83,17 +85,6 @@ def fill(
     finally:
         pool.shutdown(cancel_futures=True)
     return filled
-
-
-def _batches(ids: Ids, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Ids]:
-    ends = np.cumsum(sizes)
-    begin = 0
-    while begin < len(ids):
-        before = int(ends[begin - 1]) if begin else 0
-        end = int(np.searchsorted(ends, before + _BATCH_BYTES, "right"))
-        end = min(max(end, begin + 1), begin + _BATCH_SAMPLES)
-        yield ids[begin:end]
-        begin = end
 
 
 def _bring(source: Source, arena: Arena, entrance: str, batch: Ids) -> Filled:
