@@ -1,4 +1,4 @@
-"""The examples, programs that know nothing of Stoker: the same with it and without it."""
+"""The examples, programs that know nothing of Stoker: on tiers they read what the files contain."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,15 +105,20 @@ def packed_shards(folder: str | Path) -> list[str] | None:
         content = (Path(folder) / MARKER).read_bytes()
     except (OSError, ValueError):
         return None
-    try:
-        record = json.loads(content)
-        names = [_name(int(number)) for number, _ in record["shards"]]
-        is_complete = len(names) == record["plan"]["shards"]
-    except (ValueError, KeyError, TypeError):
-        names, is_complete = [], False
-    if not is_complete:
+    plan, shards = _parsed(content, Path(folder)) if content else ({}, {})
+    if len(shards) != plan.get("shards"):
         raise ConfigError(f"{folder} is not packed to the end: run the same `stoker pack` again")
-    return [str(Path(folder) / name) for name in names]
+    return [str(Path(folder) / _name(number)) for number in sorted(shards)]
+
+
+def _parsed(record: bytes, folder: Path) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
+    """Return how a folder was packed, and bytes and samples of its finished shards by number."""
+    try:
+        told = json.loads(record)
+        shards = {int(n): (int(size), int(count)) for n, (size, count) in told["shards"]}
+        return dict(told["plan"]), shards
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / MARKER} is damaged ({error}): remove the folder") from error
 
 
 def _name(number: int) -> str:
@@ -189,14 +194,7 @@ class _Packer:
         content = read_file(self._folder.inside / MARKER, called=self._folder.path / MARKER)
         if not content:
             return {}
-        try:
-            record = json.loads(content)
-            plan = record["plan"]
-            shards = {int(n): (int(size), int(count)) for n, (size, count) in record["shards"]}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{self._folder.path / MARKER} is damaged ({error}): remove the folder"
-            ) from error
+        plan, shards = _parsed(content, self._folder.path)
         if plan != self._plan:
             differs = [name for name, value in self._plan.items() if plan.get(name) != value]
             raise ConfigError(
