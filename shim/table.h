@@ -18,7 +18,7 @@
 // file's own times, which are nanoseconds since 1970.
 //
 // The daemon's duties, on which the shim relies:
-// - `magic` of either file is written last. Every byte is allocated (posix_fallocate) before it is
+// - `magic` of either file is written last. Every byte is written, as a zero at least, before it is
 //   published, because a hole in a full tmpfs would be a SIGBUS in the program. Files never shrink.
 // - It holds an open-file-description lock of the whole table as long as it lives.
 // - Words marked atomic are written whole: through numpy, or memoryview.cast("I" or "Q"), never by

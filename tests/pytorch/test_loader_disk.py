@@ -40,7 +40,7 @@ def test_memory_and_disk_add_up(
             assert loader.stats.fetched == reads_of(dataset)
         assert loader.stats.accesses == loader.stats.hits + loader.stats.fetched
         last = loader.epoch_stats[-1]
-        assert last.byte_hit_ratio == pytest.approx(0.7, abs=0.03)
+        assert last.byte_hit_ratio == pytest.approx(0.7, abs=0.05)
         assert last.disk_hits > 0.4 * NUM
         assert last.bytes_from_disk > 0
         assert loader.stats.disk_errors == 0

@@ -31,6 +31,7 @@ from stoker.tiering.layout import (
     TABLE_MAGIC,
     VERSION,
     State,
+    allocate,
     offset_of,
     wake,
 )
@@ -95,7 +96,7 @@ class Table:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try_lock(self._file)
         os.ftruncate(self._file, arena + _ARENA_LIMIT)
-        os.posix_fallocate(self._file, 0, entries)
+        allocate(self._file, 0, entries)
         self._map = mmap.mmap(self._file, 0)
         self._words = memoryview(self._map).cast("I")
         self._longs = memoryview(self._map).cast("Q")
@@ -330,7 +331,7 @@ class Table:
             return
         wanted = -(-length // _GROWTH) * _GROWTH
         try:
-            os.posix_fallocate(self._file, begin + has, wanted - has)
+            allocate(self._file, begin + has, wanted - has)
         except OSError as error:
             raise CapacityError(f"no room for the table of placed files: {error}") from error
         self._allocated[begin] = wanted
@@ -378,7 +379,7 @@ class Table:
 
     def _allocate_index(self, name: str, log2: int) -> None:
         try:
-            os.posix_fallocate(self._file, self._indexes[name] + (4 << log2), 4 << log2)
+            allocate(self._file, self._indexes[name] + (4 << log2), 4 << log2)
         except OSError as error:
             raise CapacityError(f"no room for the table of placed files: {error}") from error
 
