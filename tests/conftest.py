@@ -35,13 +35,31 @@ multiprocessing.set_forkserver_preload(
     ["torch.distributed", "stoker.pytorch", "hypothesis.strategies", "numpy.random", "pytest"]
 )
 
-# The tests of each of these go to one worker, one after another: fleets of processes that take all
-# processors, and files whose tests have something in common that takes long to make.
-_TOGETHER = (
+# Files that take long, by the beginning of their names: they are begun first. The tests of a file
+# go to one worker, one after another, so that what they import and start is not needed in each; so
+# do all those of one prefix, fleets of processes that take all processors.
+_LONG = (
     "tests/survival/test_",
-    "tests/cluster/test_elastic.py",
-    "tests/sim/test_fitted.py",
-    "tests/sim/test_played.py",
+    "tests/source/test_objects.py",
+    "tests/pytorch/test_once_property.py",
+    "tests/cluster/test_cut_off.py",
+    "tests/tiering/test_run.py",
+    "tests/cli/test_demo.py",
+    "tests/tiering/test_examples.py",
+    "tests/survival/feeding/test_scripts.py",
+    "tests/test_readme.py",
+    "tests/sampler/test_unbiased.py",
+    "tests/store/test_registry.py",
+    "tests/pytorch/test_resume.py",
+    "tests/shim/test_posix.py",
+    "tests/source/test_objects_listing.py",
+    "tests/prefetch/test_crew.py",
+    "tests/pytorch/test_integrations.py",
+    "tests/shim/test_python.py",
+    "tests/pytorch/test_resume_scores.py",
+    "tests/pytorch/test_torch_session.py",
+    "tests/pytorch/test_image_transforms.py",
+    "tests/pytorch/test_resume_property.py",
 )
 
 _places = pytest.StashKey[str]()
@@ -49,14 +67,26 @@ _places = pytest.StashKey[str]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out single tests, and those that belong together as one, the largest of these first."""
+    """Hand out the tests file by file, those that take long first."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return next((first for first in _TOGETHER if nodeid.startswith(first)), nodeid)
+            file = nodeid.partition("::")[0]
+            return next((long for long in _LONG if file.startswith(long)), file)
 
+    config.option.loadscopereorder = False  # in the order below, not by how many tests a file has
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files that take long first."""
+
+    def turn(item: pytest.Item) -> int:
+        found = (turn for turn, long in enumerate(_LONG) if item.nodeid.startswith(long))
+        return next(found, len(_LONG))
+
+    items.sort(key=turn)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its own folder
