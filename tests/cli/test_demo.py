@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from matplotlib.figure import Figure
 
 from stoker import recipes
 from stoker.cli._options import choose_loaders, choose_recipes
@@ -93,6 +92,8 @@ def test_all_goes_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch)
 def test_the_table_and_the_plot(
     few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from matplotlib.figure import Figure  # not while tests are collected
+
     figures: list[Figure] = []
     save = Figure.savefig
 

@@ -7,8 +7,6 @@ from functools import cache
 
 import numpy as np
 from PIL import Image
-from skimage import data
-from sklearn.datasets import load_sample_images
 
 SHORT_SIDE = 375
 
@@ -16,6 +14,10 @@ SHORT_SIDE = 375
 @cache
 def photographs() -> tuple[bytes, ...]:
     """Return six photographs, of 375 pixels and more, as JPEG."""
+    # Each worker collects all tests, and these take more than a second to load.
+    from skimage import data
+    from sklearn.datasets import load_sample_images
+
     arrays = [*load_sample_images().images, data.astronaut(), data.coffee(), data.cat()]
     return tuple(as_jpeg(resized(array)) for array in [*arrays, data.rocket()])
 

@@ -178,36 +178,44 @@ def test_threads_and_pickles_do_not_matter() -> None:
 
 
 @cache
-def modes() -> dict[str, bytes]:
-    """Return images of every kind that is not a plain JPEG."""
-    photo = Image.open(io.BytesIO(photographs()[0])).convert("RGB").resize((90, 60))
+def photo() -> Image.Image:
+    return Image.open(io.BytesIO(photographs()[0])).convert("RGB").resize((90, 60))
+
+
+def turned() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    grey16 = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) << 8)
-    return {
-        "grey JPEG": as_jpeg(photo.convert("L")),
-        "CMYK JPEG": as_jpeg(photo.convert("CMYK")),
-        "progressive JPEG": as_jpeg(photo, progressive=True),
-        "JPEG with EXIF rotation": as_jpeg(photo, exif=exif),
-        "4:4:4 JPEG": as_jpeg(photo, subsampling=0),
-        "PNG": as_png(photo),
-        "PNG of 16 bits": as_png(grey16),
-        "PNG with alpha": as_png(photo.convert("RGBA")),
-        "grey PNG with alpha": as_png(photo.convert("LA")),
-        "PNG with a palette": as_png(photo.convert("P")),
-        "PNG of one bit": as_png(photo.convert("1")),
-        "JPEG 1 pixel wide": as_jpeg(photo.crop((4, 0, 5, 60))),
-        "JPEG 1 pixel high": as_jpeg(photo.crop((0, 4, 90, 5))),
-        "PNG of 1 pixel": as_png(photo.crop((4, 4, 5, 5))),
-    }
+    return as_jpeg(photo(), exif=exif)
 
 
-@pytest.mark.parametrize("kind", sorted(modes()))
+def grey16() -> Image.Image:
+    return Image.fromarray(np.asarray(photo().convert("L")).astype(np.uint16) << 8)
+
+
+MODES: dict[str, Callable[[], bytes]] = {  # images of every kind that is not a plain JPEG
+    "grey JPEG": lambda: as_jpeg(photo().convert("L")),
+    "CMYK JPEG": lambda: as_jpeg(photo().convert("CMYK")),
+    "progressive JPEG": lambda: as_jpeg(photo(), progressive=True),
+    "JPEG with EXIF rotation": turned,
+    "4:4:4 JPEG": lambda: as_jpeg(photo(), subsampling=0),
+    "PNG": lambda: as_png(photo()),
+    "PNG of 16 bits": lambda: as_png(grey16()),
+    "PNG with alpha": lambda: as_png(photo().convert("RGBA")),
+    "grey PNG with alpha": lambda: as_png(photo().convert("LA")),
+    "PNG with a palette": lambda: as_png(photo().convert("P")),
+    "PNG of one bit": lambda: as_png(photo().convert("1")),
+    "JPEG 1 pixel wide": lambda: as_jpeg(photo().crop((4, 0, 5, 60))),
+    "JPEG 1 pixel high": lambda: as_jpeg(photo().crop((0, 4, 90, 5))),
+    "PNG of 1 pixel": lambda: as_png(photo().crop((4, 4, 5, 5))),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(MODES))
 @pytest.mark.parametrize("size", [20, 8])
 def test_every_kind_of_image_is_what_the_decoder_makes_of_it(
     libraries: str, kind: str, size: int
 ) -> None:
-    raw = modes()[kind]
+    raw = MODES[kind]()
     whole = decode_image(raw)
     for transform in (Train(size), Eval(size + 4, size)):
         made = transform(raw, np.random.default_rng(1))
@@ -222,7 +230,7 @@ def test_what_does_not_decode_is_corrupt(libraries: str, transform: ImageTransfo
     jpeg_of_16_bits = raw.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x10")
     assert jpeg_of_16_bits != raw
     bad = [b"", b"no image at all", raw[:10], raw[: len(raw) // 2], raw[:-2], jpeg_of_16_bits]
-    for data in [*bad, b"\xff\xd8\xff" + bytes(500), modes()["PNG"][:900]]:
+    for data in [*bad, b"\xff\xd8\xff" + bytes(500), MODES["PNG"]()[:900]]:
         with pytest.raises(SampleCorrupt, match="do not decode to an image"):
             transform(data, np.random.default_rng(0))
     with pytest.raises(SampleCorrupt, match="0 x 5 has no pixels"):

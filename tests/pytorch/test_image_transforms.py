@@ -52,7 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "1 thread": {"decode_threads": 1},
     "3 threads": {"decode_threads": 3},
     "2 workers": {"num_workers": 2},
-    "spawned worker": {"num_workers": 1, "multiprocessing_context": "spawn"},
+    "worker of its own": {"num_workers": 1, "multiprocessing_context": "forkserver"},
     "decoded samples": {"cache": Cache("8MiB", stage="decoded")},
     "decoded samples, threads": {"cache": Cache("8MiB", stage="decoded"), "decode_threads": 2},
     "no cache": {"cache": 0},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from stoker.testing.sources import FaultySource
 FORM, NUM = Resized(96), 60
 STAGE = "resized:96"
 SMALL = as_jpeg(Image.new("RGB", (120, 96), "red"))
-STORED = [*photographs(), SMALL]
+
+
+@cache
+def stored() -> list[bytes]:
+    return [*photographs(), SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photographs")
     (folder / "class").mkdir()
     for number in range(NUM):
-        (folder / "class" / f"{number:02}.jpg").write_bytes(STORED[number % len(STORED)])
+        (folder / "class" / f"{number:02}.jpg").write_bytes(stored()[number % len(stored())])
     return folder
 
 
@@ -50,9 +55,9 @@ def source_of(samples: list[bytes]) -> ResizedSource:
 
 
 def test_samples_are_small_or_as_they_were() -> None:
-    source = source_of(STORED)
-    expected = [bytes(FORM(sample)) for sample in STORED]
-    assert expected[-1] == SMALL and len(expected[0]) < len(STORED[0]) / 4
+    source = source_of(stored())
+    expected = [bytes(FORM(sample)) for sample in stored()]
+    assert expected[-1] == SMALL and len(expected[0]) < len(stored()[0]) / 4
     ids = [6, 0, 3, 0]
     assert source.read(ids) == [expected[i] for i in ids]
     assert [source.read_one(i) for i in range(7)] == expected
@@ -62,8 +67,8 @@ def test_samples_are_small_or_as_they_were() -> None:
 
 
 def test_sizes_are_estimates() -> None:
-    source, before = source_of(STORED * 20), MemorySource(STORED * 20).sizes
-    after = sum(len(FORM(sample)) for sample in STORED) * 20
+    source, before = source_of(stored() * 20), MemorySource(stored() * 20).sizes
+    after = sum(len(FORM(sample)) for sample in stored()) * 20
     assert not source.sizes_are_exact
     assert int(source.sizes.sum()) == pytest.approx(after, rel=0.15)
     assert source.factor < 0.3 and np.all(source.sizes <= before)
@@ -72,7 +77,7 @@ def test_sizes_are_estimates() -> None:
 
 
 def test_samples_that_fail_are_named_and_others_come() -> None:
-    faulty = FaultySource(MemorySource(STORED), latency=0, always={2: "not_found"})
+    faulty = FaultySource(MemorySource(stored()), latency=0, always={2: "not_found"})
     source = ResizedSource(faulty, FORM)
     samples, errors = source.read_each([0, 2, 1])
     assert [sample is None for sample in samples] == [False, True, False]
@@ -133,7 +138,11 @@ CACHE = Cache("100%", stage=STAGE)
 WAYS: dict[str, dict[str, Any]] = {
     "1 thread": {"decode_threads": 1, "cache": CACHE},
     "2 workers": {"num_workers": 2, "cache": CACHE},
-    "spawned worker": {"num_workers": 1, "multiprocessing_context": "spawn", "cache": CACHE},
+    "worker of its own": {
+        "num_workers": 1,
+        "multiprocessing_context": "forkserver",
+        "cache": CACHE,
+    },
     "a small cache": {"num_workers": 1, "cache": Cache("3%", stage=STAGE)},
     "nothing read ahead": {"cache": Cache("3%", stage=STAGE, prefetch=0)},
     "no cache": {"cache": Cache(0, stage=STAGE)},
@@ -150,7 +159,7 @@ def pixels(loader: Loader | Feed, epochs: int = 2) -> Iterator[np.ndarray]:
 @pytest.fixture(scope="module")
 def expected(root: Path) -> list[np.ndarray]:
     """The batches of the same files, resized beforehand."""
-    sources = [bytes(FORM(STORED[number % len(STORED)])) for number in range(NUM)]
+    sources = [bytes(FORM(stored()[number % len(stored())])) for number in range(NUM)]
     dataset = SampleDataset(MemorySource(sources), None, Train(64), np.zeros(NUM))
     return list(pixels(Loader(dataset, 8, cache=0, seed=3)))
 
@@ -257,7 +266,7 @@ def test_jobs_of_one_stage_share_a_cache(root: Path) -> None:
 
 def test_what_does_not_decode_is_for_on_error() -> None:
     broken = photographs()[0][:3000]
-    dataset = SampleDataset(MemorySource([*STORED, broken]), decode_image, transform=Eval(96, 64))
+    dataset = SampleDataset(MemorySource([*stored(), broken]), decode_image, transform=Eval(96, 64))
     with (
         Loader(dataset, 4, cache=CACHE) as loader,
         pytest.raises(SampleCorrupt, match="sample 7"),
@@ -275,11 +284,11 @@ def test_a_storage_that_gives_up_says_so() -> None:
             raise SourceUnavailable("down", np.asarray(ids).tolist())
 
     with pytest.raises(SourceUnavailable, match="down"):
-        Loader(SampleDataset(Down(STORED)), cache=CACHE)
+        Loader(SampleDataset(Down(stored())), cache=CACHE)
 
 
 def test_files_are_read_ahead(root: Path) -> None:
     files = FileSource(sorted((root / "class").iterdir()))
     stage = make_stage(SampleDataset(files, decode_image), STAGE)
     assert stage.can_read_ahead
-    assert not make_stage(SampleDataset(MemorySource(STORED)), STAGE).can_read_ahead
+    assert not make_stage(SampleDataset(MemorySource(stored())), STAGE).can_read_ahead

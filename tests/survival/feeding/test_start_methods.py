@@ -26,7 +26,7 @@ def test_spawned_workers_read_what_was_prefetched_to_disk(tmp_path: Path, method
     with Loader(
         SampleDataset(source, number_of),
         8,
-        num_workers=2,
+        num_workers=1 if method == "spawn" else 2,
         multiprocessing_context=method,
         persistent_workers=True,
         epochs=3,
