@@ -248,13 +248,19 @@ class PoolClient:
         return answers
 
     def _connections(self, servers: list[str], deadline: float) -> dict[str, Any]:
-        """Return an open connection to each server that is available before ``deadline``."""
+        """Return an open connection to each server that is available.
+
+        Opening takes half of the time until ``deadline`` at most: the rest is for the answers of
+        servers that are well, beside one that hangs.
+        """
+        begin = time.monotonic()
+        until = begin + (deadline - begin) / 2
         wanted = [server for server in servers if not self._is_passed_by(server)]
         found = {server: self.servers.take(server) for server in wanted}
         opening = {s: self._open(s) for s, connection in found.items() if connection is None}
         for server, call in opening.items():
             while found[server] is None:
-                if call is None or not call.wait(deadline - time.monotonic()):
+                if call is None or not call.wait(until - time.monotonic()):
                     self._failed(server, TimeoutError(f"{server} takes too long to connect"))
                     break
                 if call.error is not None:
