@@ -43,6 +43,8 @@ from stoker.source.objects import ObjectSource
 
 WAYS = 64
 SIZES = {"3KB": (3_000, 12_000), "110KB": (110_000, 4_000), "1MB": (1_000_000, 500)}
+_BATCH = 64
+_BATCH_BYTES = 8 << 20  # at most: what is read ahead has room for several
 TARGETS = {"3KB": (0.85, None), "110KB": (0.8, 1.0), "1MB": (0.8, None)}
 PARTS = (*SIZES, "alone", "fetchers")
 _EPOCHS = 3
@@ -106,7 +108,7 @@ def through_stoker(web: Web | Waiting, fetchers: int | str, epochs: int) -> dict
     seconds, cpu = [], []
     with stoker.Loader(
         stoker.SampleDataset(source),
-        batch_size=64,
+        batch_size=max(1, min(_BATCH, _BATCH_BYTES // int(source.sizes.mean()))),
         num_workers=1,
         epochs=epochs,
         collate_fn=tensor_of,

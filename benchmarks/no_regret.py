@@ -67,8 +67,8 @@ _MORE = (
     *("page-cache/110KB/4/none", "disk/2KB/2/none", "disk/2KB/4/none", "http/110KB/2/none"),
 )
 _DECODING = 1.5e-8  # seconds a byte, about
-_EPOCH_S = 1.0  # that an epoch of torch's should take, about
-_MOST = {"2KB": 8_000, "110KB": 1_600, "1MB": 240}
+_EPOCH_S = 4.0  # that an epoch of torch's should take, about
+_MOST = {"2KB": 48_000, "110KB": 6_400, "1MB": 960}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def samples(self) -> int:
-        """How many make an epoch, so that it takes torch about a second."""
+        """How many make an epoch, so that it takes torch a few seconds."""
         wait, line = STORAGES[self.storage]
         size, batch = SIZES[self.size]
         ways = max(1, self.workers)

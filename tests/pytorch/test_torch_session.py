@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -79,3 +80,33 @@ def test_what_the_user_wants_done_is_done(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(KeyError):
         BeginWorker(refuse, "fork")(0)
+
+
+ALLOCATING = """
+import resource, sys
+from stoker.pytorch.torch_session import BeginWorker
+
+def faults():
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batch = [b"x" * (3 << 20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
+
+if sys.argv[1] == "worker":
+    BeginWorker(None, "spawn")(0)
+print([faults() for _ in range(4)][-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told what to keep")
+def test_a_worker_uses_the_memory_of_earlier_batches_again() -> None:
+    """Or the kernel clears as much again for each; where the user has set that, it stays so."""
+    pages = 4 * (3 << 20) // os.sysconf("SC_PAGE_SIZE")
+    for who, more, is_kept in (
+        ("worker", {}, True),
+        ("another", {}, False),
+        ("worker", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    ):
+        clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name.upper()}
+        command = [sys.executable, "-c", ALLOCATING, who]
+        done = subprocess.run(command, env=clean | more, capture_output=True, text=True, check=True)
+        assert (int(done.stdout) < pages / 4) == is_kept
