@@ -55,7 +55,7 @@ def main() -> None:
     measure("enlarged", large, max(1, passes // 4), rounds, report)
     threads = interleave(
         {
-            name: lambda count=count: seconds_of_loader(ordinary, count, 8 * passes)
+            name: lambda count=count: seconds_of_loader(ordinary, count, 32 * passes)
             for name, count in (("1 thread", 1), ("2 threads", 2))
         },
         rounds,

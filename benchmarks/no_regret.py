@@ -67,8 +67,8 @@ _MORE = (
     *("page-cache/110KB/4/none", "disk/2KB/2/none", "disk/2KB/4/none", "http/110KB/2/none"),
 )
 _DECODING = 1.5e-8  # seconds a byte, about
-_EPOCH_S = 4.0  # that an epoch of torch's should take, about
-_MOST = {"2KB": 48_000, "110KB": 6_400, "1MB": 960}
+_EPOCH_S = 2.0  # that an epoch of torch's should take, about
+_MOST = {"2KB": 24_000, "110KB": 3_200, "1MB": 480}
 
 
 @dataclass(frozen=True)

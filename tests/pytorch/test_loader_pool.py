@@ -77,9 +77,10 @@ def test_hits_of_the_pool_enter_memory_by_its_rules(server: Server) -> None:
         second.end_epoch()
         epoch(second)
         second.end_epoch()
-        last = second.epoch_stats[-1]
-        assert last.hits == NUM
-        assert last.bytes_from_pool == pytest.approx(0.8 * SIZE, abs=0.03 * SIZE)
+        assert second.epoch_stats[-1].hits == NUM
+        # Of both epochs: what is read ahead counts when it is read, if need be in the one before.
+        taken = sum(each.bytes_from_pool for each in second.epoch_stats)
+        assert taken == pytest.approx(1.8 * SIZE, abs=0.03 * SIZE)
 
 
 def test_only_the_share_asked_for_is_stored(server: Server) -> None:

@@ -62,9 +62,9 @@ def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standby]:
 @pytest.mark.timeout(120 + 20 * EXAMPLES)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_s1_s2_each_epoch_serves_what_it_must(standby: Standby, recipe: str) -> None:
+    """Until a recipe that substitutes was seen to do it, which few scripts may not bring about."""
     substituted = 0
 
-    @seed(SEED + NAMES.index(recipe))
     @settings(
         max_examples=EXAMPLES,
         database=None,
@@ -78,5 +78,8 @@ def test_s1_s2_each_epoch_serves_what_it_must(standby: Standby, recipe: str) -> 
         nonlocal substituted
         substituted += run(standby, script)
 
-    holds()
-    assert substituted > 0 or RECIPES[recipe].substitution is None, "something could go wrong"
+    for attempt in range(4):
+        seed(SEED + NAMES.index(recipe) + 1000 * attempt)(holds)()
+        if substituted > 0 or RECIPES[recipe].substitution is None:
+            return
+    raise AssertionError("nothing was substituted: nothing could go wrong")
