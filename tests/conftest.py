@@ -62,6 +62,14 @@ _LONG = (
     "tests/pytorch/test_resume_property.py",
 )
 
+
+
+def _scope(nodeid: str) -> str:
+    """Return what the test belongs to: its file, or the beginning of several."""
+    file = nodeid.partition("::")[0]
+    return next((long for long in _LONG if file.startswith(long)), file)
+
+
 _places = pytest.StashKey[str]()
 
 
@@ -72,8 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return next((long for long in _LONG if file.startswith(long)), file)
+            return _scope(nodeid)
 
     config.option.loadscopereorder = False  # in the order below, not by how many tests a file has
     return Scheduling(config, log)
@@ -81,12 +88,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files that take long first."""
-
-    def turn(item: pytest.Item) -> int:
-        found = (turn for turn, long in enumerate(_LONG) if item.nodeid.startswith(long))
-        return next(found, len(_LONG))
-
-    items.sort(key=turn)
+    turns = {scope: turn for turn, scope in enumerate(_LONG)}
+    items.sort(key=lambda item: turns.get(_scope(item.nodeid), len(_LONG)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its own folder

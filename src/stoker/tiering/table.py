@@ -330,11 +330,17 @@ class Table:
         if length <= has:
             return
         wanted = -(-length // _GROWTH) * _GROWTH
+        self._make_room(begin + has, wanted - has)
+        self._allocated[begin] = wanted
+
+    def _allocate_index(self, name: str, log2: int) -> None:
+        self._make_room(self._indexes[name] + (4 << log2), 4 << log2)
+
+    def _make_room(self, begin: int, length: int) -> None:
         try:
-            allocate(self._file, begin + has, wanted - has)
+            allocate(self._file, begin, length)
         except OSError as error:
             raise CapacityError(f"no room for the table of placed files: {error}") from error
-        self._allocated[begin] = wanted
 
     # --- indexes: open addressing, in words of the whole file ---
 
@@ -376,12 +382,6 @@ class Table:
         begin = self._indexes[name] // 4 + (1 << log2)
         for step in range(1 << log2):
             yield begin + ((home + step) & ((1 << log2) - 1))
-
-    def _allocate_index(self, name: str, log2: int) -> None:
-        try:
-            allocate(self._file, self._indexes[name] + (4 << log2), 4 << log2)
-        except OSError as error:
-            raise CapacityError(f"no room for the table of placed files: {error}") from error
 
     def _grow(self, name: str) -> None:
         """Fill an index of twice the size beside the present one, and let it take over."""
