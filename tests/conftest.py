@@ -63,7 +63,6 @@ _LONG = (
 )
 
 
-
 def _scope(nodeid: str) -> str:
     """Return what the test belongs to: its file, or the beginning of several."""
     file = nodeid.partition("::")[0]
