@@ -49,3 +49,6 @@ def test_unknown_kinds_and_no_region_are_refused():
         Substitution("other", "L")
     with pytest.raises(ConfigError, match="region=''"):
         Substitution("any", "")
+    for kind, by in (("low_by_low", "H"), ("low_by_high", None), ("low_by_high", "")):
+        with pytest.raises(ConfigError, match=f"by={by!r} is not valid with kind='{kind}'"):
+            Substitution(kind, "L", by)

@@ -10,6 +10,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy import HighLow, StaticSet
+from stoker.sampler import SelectiveSampler
 from stoker.scores import Scores
 
 H, L, S = HighLow.HIGH, HighLow.LOW, StaticSet.STATIC
@@ -95,3 +96,43 @@ def test_the_volatile_samples_are_static() -> None:
 def test_shares_out_of_range_are_refused(kind: Any, wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="is out of range"):
         kind(**wrong)
+
+
+# --- a share of all samples ---
+
+
+def test_moving_takes_the_share_of_all_samples_whatever_is_selected() -> None:
+    values = [5.0, 1, 4, 2, 3, 9, 0, 6, 7, 8]
+    policy = HighLow(h_share=0.7, split="moving")
+    for ids in ([3, 9, 5, 1, 8, 4, 0, 2, 7, 6], [5, 9, 8], [6]):
+        assert np.flatnonzero(policy.places(scored(values), plan(ids), 10) == L).tolist() == [
+            1,
+            3,
+            6,
+        ]
+
+
+def test_moving_gives_high_more_of_the_accesses_in_a_selective_epoch() -> None:
+    scores = scored(np.random.default_rng(0).random(3000).tolist())
+    sampler = SelectiveSampler(3000, warm_up=0, full_every=3)
+    shares = {}
+    for split in ("fixed", "moving"):
+        plans = [sampler.plan(scores, epoch) for epoch in range(3)]
+        places = [HighLow(split=split).places(scores, each, 3000) for each in plans]
+        shares[split] = [np.mean(p[e.ids] == H) for p, e in zip(places, plans, strict=True)]
+    assert shares["fixed"] == pytest.approx([0.7] * 3, abs=0.01)
+    selective = 1 - 0.3**1.33  # of the mass of percentile^.33, the part above .3
+    assert shares["moving"] == pytest.approx([selective, selective, 0.7], abs=0.01)
+
+
+def test_moving_keeps_samples_never_seen_high_and_equal_ones_together() -> None:
+    policy = HighLow(h_share=0.5, split="moving")
+    places = policy.places(scored([1, None, 3, None, 2, None]), plan([0, 1]), 6)
+    assert places.tolist() == [L, H, L, H, L, H]
+    assert (policy.places(scored([1.0] * 4), plan([0]), 4) == H).all()
+    assert (policy.places(scored([None] * 4), plan([0]), 4) == H).all()
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="split='loose' is not known: use one of fixed, moving"):
+        HighLow(split="loose")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from reference.region import turn_of
 from policy.conftest import NewArena
 from stoker.errors import ConfigError
 from stoker.policy import Homophily, Score
+from stoker.policy.score import with_frequency
 from stoker.scores import Scores
 
 NUM_IDS = 12
@@ -117,3 +118,31 @@ def test_homophily_refuses_shares_out_of_range(wrong):
 def test_homophily_has_room_for_all_three():
     shares = {region.name: region.share for region in Homophily(0.8, transit=0.1).regions()}
     assert shares == pytest.approx({"importance": 0.72, "homophily": 0.18, "transit": 0.1})
+
+
+entries = st.tuples(
+    st.floats(allow_nan=False, width=32), st.integers(0, 2**29 - 1) | st.integers(0, 3)
+)
+
+
+@given(st.lists(entries, min_size=2, max_size=8))
+def test_keys_with_frequency_are_ordered_as_pairs(pairs: list[tuple[float, int]]) -> None:
+    scores, counts = (np.array(column) for column in zip(*pairs, strict=True))
+    keys = with_frequency(scores.astype(np.float64), counts.astype(np.int64))
+    for one, key in zip(pairs, keys, strict=True):
+        for other, than in zip(pairs, keys, strict=True):
+            if np.isfinite([one[0], other[0]]).all():
+                assert (key < than) == (one < other)
+            elif one[0] != other[0]:
+                assert (key < than) == (one[0] < other[0])
+
+
+def test_of_equal_scores_the_less_accessed_leaves_first() -> None:
+    scores = Scores(3)
+    ids = np.arange(3, dtype=np.uint32)
+    scores.update(ids, np.array([2.5, 2.5, 2.6]), 0)
+    scores.update(ids[:1], np.array([2.5]), 1)
+    by_pair = Score(frequency=True).keys(ids, scores, None, None)
+    assert by_pair[1] < by_pair[0] < by_pair[2]
+    by_score = Score().keys(ids, scores, None, None)
+    assert by_score[0] == by_score[1]

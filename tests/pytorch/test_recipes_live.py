@@ -90,6 +90,26 @@ def test_every_recipe_trains(name: str, num_workers: int) -> None:
     assert len(loader.epoch_stats) == 10 and expected >= 10
 
 
+@pytest.mark.parametrize("parts", ["iip", "iip+lfu"])
+def test_impact_over_plain_caches_scores_again_and_keeps_nothing_for_it(parts: str) -> None:
+    recipe = recipes.impact(max_warm_up=2, parts=parts)
+    with loader_of(recipe, rescore=lambda batch: signals(*batch)["losses"]) as loader:
+        assert train(loader, 6).max() == 1
+        assert loader.stats.rescored > 0
+        arena = loader.cache.store.tier.arena  # type: ignore[union-attr]
+        assert not {"H", "L", "S"} & arena.stats()["regions"].keys()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_st_hc_has_high_samples_stand_in_and_come_more_often(num_workers: int) -> None:
+    recipe = recipes.icache(substitute="high", split="moving", warm_up=1, package_bytes=512)
+    with loader_of(recipe, num_workers=num_workers) as loader:
+        served = train(loader, 6)
+        stats = loader.stats
+    assert stats.substituted > 0 and served.max() > 1
+    assert stats.accesses == served.sum()
+
+
 @pytest.mark.parametrize("evaluation", ["hybrid", "realtime"])
 def test_s8_without_rescore_nothing_is_reserved_for_it_and_that_is_said(evaluation: str) -> None:
     options = {"parts": "iis+hc", "warm_up": 1}

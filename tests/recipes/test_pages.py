@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.importance.background import Background
 from stoker.importance.baselines import LossHistory, ReducibleLoss
 from stoker.importance.hybrid import Hybrid, Realtime
-from stoker.policy import LRU, HighLow, Homophily, Score, StaticSet
+from stoker.policy import LFU, LRU, HighLow, Homophily, Score, StaticSet, Substitution
 from stoker.recipes import Recipe
 from stoker.sampler import Sampler, SelectiveSampler
 
@@ -58,6 +58,36 @@ def test_impact_without_its_l_cache():
     recipe = recipes.impact(parts="iis+hc")
     assert recipe.substitution is None and recipe.packaging is None
     assert recipe.policy == StaticSet(0.25, HighLow(1.0, 0.9))
+
+
+def test_impact_over_lru_and_lfu():
+    plain, frequent = (recipes.impact(parts=p) for p in ("iip", "iip+lfu"))
+    assert (plain.policy, frequent.policy) == (LRU(), LFU())
+    assert plain.sampler == frequent.sampler == recipes.impact().sampler
+    for recipe in (plain, frequent):
+        assert isinstance(recipe.scorer(100), Hybrid)
+        assert recipe.shares is recipe.substitution is recipe.packaging is None
+        assert recipe.unscored is not None and recipe.unscored.policy == recipe.policy
+
+
+def test_an_h_list_that_moves_is_a_parameter_of_both():
+    assert recipes.get("icache:split=moving").policy == HighLow(0.7, 0.9, "moving")
+    hybrid = recipes.get("impact:split=moving")
+    assert hybrid.policy == StaticSet(0.25, HighLow(0.7, 0.9, "moving"))
+    assert hybrid.unscored is not None
+    assert hybrid.unscored.policy == HighLow(0.7, 0.9, "moving")
+    for name in ("icache", "impact"):
+        with pytest.raises(ConfigError, match="use one of fixed, moving"):
+            recipes.get(f"{name}:split=loose")
+
+
+def test_icache_substitutes_by_low_or_by_high():
+    low, high = recipes.icache(), recipes.get("icache:substitute=high")
+    assert low.substitution == Substitution("low_by_low", "L")
+    assert high.substitution == Substitution("low_by_high", "L", by="H")
+    assert high.packaging == low.packaging and high.policy == low.policy
+    with pytest.raises(ConfigError, match="substitute='any' is not known: use one of low, high"):
+        recipes.icache(substitute="any")
 
 
 def test_impact_takes_a_reference_for_reducible_losses():

@@ -13,6 +13,7 @@ from reference.region import turn_of
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
+from stoker.policy import Score
 from stoker.scores import Scores
 from stoker.source.in_memory import MemorySource
 from stoker.store import MemoryTier, Store
@@ -23,12 +24,16 @@ SIZE = 100
 
 
 class Algorithm1:
-    """APP of the paper (Algorithm 1): a priority queue and a ghost cache."""
+    """APP of the paper (Algorithm 1): a priority queue and a ghost cache.
 
-    def __init__(self, capacity: int) -> None:
+    Entries are (importance, frequency), or (importance, 0) without ``frequency``.
+    """
+
+    def __init__(self, capacity: int, frequency: bool = False) -> None:
         self.capacity = capacity
-        self.queue: dict[int, float] = {}
-        self.ghost: dict[int, float] = {}
+        self.frequency = frequency
+        self.queue: dict[int, tuple[float, int]] = {}
+        self.ghost: dict[int, tuple[float, int]] = {}
 
     def access(self, sample: int) -> bool:
         """Serve one sample; returns whether it was a hit."""
@@ -36,7 +41,7 @@ class Algorithm1:
             return True
         if len(self.queue) < self.capacity:
             # What was never seen has no score yet: it is the first to leave until it has one.
-            self.queue[sample] = self.ghost.get(sample, -math.inf)
+            self.queue[sample] = self.ghost.get(sample, (-math.inf, 0))
         elif sample in self.ghost:
             lowest = min(self.queue, key=lambda other: (self.queue[other], turn_of(other)))
             if self.ghost[sample] >= self.queue[lowest]:
@@ -47,10 +52,11 @@ class Algorithm1:
     def trained(self, samples: list[int], losses: list[float]) -> None:
         """Score a batch by equation 6; cached samples move in the queue at once."""
         for sample, loss in zip(samples, losses, strict=True):
-            score = math.log(sum(loss > other for other in losses) + 10)
-            self.ghost[sample] = score
+            score = float(np.float32(math.log(sum(loss > other for other in losses) + 10)))
+            before = self.ghost.get(sample, (0.0, 0))[1]
+            self.ghost[sample] = score, before + self.frequency
             if sample in self.queue:
-                self.queue[sample] = score
+                self.queue[sample] = self.ghost[sample]
 
 
 BATCHES = st.lists(
@@ -64,11 +70,11 @@ BATCHES = st.lists(
 )
 
 
-@given(batches=BATCHES, capacity=st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
-def test_app_matches_algorithm_1(batches, capacity):
+@given(batches=BATCHES, capacity=st.integers(1, 12), frequency=st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_app_matches_algorithm_1(batches, capacity, frequency):
     """Hits, and what is cached after every step, on random accesses with random losses."""
-    recipe, plain = recipes.shade(), Algorithm1(capacity)
+    recipe, plain = recipes.shade(frequency=frequency), Algorithm1(capacity, frequency)
     scorer, scores = recipe.scorer(20), Scores(20)
     arena = Arena(20, capacity * SIZE, mean_size=SIZE, exact=True)
     arena.configure(recipe.policy.regions())
@@ -125,3 +131,12 @@ def test_constants_reach_the_parts():
     assert (sampler.steep, sampler.high) == (0.5, 2)
     with pytest.raises(ConfigError, match="b0=0"):
         recipes.shade(b0=0)
+
+
+def test_order_and_entries_as_the_authors_code_has_them_by_parameters():
+    recipe = recipes.get("shade:order=hits_first:frequency=true:smoothing=0.01")
+    sampler = recipe.sampler(50, seed=1, shuffle=True, pad_to=1, drop_last=False, epochs=None)
+    assert (sampler.order, sampler.smoothing) == ("hits_first", 0.01)
+    assert recipe.policy == Score(frequency=True)
+    with pytest.raises(ConfigError, match=r"order='misses_first' is not known.*spread, hits_first"):
+        recipes.get("shade:order=misses_first")

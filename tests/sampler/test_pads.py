@@ -15,6 +15,11 @@ class TestAdaptive(SamplerConformance):
         return PadsSampler(self.num_samples, seed=7, pad_to=pad_to)
 
 
+class TestHitsFirst(SamplerConformance):
+    def make_sampler(self, pad_to: int) -> Sampler:
+        return PadsSampler(self.num_samples, seed=7, pad_to=pad_to, order="hits_first")
+
+
 class TestFixed(SamplerConformance):
     def make_sampler(self, pad_to: int) -> Sampler:
         return PadsSampler(self.num_samples, seed=7, pad_to=pad_to, repetition=3)
@@ -138,3 +143,31 @@ def test_s15_what_moves_the_factor_is_refused_beside_a_fixed_one(idle):
     with pytest.raises(ConfigError, match="has no effect with repetition=3"):
         PadsSampler(10, repetition=3, **idle)
     PadsSampler(10, **idle)
+
+
+def test_hits_first_has_the_same_accesses_with_all_important_ones_before_the_others():
+    scores = scores_of(log_ranks(1000))
+    fixed = {"seed": 3, "repetition": 3, "important": 0.2}
+    plain = PadsSampler(1000, **fixed).plan(scores, 1)
+    plan = PadsSampler(1000, **fixed, order="hits_first").plan(scores, 1)
+    assert sorted(plan.ids) == sorted(plain.ids) and plan.ids.tolist() != plain.ids.tolist()
+    edge = np.flatnonzero(scores.values[plan.ids] < np.quantile(scores.values, 0.79))[0]
+    assert 0.65 < edge / 1000 < 0.75, "3 x .233 of the accesses"
+    assert scores.values[plan.ids[:edge]].min() >= scores.values[plan.ids[edge:]].max()
+
+
+def test_smoothing_follows_the_loss_as_in_the_public_code():
+    scores = scores_of(np.array([1.0, 3.0]), accuracies=[math.nan] * 3, losses=[2.0, 1.0, 1.5])
+    sampler, rng = PadsSampler(2, smoothing=0.01), np.random.default_rng(0)
+    added = 0.02
+    for epoch, change in enumerate((0.0, -0.5, 0.5), start=1):
+        added *= math.exp(change)
+        found = sampler.probabilities(scores, epoch, rng)
+        np.testing.assert_allclose(found, (np.array([1, 3]) + added) / (4 + 2 * added))
+    np.testing.assert_allclose(PadsSampler(2).probabilities(scores, 3, rng), [0.25, 0.75])
+
+
+@pytest.mark.parametrize("wrong", [{"order": "misses_first"}, {"smoothing": -0.1}])
+def test_unknown_orders_and_negative_smoothing_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        PadsSampler(10, **wrong)

@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, SegmentError
 from stoker.policy import HighLow, Homophily, MinIO, Score, Substitution
 from stoker.shared import SharedArray
 from stoker.store.arena import Arena
-from stoker.store.claims import Claims
+from stoker.store.claims import Claims, Turns
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.registry import open_arrays
 from stoker.store.store import Store
@@ -31,6 +31,7 @@ HIT, SUBSTITUTED, FETCHED, PACKAGED = (
 BYTES = int(sum(len(sample_of(i)) for i in range(N)))
 LOW = Substitution("low_by_low", "L")
 ANY = Substitution("any", "main")
+LOW_BY_HIGH = Substitution("low_by_high", "L", by="H")
 NEIGHBOUR = Substitution("neighbour", "homophily")
 
 
@@ -460,3 +461,79 @@ def test_arrays_that_are_missing_or_wrong_are_refused():
         Store(source, tier, places=SharedArray.create(N + 1, np.uint8))
     with pytest.raises(ConfigError, match="served of shape"):
         Store(source, tier, substitution=ANY, claims=Claims(claims_of(N + 1)))
+
+
+# --- low by high ---
+
+
+@pytest.fixture
+def by_high():
+    tier = tier_of(HighLow(start=0.5))
+    made = Store(CountingSource(N), tier, places=every_other_low(), substitution=LOW_BY_HIGH)
+    with made as store:
+        yield store
+        tier.arena.verify()
+
+
+def test_a_low_sample_that_is_missing_is_served_by_a_high_one(by_high):
+    fill(by_high, [1, 3, 2, 4, 6])
+    by_high.begin_epoch(0)
+    served = by_high.serve([7, 1, 2, 9, 11])
+    check(served, served.ids)
+    assert served.outcomes.tolist() == [SUBSTITUTED, HIT, HIT, SUBSTITUTED, SUBSTITUTED]
+    assert set(served.ids[[0, 3, 4]]) <= {2, 4, 6}
+    assert by_high.source.reads == []
+    assert by_high.serve([2, 4, 6]).outcomes.tolist() == [HIT] * 3, "each has its turn as well"
+    assert by_high.serve([8]).outcomes.tolist() == [FETCHED], "no high sample is replaced"
+
+
+def test_high_ones_stand_in_as_often_as_needed_and_all_of_them(by_high):
+    fill(by_high, [2, 4, 6])
+    by_high.begin_epoch(0)
+    missing = np.arange(1, N, 2)
+    served = by_high.serve(missing).ids
+    assert sorted(set(served)) == [2, 4, 6]
+    assert np.bincount(served)[[2, 4, 6]].min() > len(missing) / 6
+
+
+def test_without_high_ones_or_before_the_first_epoch_it_is_read(by_high):
+    assert by_high.serve([7]).outcomes.tolist() == [FETCHED]
+    by_high.begin_epoch(0)
+    assert by_high.serve([9]).outcomes.tolist() == [FETCHED]
+
+
+def test_high_ones_that_left_the_cache_do_not_stand_in(by_high):
+    fill(by_high, [2, 4])
+    by_high.begin_epoch(0)
+    assert by_high.serve([7]).outcomes.tolist() == [SUBSTITUTED]
+    by_high.discard([2, 4])
+    served = by_high.serve([9, 11])
+    check(served, [9, 11])
+    assert served.outcomes.tolist() == [FETCHED] * 2
+
+
+def test_what_came_in_since_the_epoch_began_stands_in_from_the_next_on(by_high):
+    fill(by_high, [2])
+    for epoch in range(2):
+        by_high.begin_epoch(epoch)
+        drawn = set(by_high.serve(np.arange(1, 101, 2)).ids)
+        assert drawn == ({2} if epoch == 0 else {2, 4})
+        fill(by_high, [4])
+
+
+def test_low_ones_served_themselves_are_known_to_packages_and_turns_are_logged(by_high):
+    claims = claims_of(accesses=4)
+    fill(by_high, [1, 2])
+    tier, places = Unclosed(by_high.tier), every_other_low()
+    shared = {"places": places, "substitution": LOW_BY_HIGH, "claims": Claims(claims)}
+    with Store(CountingSource(N), tier, **shared) as store:
+        store.begin_epoch(0)
+        turns = Turns(store.stamp, np.arange(4))
+        assert store.serve([1, 7, 2, 9], turns=turns).ids.tolist() == [1, 2, 2, 2]
+        assert np.flatnonzero(store.claims.served.array).tolist() == [1]
+        assert store.claims.logged(0, 4, 0.0).tolist() == [1, 7, 2, 9]
+
+
+def test_low_by_high_needs_places():
+    with pytest.raises(ConfigError, match="low_by_high substitution needs places"):
+        Store(CountingSource(N), tier_of(HighLow()), substitution=LOW_BY_HIGH)

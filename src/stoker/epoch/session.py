@@ -271,7 +271,7 @@ class Session:
         """Return the nodes, if that matters; have ranks prefer what is at home here."""
         setup, epochs = self.setup, self._epochs
         substitution = setup.recipe.substitution
-        is_shared_out = substitution is not None and substitution.is_once_each
+        is_shared_out = substitution is not None and substitution.has_claims
         wants_homes = setup.cache.locality and epochs.is_planned and epochs.shuffle
         has_homes = wants_homes and not setup.recipe.preload and setup.capacity > 0
         if not (has_homes or is_shared_out):

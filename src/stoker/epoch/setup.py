@@ -201,7 +201,7 @@ class CacheSetup:
         job = agree(uuid.uuid4().hex, ranks)
         num_samples = self.population.num_samples
         layout = StandIns.layout(num_samples)
-        if substitution.is_once_each:
+        if substitution.has_claims:
             layout = Claims.layout(num_samples, accesses)
         return open_arrays(f"claims {job}", layout, share=ranks.world_size > 1 and job is not None)
 

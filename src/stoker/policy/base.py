@@ -21,7 +21,7 @@ Pop = Literal["evict", "random", "sieve", "second_chance", "promote"]
 MAX_VISITS = 3
 """Where the visit counter of a sample saturates (two bits, as in S3-FIFO)."""
 
-Kind = Literal["low_by_low", "neighbour", "any"]
+Kind = Literal["low_by_low", "low_by_high", "neighbour", "any"]
 
 
 @dataclass(frozen=True)
@@ -263,24 +263,44 @@ class Substitution:
     """What is served for a sample that is not cached, so that no read is needed.
 
     The label, the loss and the score belong to the sample served. Immutable. Raises
-    :class:`~stoker.errors.ConfigError` for an unknown kind or an empty region.
+    :class:`~stoker.errors.ConfigError` for an unknown kind, an empty region, and ``by`` where the
+    kind has no use for it, or missing where it has.
     """
 
     kind: Kind
     """``low_by_low``: for a sample whose place is ``region``, another one cached there whose
-    place it is too, each once an epoch (iCache, HPCA 2023). ``neighbour``: the key sample in
+    place it is too, each once an epoch (iCache, HPCA 2023). ``low_by_high``: for a sample whose
+    place is ``region``, a random one cached in ``by``, as often as that happens (iCache's variant
+    ST_HC). ``neighbour``: the key sample in
     ``region`` that serves for it (SpiderCache, ICPP 2025). ``any``: for any sample any other one
     cached in ``region``, each once an epoch (Quiver, FAST 2020)."""
     region: str
-    """The region of the cache that substitutes are taken from."""
+    """The region of the cache that substitutes are taken from, unless ``by`` is another."""
+    by: str | None = None
+    """With ``low_by_high``: the region that substitutes are taken from."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ConfigError(f"kind={self.kind!r} is not known: use one of {get_args(Kind)}")
         if not self.region:
             raise ConfigError("region='' is empty: name a region of the policy")
+        if bool(self.by) != (self.kind == "low_by_high"):
+            raise ConfigError(
+                f"by={self.by!r} is not valid with kind={self.kind!r}: name the region of "
+                "substitutes exactly when kind='low_by_high'"
+            )
 
     @property
     def is_once_each(self) -> bool:
         """Whether each sample is to be served once an epoch, in whatever order."""
+        return self.kind in ("low_by_low", "any")
+
+    @property
+    def has_places(self) -> bool:
+        """Whether only samples whose place is :attr:`region` are replaced."""
+        return self.kind in ("low_by_low", "low_by_high")
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether it is recorded which samples were served in the epoch."""
         return self.kind != "neighbour"

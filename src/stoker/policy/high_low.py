@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from stoker.policy.base import Policy, Region
 from stoker.policy.score import score_keys
 from stoker.scores import Scores
 
+Split = Literal["fixed", "moving"]
+
 
 @dataclass(frozen=True)
 class HighLow(Policy):
@@ -22,8 +24,14 @@ class HighLow(Policy):
     The H-list of an epoch are the most important of its selected samples. H keeps them by score:
     one enters when there is room, or if its score is above the smallest cached one (Algorithm 1).
     L keeps other samples while it has room and evicts nothing by itself: the packager that
-    fills it removes what was served. Raises :class:`~stoker.errors.ConfigError` for shares out of
-    range.
+    fills it removes what was served.
+
+    With ``split="fixed"`` the H-list is the same share of every plan, and so of all accesses. With
+    ``"moving"`` it is that share of all samples, whichever of them an epoch selects: selection
+    favours important samples, so that more of a selective epoch's accesses are H's than of a full
+    pass's. The paper leaves open what the list is a share of; both are our readings.
+
+    Raises :class:`~stoker.errors.ConfigError` for shares out of range and an unknown split.
     """
 
     name: ClassVar[str] = "high_low"
@@ -32,9 +40,11 @@ class HighLow(Policy):
     LOW: ClassVar[int] = 1
 
     h_share: float = 0.7
-    """Share of the selected samples that are on the H-list, 0 < h_share <= 1."""
+    """Share of the selected samples, or of all, that are on the H-list, 0 < h_share <= 1."""
     start: float = 0.9
     """Share of the cache that H has in the beginning, 0 < start < 1."""
+    split: Split = "fixed"
+    """Whether the H-list is a share of the plan (``fixed``) or of all samples (``moving``)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.h_share <= 1:
@@ -43,6 +53,10 @@ class HighLow(Policy):
             )
         if not 0 < self.start < 1:
             raise ConfigError(f"start={self.start} is out of range: give a share, 0 < start < 1")
+        if self.split not in get_args(Split):
+            raise ConfigError(
+                f"split={self.split!r} is not known: use one of {', '.join(get_args(Split))}"
+            )
 
     def regions(self) -> tuple[Region, ...]:
         """H, ordered by score, and L, which does not evict."""
@@ -62,6 +76,8 @@ class HighLow(Policy):
         seen = scores.seen[:num_samples] > 0
         if not scores.ready or not seen.any():
             return places
+        if self.split == "moving":
+            return self._places_of_all(scores.values[:num_samples], seen)
         # In the order of the plan, which is random, so that ties favour no sample.
         selected = plan.ids[np.sort(np.unique(plan.ids, return_index=True)[1])]
         known = selected[seen[selected]]
@@ -73,6 +89,17 @@ class HighLow(Policy):
         places[selected[seen[selected]]] = self.LOW
         places[ranked[:wanted]] = self.HIGH
         return places
+
+    def _places_of_all(
+        self, values: NDArray[np.float64], seen: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
+        """Return u8[N] by rank among all samples; of equal scores at the edge all are HIGH."""
+        known = values[seen]
+        wanted = max(0, round(self.h_share * len(values)) - (len(values) - len(known)))
+        floor = np.inf
+        if wanted:
+            floor = np.partition(known, len(known) - wanted)[len(known) - wanted]
+        return np.where(seen & (values < floor), self.LOW, self.HIGH).astype(np.uint8)
 
     def keys(
         self,

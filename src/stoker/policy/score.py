@@ -13,6 +13,8 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
 from stoker.scores import Scores
 
+_MOST_ACCESSES = 2**29 - 1
+
 
 def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.float64]:
     """Return f64[n]: the latest score of each sample, -inf for one that was never seen.
@@ -27,6 +29,18 @@ def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.flo
     return keys
 
 
+def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return f64[n], ordered as the pairs of ``keys`` f64[n] and ``accesses`` i64[n], 0 or more.
+
+    The key counts in single precision: that leaves 29 bits below it, which hold the accesses.
+    """
+    coarse = keys.astype(np.float32).astype(np.float64) + 0.0  # which leaves no -0
+    bits, below = coarse.view(np.int64), np.minimum(accesses, _MOST_ACCESSES)
+    # Of negative numbers the one with the larger bits is the smaller one.
+    pairs = np.where(coarse < 0, bits - below, bits + below).view(np.float64)
+    return np.where(np.isfinite(coarse), pairs, coarse)
+
+
 @dataclass(frozen=True)
 class Score(Policy):
     """SHADE's adaptive priority-aware prediction (APP), Algorithm 1 (Khan et al., FAST 2023).
@@ -36,9 +50,12 @@ class Score(Policy):
     score is no less than the smallest cached one, which is evicted. Scores in the logarithm of a
     rank often tie, and ties enter. A score that changes moves the key at once.
 
-    Among samples with equal scores the paper evicts the one accessed less; its queue entries are
-    <importance, frequency>. Here a fixed order decides that is unrelated to the ids
-    (:func:`~stoker.store.arena.turns_of`), so that no class folder is favoured.
+    The paper's queue entries are <importance, frequency>: of samples with equal scores the one
+    accessed less is evicted. With ``frequency`` that is so here; a newcomer is compared by the
+    pair too, as in the authors' public code. Accesses are counted where scores are written
+    (``scores.seen``), whether or not a sample was cached. Without it, and where both are equal, a
+    fixed order decides that is unrelated to the ids (:func:`~stoker.store.arena.turns_of`), so
+    that no class folder is favoured.
 
     ``ties=False`` is the stricter rule of iCache's H-cache (Chen et al., HPCA 2023, Algorithm 1).
     """
@@ -48,6 +65,8 @@ class Score(Policy):
 
     ties: bool = True
     """Whether a sample enters whose score equals the smallest cached one."""
+    frequency: bool = False
+    """Whether equal scores are ordered by how often samples were accessed."""
 
     def regions(self) -> tuple[Region, ...]:
         """One region ordered by score, whose newcomers must beat their victims."""
@@ -60,8 +79,11 @@ class Score(Policy):
         plan: Plan | None,
         position: NDArray[np.int64] | None,
     ) -> NDArray[np.float64]:
-        """Return f64[n]: the scores, -inf for samples never seen."""
-        return score_keys(ids, scores)
+        """Return f64[n]: the scores, and accesses below them; -inf for samples never seen."""
+        keys = score_keys(ids, scores)
+        if scores is None or not self.frequency:
+            return keys
+        return with_frequency(keys, scores.seen.take(ids))
 
 
 @dataclass(frozen=True)

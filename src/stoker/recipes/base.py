@@ -83,7 +83,8 @@ class Recipe:
     shares: Shares | None = None
     """Divides the cache again among the policy's regions in each epoch; None: shares stay fixed."""
     packaging: Packaging | None = None
-    """The packages that fill the region of the substitution, ``low_by_low``; None: none."""
+    """The packages that fill the region whose samples are replaced, which are those of a place;
+    None: none."""
     limit: Callable[[float], float] | None = None
     """Cache share (0..1, of the data set's bytes) -> byte hit ratio in the steady state."""
     unscored: Recipe | None = None
@@ -97,7 +98,7 @@ class Recipe:
         if self.shares is not None:
             object.__setattr__(self, "shares", as_shares(self.shares))
         if self.packaging is not None and (
-            self.substitution is None or self.substitution.kind != "low_by_low"
+            self.substitution is None or not self.substitution.has_places
         ):
             raise ConfigError(
                 f"recipe {self.name!r} has packages without substitution: give it "

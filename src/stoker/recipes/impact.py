@@ -11,7 +11,8 @@ from stoker.importance.base import Scorer
 from stoker.importance.baselines import LossHistory
 from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.policy.base import Substitution
-from stoker.policy.high_low import HighLow, StaticSet
+from stoker.policy.baselines import LFU, LRU
+from stoker.policy.high_low import HighLow, Split, StaticSet
 from stoker.policy.shares import FrequencySplit
 from stoker.recipes.base import Recipe, Same, choose, part
 from stoker.sampler.selective import SelectiveSampler
@@ -31,6 +32,7 @@ def impact(
     package_bytes: int | None = None,
     package_url: str | None = None,
     parts: str = "iis+hc+lc",
+    split: Split = "fixed",
 ) -> Recipe:
     """Return ImPACT with its hybrid ``evaluation``, or with ``history`` or ``realtime``.
 
@@ -44,9 +46,13 @@ def impact(
     - ``of`` scores single samples, by default with the last loss. The paper cites RHO-LOSS and
       leaves this open: give :class:`~stoker.importance.baselines.ReducibleLoss` for it.
     - All else is as in :func:`icache`, and so are the parameters: percentile^``beta`` is our
-      reading of how samples are selected. ``parts`` is ``iis+hc`` or ``iis+hc+lc``.
+      reading of how samples are selected.
+    - ``parts``: ``iip`` is what is fetched alone, the evaluation and selection over an LRU cache
+      (the paper's +IIP), and ``iip+lfu`` the same over an LFU cache (ImPACT-iLFU). There S is
+      scored again too, and no cache is kept for it. ``iis+hc`` adds the H-cache and S, and
+      ``iis+hc+lc`` the L-cache.
 
-    Not here: the paper's +IIP over LRU, and ImPACT-iLFU. Source: Chen et al., "ImPACT:
+    Source: Chen et al., "ImPACT:
     Importance-Informed Prefetching and Caching for I/O-Bound DNN Training", IEEE Transactions on
     Computers 2025.
     """
@@ -60,6 +66,7 @@ def impact(
     }
     scorer = choose("evaluation", evaluation, scorers)
     static = "S" if evaluation == "hybrid" else None
+    divided = HighLow(h_share, start, split)
     with_l = Recipe(
         "impact",
         "as icache, with fresh scores for samples whose importance moves",
@@ -68,20 +75,30 @@ def impact(
         sampler=part(
             SelectiveSampler, beta=beta, warm_up=0 if static else warm_up, full_every=full_every
         ),
-        policy=StaticSet(share, HighLow(h_share, start)) if static else HighLow(h_share, start),
+        policy=StaticSet(share, divided) if static else divided,
         shares=FrequencySplit(start=start, static=static, static_share=share),
         substitution=Substitution("low_by_low", "L"),
         packaging=Packaging.of(package_bytes, package_url),
     )
     # With all selected samples on the H-list nothing belongs into L.
-    only_h = HighLow(1.0, start)
+    only_h = HighLow(1.0, start, split)
     without_l = replace(
         with_l,
         policy=StaticSet(share, only_h) if static else only_h,
         substitution=None,
         packaging=None,
     )
-    chosen = choose("parts", parts, {"iis+hc": without_l, "iis+hc+lc": with_l})
+    plain = replace(without_l, policy=LRU(), shares=None)
+    chosen = choose(
+        "parts",
+        parts,
+        {
+            "iip": plain,
+            "iip+lfu": replace(plain, policy=LFU()),
+            "iis+hc": without_l,
+            "iis+hc+lc": with_l,
+        },
+    )
     if evaluation == "history":
         return chosen
     unscored = impact(
@@ -95,5 +112,6 @@ def impact(
         package_bytes=package_bytes,
         package_url=package_url,
         parts=parts,
+        split=split,
     )
     return replace(chosen, unscored=unscored)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from stoker.importance.baselines import InBatchRank
 from stoker.policy.score import Score
-from stoker.recipes.base import Recipe, Same, part
-from stoker.sampler.pads import PadsSampler
+from stoker.recipes.base import Recipe, Same, choose, part
+from stoker.sampler.pads import Order, PadsSampler
 
 
 def shade(
@@ -17,6 +19,9 @@ def shade(
     step: float = 0.5,
     window: int = 3,
     steep: float = 0.2,
+    order: Order = "spread",
+    frequency: bool = False,
+    smoothing: float = 0.0,
 ) -> Recipe:
     """Return SHADE: importance decides what is drawn, how often, and what is cached.
 
@@ -27,14 +32,18 @@ def shade(
       loss lost more than the share ``steep`` of itself in an epoch. It needs
       ``loader.end_epoch(accuracy=...)`` and stays at ``low`` without.
     - The cache (APP) admits what has been seen before and scores no less than its lowest sample.
+      With ``frequency`` its entries are the paper's <importance, frequency>, so that of equal
+      scores the sample accessed less leaves first; else ties fall at random.
 
     The authors' public code repeats by a fixed factor what lies in its cache, and its published
     hits come from that: ``repetition=3`` with ``important`` set to the cache's share, and without
-    what moves the factor. Draws are not reweighted, as in the paper; the default of ``b0`` is the
-    code's. Not here: the frequency in the paper's queue entries, which breaks ties, and the code's
-    ``ls_param``. Source: Khan et al., "SHADE: Enable Fundamental Cacheability for
-    Distributed Deep Learning Training", FAST 2023.
+    what moves the factor. It also emits all of these before all others, ``order="hits_first"``
+    (``"spread"`` has repeats evenly spaced, which is ours), and adds ``smoothing``, 0.01 there, to
+    scores: see :class:`~stoker.sampler.pads.PadsSampler`. Draws are not reweighted, as in the
+    paper; the default of ``b0`` is the code's. Source: Khan et al., "SHADE: Enable Fundamental
+    Cacheability for Distributed Deep Learning Training", FAST 2023.
     """
+    choose("order", order, dict.fromkeys(get_args(Order)))
     return Recipe(
         "shade",
         "important samples repeat; evicts the least important",
@@ -48,6 +57,8 @@ def shade(
             step=step,
             window=window,
             steep=steep,
+            order=order,
+            smoothing=smoothing,
         ),
-        policy=Score(),
+        policy=Score(frequency=frequency),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from stoker.errors import ConfigError
 from stoker.sampler.draws import scores_or_median
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.scores import Scores
+
+Order = Literal["spread", "hits_first"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,12 @@ class PadsSampler(EpochSampler):
     default: that is ``repetition=3`` with ``important`` set to the cache's share. By arithmetic, of
     batches of 128 the top fifth by log-rank holds .233 of the mass, and 3 x .233 = .70.
 
+    With ``order="hits_first"`` the accesses of the important samples come before all others, in
+    random order each, as that code emits what its cache holds before what it lacks. A plan does not
+    know what is cached: that the important samples are, is our stand-in for it.
+
     Raises :class:`~stoker.errors.ConfigError` as its base does, for factors or shares out of
-    range, and for parameters that move the factor with a fixed ``repetition``.
+    range, an unknown order, and for parameters that move the factor with a fixed ``repetition``.
     """
 
     repetition: float | None = None
@@ -47,6 +54,12 @@ class PadsSampler(EpochSampler):
     """Changes of accuracy whose mean decides."""
     steep: float = 0.2
     """The loss fell steeply when it lost more than this share of itself in one epoch."""
+    order: Order = "spread"
+    """Repeats far apart (``spread``), or important samples before the others (``hits_first``)."""
+    smoothing: float = 0.0
+    """What is added to all scores before they are drawn from, as a share of the mean loss of the
+    first epoch. From then on it grows by exp((loss - loss before) / loss before) an epoch. Not in
+    the paper: ``ls_param`` of the authors' public code, 0.01 there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +89,12 @@ class PadsSampler(EpochSampler):
                 f"window={self.window}, steep={self.steep} are out of range: "
                 "give window >= 1 and 0 < steep <= 1"
             )
+        if self.order not in get_args(Order):
+            raise ConfigError(
+                f"order={self.order!r} is not known: use one of {', '.join(get_args(Order))}"
+            )
+        if not 0 <= self.smoothing < np.inf:
+            raise ConfigError(f"smoothing={self.smoothing} is out of range: give 0 or more")
 
     @property
     def without_accuracy(self) -> str:
@@ -109,7 +128,24 @@ class PadsSampler(EpochSampler):
 
         ``rng`` decides between equal scores which are important: log-ranks tie all the time.
         """
-        values = scores_or_median(scores)
+        return self._favoured(scores, epoch, rng)[0]
+
+    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
+        """Return N accesses, in :attr:`order`."""
+        probabilities, top = self._favoured(scores, epoch, rng)
+        counts = rng.multinomial(self.num_samples, probabilities)
+        if self.order == "spread":
+            return Draw(spread(counts, rng))
+        others = counts.copy()
+        others[top] = 0
+        parts = [np.repeat(np.arange(len(part)), part) for part in (counts - others, others)]
+        return Draw(np.concatenate([rng.permutation(ids) for ids in parts]))
+
+    def _favoured(
+        self, scores: Scores, epoch: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the probabilities f64[N], and the important samples i64[m]."""
+        values = scores_or_median(scores) + self._added(scores.losses[:epoch])
         p = values / values.sum()
         count = max(1, round(self.important * self.num_samples))
         order = rng.permutation(self.num_samples)
@@ -120,12 +156,15 @@ class PadsSampler(EpochSampler):
         favoured: NDArray[np.float64] = p * rest
         favoured[top] = p[top] * (mass / natural)
         favoured /= favoured.sum()
-        return favoured
+        return favoured, top
 
-    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
-        """Return N accesses, the repeats of a sample far apart."""
-        counts = rng.multinomial(self.num_samples, self.probabilities(scores, epoch, rng))
-        return Draw(spread(counts, rng))
+    def _added(self, losses: NDArray[np.float64]) -> float:
+        """Return what the smoothing adds to scores, from the mean losses of the epochs so far."""
+        known = losses[np.isfinite(losses) & (losses > 0)]
+        if not self.smoothing or not known.size:
+            return 0.0
+        changes = np.diff(known) / known[:-1]
+        return float(self.smoothing * known[0] * np.exp(changes.sum()))
 
     def _fell_steeply(self, losses: NDArray[np.float64]) -> bool:
         known = losses[-2:]

@@ -19,7 +19,7 @@ from stoker.store.counters import Counters
 from stoker.store.flight import Completer, Upstream
 from stoker.store.memory_tier import drop_strays, rearrange
 from stoker.store.registry import open_arrays
-from stoker.store.substitutes import ByNeighbour, OnceEach, StandIns, Substitutes
+from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
 from stoker.store.tier import GuardedTier, Ids, Keys, Pool, RegionTier
 from stoker.types import Outcome
 
@@ -55,8 +55,8 @@ class Store:
     - ``pool``: servers on other machines, where samples are looked for that ``tier`` misses. What
       is found there is a hit, and offered to ``tier``; what is read is offered to the pool.
     - ``substitution``: what is served instead of reading a sample that is not cached. If it
-      fails, the requested sample is read. Kinds ``low_by_low``, which needs
-      ``places``, and ``any`` serve each sample once an epoch, from :meth:`begin_epoch` on.
+      fails, the requested sample is read. Kinds ``low_by_low`` and ``any`` serve each sample once
+      an epoch, from :meth:`begin_epoch` on; ``low_by_low`` and ``low_by_high`` need ``places``.
     - ``claims``: where these kinds claim samples. The ranks of a job on one node share its arrays
       (:func:`~stoker.store.registry.open_arrays`), else the store has its own.
     - ``stand_ins``: where kind ``neighbour`` has which key samples stand for which samples; the
@@ -138,7 +138,7 @@ class Store:
         if self._substitutes is not None:
             choice = self._substitutes.choose(batch, found, turns)
         if self.claims is not None and turns is not None:
-            self.claims.log(turns, batch if choice is None else choice.ids)
+            self.claims.log(turns, batch if choice is None or self._repeats else choice.ids)
         if choice is None and found.all():
             served = Served(batch, *cached, np.full(len(batch), Outcome.HIT, np.int8))
         else:
@@ -316,14 +316,14 @@ class Store:
 
     def _own_claims(self) -> Claims | None:
         """Return claims of this process and its children, if there is a use for them."""
-        if self.substitution is None or not self.substitution.is_once_each:
+        if self.substitution is None or not self.substitution.has_claims:
             return None
         return Claims(open_arrays("", Claims.layout(len(self.source), 0), share=False))
 
     def _check_arrays(self) -> None:
-        kind = None if self.substitution is None else self.substitution.kind
-        if kind == "low_by_low" and self.places is None:
-            raise ConfigError("low_by_low substitution needs places: give Store(places=...)")
+        rules = self.substitution
+        if rules is not None and rules.has_places and self.places is None:
+            raise ConfigError(f"{rules.kind} substitution needs places: give Store(places=...)")
         for name, shared, dtype in (
             ("places", self.places, np.uint8),
             ("claims.served", None if self.claims is None else self.claims.served, np.uint32),
@@ -353,15 +353,21 @@ class Store:
         regions = self.tier.regions
         if rules.region not in regions:
             return None  # the cache is switched off
+        place = regions.index(rules.region)
+        if rules.by is not None:
+            assert self.places is not None
+            return ByImportant(
+                self._tier, rules.by, self.claims, self.places, place, self._fresh, self._clock
+            )
+        places = self.places if rules.has_places else None
         return OnceEach(
-            self._tier,
-            rules.region,
-            self.claims,
-            self.places if rules.kind == "low_by_low" else None,
-            regions.index(rules.region),
-            self._fresh,
-            self._clock,
+            self._tier, rules.region, self.claims, places, place, self._fresh, self._clock
         )
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether what stands in has its own turn too: then turns are logged, not what they got."""
+        return self.substitution is not None and not self.substitution.is_once_each
 
     def _count(self, served: Served) -> None:
         """Set the outcomes of what was prefetched or came with a package, and count."""

@@ -217,6 +217,77 @@ class OnceEach:
             self._search_from = now + max(_LEAST_REST, _REST * (now - begin))
 
 
+class _Drawable(NamedTuple):
+    """Samples of a region that a process draws from, as of one look at it."""
+
+    stamp: int
+    pid: int
+    ids: Ids
+    random: np.random.Generator
+
+
+class ByImportant:
+    """Serves random samples cached in ``region`` for those of ``place`` (iCache's ST_HC).
+
+    As often as that happens, so that important samples are trained on more often than planned,
+    and what they replace less often. Samples of ``place`` that are found are claimed in ``claims``,
+    by which packages know what was served. Before the first epoch nothing is substituted. The
+    other arguments are those of :class:`OnceEach`.
+    """
+
+    def __init__(
+        self,
+        tier: RegionTier,
+        region: str,
+        claims: Claims,
+        places: SharedArray,
+        place: int,
+        fresh: SharedArray | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tier, self._region = tier, region
+        self._claims = claims
+        self._places, self._place = places.array, place
+        self._fresh = None if fresh is None else fresh.array
+        self._clock = clock
+        self._drawable = _Drawable(0, 0, np.empty(0, np.uint32), np.random.default_rng(0))
+        self._left = 0
+
+    def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
+        """Return what to serve for ``batch``."""
+        if not self._claims.holds(turns):
+            return None
+        stamp = self._claims.stamp if turns is None else turns.stamp
+        low = self._places[batch] == self._place
+        self._claims.claim(batch[found & low], stamp)
+        wanted = np.flatnonzero(~found & low)
+        if not wanted.size:
+            return None
+        ids = self._draw(len(wanted), stamp)
+        samples, there = self._tier.get_many(ids)
+        taken = wanted[: len(ids)][there]
+        chosen, missing = batch.copy(), ~found
+        chosen[taken] = ids[there]
+        missing[taken] = False
+        return Choice(chosen, taken, pick(samples, np.flatnonzero(there)), missing)
+
+    def _draw(self, count: int, stamp: int) -> Ids:
+        """Return ``count`` random samples of the region, repeats allowed; none if it is empty."""
+        now = self._drawable
+        if (now.stamp, now.pid) != (stamp, os.getpid()) or self._left <= 0:
+            begin = self._clock()
+            ids = self._tier.list(self._region)
+            if self._fresh is not None:
+                ids = ids[self._fresh[ids] == 0]
+            random = np.random.default_rng((self._claims.rank_seed, stamp, int(begin * 1e9)))
+            now = self._drawable = _Drawable(stamp, os.getpid(), ids, random)
+            self._left = max(len(ids), _POOL)  # it is listed again after so many draws
+        self._left -= count
+        if not len(now.ids):
+            return now.ids
+        return now.ids[now.random.integers(0, len(now.ids), count)]
+
+
 class StandIns(NamedTuple):
     """Which key sample stands for which sample, in memory that the ranks of a job on a node share.
 
