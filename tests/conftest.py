@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.memory import settle
 
 # A shell starts what runs in its background with the first two ignored, nohup with the third, and
 # children take that over; tests of signals want them as they are.
@@ -111,9 +111,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Take what stays to the end, thousands of tests and torch, out of the collector's sight."""
-    gc.collect()
-    gc.freeze()
+    """Make forks cheap of a process that holds thousands of tests and torch."""
+    settle()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from stoker.cli._digits import COUNT, write_digits
 
 
-def test_every_digit_is_written_to_the_folder_of_its_class(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    """The digits as scikit-learn has them; it takes long to import."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
+
+
+def test_every_digit_is_written_to_the_folder_of_its_class(tmp_path: Path, digits: Any) -> None:
     write_digits(tmp_path)
-    digits = load_digits()
     for label in range(10):
         assert len(list((tmp_path / str(label)).iterdir())) == (digits.target == label).sum()
     assert sum(1 for _ in tmp_path.glob("*/*.jpg")) == COUNT
 
 
-def test_the_images_are_the_digits(tmp_path: Path) -> None:
+def test_the_images_are_the_digits(tmp_path: Path, digits: Any) -> None:
     write_digits(tmp_path)
-    digits = load_digits()
     for number in (0, 5, COUNT - 1):
         with Image.open(tmp_path / str(digits.target[number]) / f"{number:06d}.jpg") as image:
             pixels = np.asarray(image, np.float64)

@@ -6,9 +6,6 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import boto3
-from botocore.config import Config
-
 _numbers = itertools.count()
 
 
@@ -16,6 +13,9 @@ class Bucket:
     """A new bucket at an endpoint."""
 
     def __init__(self, endpoint: str) -> None:
+        import boto3  # takes longer to import than the rest of a test file
+        from botocore.config import Config
+
         self.endpoint = endpoint
         self.name = f"bucket-{next(_numbers)}"
         self._client = boto3.client(
