@@ -107,6 +107,8 @@ class Report:
     rows: list[dict[str, Any]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    origin: str = ""
+    """What is told of where figures come from; by default the command and the machine of now."""
 
     def row(self, **cells: Any) -> None:
         """Add a row; floats are shown with three digits."""
@@ -141,7 +143,8 @@ class Report:
 
     def to_text(self) -> str:
         """Return the report as a table in Markdown, ready for a page of results/."""
-        lines = [f"### {self.title}", "", f"`{command()}` on {machine()}", ""]
+        origin = self.origin or f"`{command()}` on {machine()}"
+        lines = [f"### {self.title}", "", origin, ""]
         if self.rows:
             names = list(dict.fromkeys(name for row in self.rows for name in row))
             cells = [names] + [[_cell(row.get(name)) for name in names] for row in self.rows]

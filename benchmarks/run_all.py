@@ -40,7 +40,14 @@ BENCHMARKS = (
     "curves",
     "frontier",
 )
-HOURS = ("no_regret", "importance", "importance_time", "accuracy_of_repeats", "label_noise")
+HOURS = (
+    "no_regret",
+    "importance",
+    "importance_time",
+    "accuracy_of_repeats",
+    "label_noise",
+    "fair_trial",
+)
 TESTED = ("cache_stage", "frontier", "no_regret")  # tests/benchmarks runs them tiny
 ON_A_DEVICE = ("accelerator",)  # by hand, where there is one; on the processor with --smoke
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")

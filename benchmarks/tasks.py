@@ -33,7 +33,13 @@ def parser(
     result.add_argument("--epochs", type=int, default=epochs)
     result.add_argument("--seeds", type=int, default=seeds)
     result.add_argument("--batch-size", type=int, default=64)
-    result.add_argument("--minutes", type=float, default=1e9, help="start nothing new after these")
+    result.add_argument(
+        "--minutes",
+        "--max-minutes",
+        type=float,
+        default=1e9,
+        help="start nothing new after these",
+    )
     result.add_argument("--output", type=Path, default=Path(output))
     result.add_argument("--report", action="store_true", help="only print what is there")
     result.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")

@@ -1,0 +1,1 @@
+"""A fair trial of all recipes: who takes part, one training, intervals, tables and plots."""
