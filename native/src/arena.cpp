@@ -233,13 +233,24 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
   std::vector<Node> recovered;
   recovered.reserve(held);  // before any is taken out of its heap
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
-    for (Heap members = heap(r); members.size() > 0; members.remove(members.size() - 1)) {
-      if (header_->regions[r].holds_bytes) recovered.push_back(members.at(members.size() - 1));
+    for (Heap members = heap(r); members.size() > 0;) {
+      const std::uint32_t pos = header_->blank == 0 ? members.size() - 1 : 0;
+      if (header_->regions[r].holds_bytes) recovered.push_back(members.at(pos));
+      members.remove(pos);
     }
   }
   header_->num_regions = static_cast<std::uint32_t>(regions.size());
   std::copy(regions.begin(), regions.end(), header_->regions);
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) lines_[r] = {may_line_up(regions[r])};
   settle_recovered(recovered);
+}
+
+// Whether its samples leave in the order in which they came or were used last. A random victim is
+// found by its place in a heap, and SIEVE's hand meets those that came after the ones it spared.
+bool Arena::may_line_up(const Region& region) const {
+  const bool by_time = region.order == Order::kRecency || region.order == Order::kInsertion;
+  const bool spares = region.pop == Pop::kRandom || region.pop == Pop::kSieve;
+  return header_->blank != 0 && header_->exact != 0 && by_time && !spares;
 }
 
 void Arena::add_region(const RegionSpec& spec) {

@@ -46,8 +46,8 @@ std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
   ids.reserve(kAFew);
   if (const Guard guard(*this); guard && header_->regions[region].size <= kAFew) {
     Heap members = heap(region);
-    for (std::uint32_t pos = 0; pos < members.size(); ++pos) {
-      if (ready(members.at(pos).id())) ids.push_back(members.at(pos).id());
+    for (std::uint32_t pos = 0; pos < members.length(); ++pos) {
+      if (members.holds(pos) && ready(members.at(pos).id())) ids.push_back(members.at(pos).id());
     }
     std::sort(ids.begin(), ids.end());
     return ids;

@@ -145,6 +145,7 @@ void Arena::touch(std::uint32_t id, std::uint64_t now) {
   const Region& region = header_->regions[tag - 1];
   if (region.order == Order::kRecency) {
     rank.key.store(static_cast<double>(now), std::memory_order_relaxed);
+    if (header_->blank != 0) heap(tag - 1u).touched(id, static_cast<double>(now));
   } else if (region.order == Order::kFrequency) {
     const std::uint64_t count = count_of(rank.key.load(std::memory_order_relaxed));
     rank.key.store(pair_key(count + 1, now), std::memory_order_relaxed);

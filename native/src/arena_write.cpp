@@ -87,7 +87,8 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
       break;
     }
     evicted_ = placing.evicted;
-    const std::int64_t until = monotonic_ns() + kHold;
+    const bool alone = header_->blank != 0;  // no other process waits for the lock
+    const std::int64_t until = alone ? 0 : monotonic_ns() + kHold;
     do {
       if (i + kAhead < ids.size()) {
         __builtin_prefetch(&entries_[ids[i + kAhead]], 1);
@@ -95,7 +96,7 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
       }
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
       reserved[i] = place(ids[i], samples[i].size, key, placing);
-    } while (++i < ids.size() && (i % kGlance != 0 || monotonic_ns() < until));
+    } while (++i < ids.size() && (alone || i % kGlance != 0 || monotonic_ns() < until));
     evicted_ = nullptr;
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {

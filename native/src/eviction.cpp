@@ -14,6 +14,7 @@ namespace {
 constexpr int kMostSteps = 64;
 constexpr std::size_t kMostAside = 256;
 constexpr std::uint32_t kRandomTries = 64;
+constexpr std::uint32_t kLater = 16;  // places in a line to the one that is prefetched
 
 std::uint64_t xorshift(std::uint64_t& state) {
   state ^= state << 13;
@@ -168,8 +169,9 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
   }
   for (const Victim& kept : aside) take_in(region, kept.id, kept.key);
   // The next to leave, and the candidates for the one after it: their data is prefetched
-  // in the meantime.
-  for (std::uint32_t pos = 0; pos < std::min(5u, members.size()); ++pos) {
+  // in the meantime. Of a line, one is known that leaves later.
+  const std::uint32_t most = std::min(members.is_line() ? kLater : 5u, members.length());
+  for (std::uint32_t pos = members.is_line() ? std::max(most, 1u) - 1 : 0; pos < most; ++pos) {
     const std::uint32_t next = members.at(pos).id();
     __builtin_prefetch(&entries_[next], 1);
     __builtin_prefetch(&ranks_[next], 1);

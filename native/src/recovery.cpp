@@ -299,7 +299,8 @@ void Arena::verify() {
       ++members[tag - 1];
       const Heap all = heap(tag - 1u);
       const std::uint32_t pos = all.find(id);
-      if (pos >= all.size() || all.at(pos).id() != id) broken(who + " is not where its heap says");
+      if (pos >= all.length() || all.at(pos).id() != id)
+        broken(who + " is not where its heap says");
     }
     if (!held) continue;
     payload += length;
@@ -321,10 +322,7 @@ void Arena::verify() {
     const std::string who = std::string("region ") + region.name;
     if (region.bytes != bytes[r]) broken(who + " counts its bytes wrongly");
     if (region.size != members[r]) broken(who + " has lost members");
-    Heap all = heap(r);
-    for (std::uint32_t pos = 1; pos < all.size(); ++pos) {
-      if (all.at((pos - 1) / 4).key > all.at(pos).key) broken(who + " is out of order");
-    }
+    if (!heap(r).in_order()) broken(who + " is out of order");
   }
   if (header_->payload > header_->capacity) broken("the payload exceeds the capacity");
   std::vector<std::uint16_t> leases(header_->num_ids, 0);

@@ -11,6 +11,7 @@
 using stoker::Header;
 using stoker::Heap;
 using stoker::kChunkNodes;
+using stoker::Line;
 using stoker::Node;
 using stoker::Rank;
 using stoker::turn_of;
@@ -27,9 +28,11 @@ struct Heaps {
     for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
   }
   Heap heap(std::uint32_t region) {
-    return {&header, region, chunks.data(), nodes.data(), positions.data(), ranks.get()};
+    return {&header,          region,      chunks.data(), nodes.data(),
+            positions.data(), ranks.get(), &lines[region]};
   }
   Header header{};
+  Line lines[stoker::kMaxRegions];
   std::vector<std::uint32_t> chunks;
   std::vector<Node> nodes;
   std::vector<std::uint32_t> positions;
@@ -111,9 +114,71 @@ void seats_are_free_again() {
   }
 }
 
+// Two lines over one pool of nodes, against ordered sets, until they have become heaps.
+void lines_are_the_same_as_a_model() {
+  constexpr std::uint32_t kIds = 6000;
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    Heaps heaps(kIds, seed % 2 == 0 ? 9 : 40);
+    heaps.lines[0].is_used = heaps.lines[1].is_used = true;
+    std::set<std::pair<double, std::uint32_t>> model[2];
+    std::map<std::uint32_t, std::pair<std::uint32_t, double>> where;
+    std::mt19937 random(seed);
+    double now = 0;
+    for (int step = 0; step < 60'000; ++step) {
+      const std::uint32_t id = random() % kIds;
+      const auto known = where.find(id);
+      const auto action = random() % 8;
+      // Late ones seldom, since each makes a heap of its line.
+      const double key = step > 50'000 && random() % 1'000 == 0 ? now / 2 : ++now;
+      if (known == where.end()) {
+        const std::uint32_t region = random() % 2;
+        CHECK(heaps.heap(region).push(id, key));
+        model[region].insert({key, turn_of(id)});
+        where[id] = {region, key};
+        continue;
+      }
+      const std::uint32_t region = known->second.first;
+      Heap heap = heaps.heap(region);
+      CHECK(heap.size() == model[region].size() && heap.holds(heap.find(id)));
+      CHECK(heap.at(0).key == model[region].begin()->first);
+      CHECK(heap.at(heap.find(id)).id() == id);
+      CHECK(heap.at(heap.find(id)).key == known->second.second);
+      const std::uint32_t chosen = action < 4 ? id : heap.at(0).id();
+      const auto moved = where.find(chosen);
+      model[region].erase({moved->second.second, turn_of(chosen)});
+      if (action % 2 == 0) {
+        heap.remove(heap.find(chosen));
+        where.erase(moved);
+        continue;
+      }
+      if (action == 1 && heap.is_line()) {
+        heaps.ranks[chosen].key = ++now;
+        heap.touched(chosen, now);
+        if (!heap.is_line()) heap.update(heap.find(chosen), now);
+        moved->second.second = now;
+      } else {
+        heap.update(heap.find(chosen), key);
+        moved->second.second = key;
+      }
+      model[region].insert({moved->second.second, turn_of(chosen)});
+      if (step % 1'000 == 0) CHECK(heaps.heap(0).in_order() && heaps.heap(1).in_order());
+    }
+    for (std::uint32_t region = 0; region < 2; ++region) {
+      Heap heap = heaps.heap(region);
+      for (const auto& [key, turn] : model[region]) {
+        CHECK(heap.at(0).key == key && heap.at(0).turn == turn);
+        heap.remove(0);
+      }
+      CHECK(heap.size() == 0);
+    }
+    CHECK(heaps.header.free_chunks == heaps.header.num_chunks);
+  }
+}
+
 }  // namespace
 
 int main() {
+  lines_are_the_same_as_a_model();
   same_as_a_model();
   a_full_pool_refuses_and_chunks_come_back();
   seats_are_free_again();

@@ -219,8 +219,10 @@ class Arena {
     slot_table_[slot].pending.fetch_add(static_cast<std::uint32_t>(change));
   }
   Heap heap(std::uint32_t region) {
-    return {header_, region, chunks_, nodes_, heap_positions_, ranks_};
+    Line* const line = header_->blank == 0 ? nullptr : &lines_[region];
+    return {header_, region, chunks_, nodes_, heap_positions_, ranks_, line};
   }
+  bool may_line_up(const Region& region) const;
   std::uint32_t blocks_of(std::uint64_t length) const;
 
   // reading (arena_read.cpp)
@@ -301,6 +303,7 @@ class Arena {
   Node* nodes_;
   std::uint32_t* heap_positions_;
   Lease* leases_;
+  Line lines_[kMaxRegions];  // of a blank arena
   Blocks blocks_;
   std::unique_ptr<BlockStore> blocks_store_;
   Slots slots_;
