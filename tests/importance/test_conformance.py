@@ -48,6 +48,13 @@ class TestGraph(ScorerConformance):
         return Graph(self.num_samples, neighbor_max=20, target_degree=6)
 
 
+class TestQuantizedGraph(ScorerConformance):
+    num_samples = 288  # enough for centroids
+
+    def make_scorer(self) -> Scorer:
+        return Graph(self.num_samples, neighbor_max=20, target_degree=6, code_bytes=2)
+
+
 class TestGraphHnsw(ScorerConformance):
     """Without rebuilds: what is found would depend on when they end."""
 

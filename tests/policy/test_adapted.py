@@ -49,6 +49,9 @@ class Most(Least):
     def for_sizes(self, sizes):
         return Most(sizes)
 
+    def for_batches(self, share):
+        return Most(share)
+
 
 class TestLeast(PolicyConformance):
     def make_policy(self):
@@ -73,6 +76,7 @@ def test_what_a_policy_lacks_has_defaults():
     assert (policy.overflow, policy.shared_request_bytes, policy.has_places) == ("", 0.0, False)
     assert policy.places(Scores(4), PLAN, 4).tolist() == [0, 0, 0, 0]
     assert policy.for_sizes(np.ones(4, np.int64)) is policy
+    assert policy.for_batches(0.1) is policy
 
 
 def test_what_a_policy_has_is_used():
@@ -82,6 +86,7 @@ def test_what_a_policy_has_is_used():
     assert policy.places(Scores(4), PLAN, 4).tolist() == [1, 1, 1, 1]
     fitted = policy.for_sizes(np.arange(4))
     assert isinstance(fitted, Policy) and fitted.own.sizes.tolist() == [0, 1, 2, 3]
+    assert policy.for_batches(0.1).own.sizes == 0.1
 
 
 def test_what_a_policy_must_have_is_named():

@@ -109,6 +109,18 @@ def test_s14_ties_favour_no_class(new_arena: NewArena) -> None:
     assert np.abs(interleaved - 50).max() <= 5
 
 
+def test_transit_holds_the_batches_on_their_way() -> None:
+    def transit(policy: Homophily) -> float:
+        return policy.regions()[2].share
+
+    assert transit(Homophily()) == 0.05, "they are not known"
+    found = [transit(Homophily().for_batches(share)) for share in (1e-9, 0.01, 0.2, 3.0)]
+    assert found == [0.001, 0.01, 0.2, 0.25]
+    assert Homophily(transit=0.1).for_batches(0.2) == Homophily(transit=0.1)
+    for policy in (Homophily().for_batches(0.2), Homophily(transit=0.1)):
+        assert sum(region.share for region in policy.regions()) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("wrong", [{"importance": 1.0}, {"transit": 0.0}])
 def test_homophily_refuses_shares_out_of_range(wrong):
     with pytest.raises(ConfigError, match="out of range"):

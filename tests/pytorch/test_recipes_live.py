@@ -90,6 +90,17 @@ def test_every_recipe_trains(name: str, num_workers: int) -> None:
     assert len(loader.epoch_stats) == 10 and expected >= 10
 
 
+@pytest.mark.parametrize(("batch_size", "share"), [(2, 4 / 64), (16, 0.25)])
+def test_spidercache_has_room_for_the_batches_on_their_way(batch_size: int, share: float) -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    options = {"batch_size": batch_size, "cache": "40%", "num_workers": 0}
+    with loader_of("spidercache", **options) as loader:
+        train(loader, 2)
+        regions = loader.cache.store.tier.arena.stats()["regions"]  # type: ignore[union-attr]
+        told = sum(regions[name]["budget"] for name in ("importance", "homophily", "transit"))
+        assert regions["transit"]["budget"] / told == pytest.approx(share, abs=0.01)
+
+
 @pytest.mark.parametrize("parts", ["iip", "iip+lfu"])
 def test_impact_over_plain_caches_scores_again_and_keeps_nothing_for_it(parts: str) -> None:
     recipe = recipes.impact(max_warm_up=2, parts=parts)

@@ -12,6 +12,7 @@ from stoker.importance.baselines import LossHistory, ReducibleLoss
 from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.policy import LFU, LRU, HighLow, Homophily, Score, StaticSet, Substitution
 from stoker.recipes import Recipe
+from stoker.recipes.spidercache import neighbours_for
 from stoker.sampler import Sampler, SelectiveSampler
 
 
@@ -107,6 +108,35 @@ def test_spidercache_part_by_part():
     scorer = elastic.scorer(100)
     assert isinstance(scorer, Background)
     scorer.close()
+
+
+def test_spidercache_scales_with_the_data():
+    assert [neighbours_for(n) for n in (60, 4_000, 50_000, 1_281_167)] == [
+        (10, 1),
+        (40, 4),
+        (500, 50),
+        (500, 50),
+    ]
+    assert neighbours_for(4_000, neighbor_max=100) == (100, 10)
+    assert neighbours_for(4_000, target_degree=8) == (80, 8)
+    assert neighbours_for(4_000, 500, 50) == (500, 50)
+
+
+def test_spidercache_takes_its_scale_as_text():
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    recipe = recipes.get("spidercache:neighbor_max=20:target_degree=2.5:transit=0.1")
+    assert recipe.policy == Homophily(0.9, 0.1)
+    scorer = recipe.scorer(1000)
+    scorer.close()
+    for wrong in (
+        "code_bytes=0",
+        "neighbor_max=0",
+        "neighbor_max=2.5",
+        "neighbor_max=5:target_degree=6",
+    ):
+        with pytest.raises(ConfigError, match="is out of range"):
+            recipes.get(f"spidercache:{wrong}").scorer(1000)
+    recipes.get("spidercache:code_bytes=16").scorer(1000).close()
 
 
 def test_infobatch_must_know_its_end():

@@ -22,6 +22,9 @@ from stoker.store.claims import Claims
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE, GuardedTier, Ids, RegionTier
 
+ON_THEIR_WAY = 2
+"""Batches of a process between storage and the step: one is learned from, one comes next."""
+
 _NONE = np.empty(0, np.uint32)
 
 

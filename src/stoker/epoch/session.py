@@ -25,7 +25,7 @@ from stoker.epoch.cached import (
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.direct import DirectReading
-from stoker.epoch.placing import Placing, make_packager
+from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
 from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
@@ -136,6 +136,7 @@ class Session:
         nodes = self._find_nodes(ranks)
         ranks_here = ranks_on_node(ranks) if nodes is None else nodes.ranks_here
         window = self._window(workers, ranks_here)
+        self._expect_batches(workers, ranks_here)
         planner = self.controller.planner
         cached = setup.open(
             ranks,
@@ -266,6 +267,14 @@ class Session:
         batch_bytes = setup.mean_size * (self._epochs.batch_size or 1)
         asked = parse_bytes(setup.cache.prefetch, name="prefetch")
         return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here)
+
+    def _expect_batches(self, workers: int, ranks_here: int) -> None:
+        """Tell the policy how many batches are on their way between storage and the step."""
+        setup = self.setup
+        if setup.capacity:
+            batches = ON_THEIR_WAY * (1 + workers) * ranks_here
+            num_bytes = batches * setup.mean_size * (self._epochs.batch_size or 1)
+            setup.policy.for_batches(num_bytes / setup.capacity)
 
     def _find_nodes(self, ranks: Ranks) -> Nodes | None:
         """Return the nodes, if that matters; have ranks prefer what is at home here."""

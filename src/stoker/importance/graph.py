@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.importance.knn import FlatIndex, HnswIndex, MakeIndex, NearestIndex, VectorTable
+from stoker.importance.quantized import CodeIndex, CodeTable
 from stoker.scores import Scores
 
 EXACT_UP_TO = 100_000
@@ -44,8 +45,12 @@ class Graph(Scorer):
     is left out. Deterministic with an exact index. Used by one thread at a time, and slow on a
     CPU: see :class:`~stoker.importance.background.Background`.
 
-    Memory: 4 d + 21 bytes a sample, and the index: none if exact, 2 d + about 290 bytes a sample
-    for HNSW, twice that during a rebuild. Measured at a million vectors of dimension 64: 0.67 GB
+    With ``code_bytes`` embeddings are product-quantized to so many bytes each, as the paper's are
+    (:class:`~stoker.importance.quantized.CodeTable`), and all codes are searched.
+
+    Memory: 4 d + 21 bytes a sample (``code_bytes`` in place of 4 d if quantized), and the index:
+    none if exact or quantized, 2 d + about 290 bytes a sample for HNSW, twice that during a
+    rebuild. Measured at a million vectors of dimension 64: 0.67 GB for HNSW
     (``benchmarks/index_memory.py``).
     """
 
@@ -63,13 +68,16 @@ class Graph(Scorer):
         decay: float = 1.0,
         threshold: float | None = None,
         index: MakeIndex | None = None,
+        code_bytes: int | None = None,
     ) -> None:
         """Prepare for ids below ``num_samples``.
 
         Raises ConfigError for numbers out of range and if the index's library is not installed.
         """
-        if neighbor_max < 1:
-            raise ConfigError(f"neighbor_max={neighbor_max} is out of range: give at least 1")
+        if neighbor_max < 1 or neighbor_max != int(neighbor_max):
+            raise ConfigError(
+                f"neighbor_max={neighbor_max} is out of range: give a whole number, at least 1"
+            )
         if not 0 < target_degree <= neighbor_max:
             raise ConfigError(
                 f"target_degree={target_degree} is out of range: give more than 0 and at most "
@@ -83,14 +91,19 @@ class Graph(Scorer):
             )
         self.recall = 1.0
         """Share of the true neighbours that the index found when it was measured last."""
-        self._has_own_index = index is not None
+        if index is not None and code_bytes is not None:
+            raise ConfigError("index= and code_bytes= exclude each other: leave one out")
+        self._has_own_index = index is not None or code_bytes is not None
+        self._code_bytes = code_bytes
         self._neighbor_max, self._target_degree = neighbor_max, target_degree
         self._decay, self._is_fixed = decay, threshold is not None
-        self._table = VectorTable(num_samples)
+        self._table = self._new_table(num_samples)
         self._labels = np.zeros(num_samples, np.int64)
         self._radius = 0.0 if threshold is None else -np.log(threshold) / decay
         self._measured_at = -1
-        if index is None:
+        if code_bytes is not None:
+            index = CodeIndex
+        elif index is None:
             index = FlatIndex if num_samples <= EXACT_UP_TO else HnswIndex
         self._make_index = index
         self._index: NearestIndex = index(self._table)
@@ -129,7 +142,7 @@ class Graph(Scorer):
             return
         self._labels[ids] = labels[chosen]
         self._index.changed(rows)
-        values = self._score(ids, rows, observation.step)
+        values = self._score(ids, rows, embeddings[chosen], observation.step)
         scores.update(shown, values[back[::-1]], observation.step)
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
@@ -151,11 +164,20 @@ class Graph(Scorer):
         """Free the index."""
         self._index.close()
 
+    def _new_table(self, num_samples: int) -> VectorTable:
+        if self._code_bytes is None:
+            return VectorTable(num_samples)
+        return CodeTable(num_samples, self._code_bytes)
+
     def _score(
-        self, ids: NDArray[np.uint32], rows: NDArray[np.int64], step: int
+        self,
+        ids: NDArray[np.uint32],
+        rows: NDArray[np.int64],
+        embeddings: NDArray[np.float32],
+        step: int,
     ) -> NDArray[np.float64]:
         """Return the scores of these samples, and keep their neighbours."""
-        found, distances, is_other = self._nearest(rows)
+        found, distances, is_other = self._nearest(rows, embeddings)
         if not self._is_fixed:
             self._calibrate(distances[is_other], len(rows))
         edges = is_other & (distances < self._radius)
@@ -169,10 +191,10 @@ class Graph(Scorer):
         return scores
 
     def _nearest(
-        self, rows: NDArray[np.int64]
+        self, rows: NDArray[np.int64], embeddings: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
         """Return rows and distances, and which are among the ``neighbor_max`` nearest others."""
-        found, distances = self._index.search(self._table.vectors[rows], self._neighbor_max + 1)
+        found, distances = self._index.search(embeddings, self._neighbor_max + 1)
         is_other = (found >= 0) & (found != rows[:, None])
         is_other &= np.cumsum(is_other, axis=1) <= self._neighbor_max
         return found, distances.astype(np.float64), is_other
@@ -190,8 +212,7 @@ class Graph(Scorer):
     def state_dict(self) -> dict[str, NDArray[np.generic]]:
         """Return the embeddings and labels known so far, and the calibration."""
         return {
-            "ids": self._table.ids.copy(),
-            "vectors": self._table.vectors.copy(),
+            **self._table.arrays(),
             "labels": self._labels[self._table.ids],
             "radius": np.array(self._radius),
             "measured_at": np.array(self._measured_at),
@@ -202,8 +223,8 @@ class Graph(Scorer):
 
         Raises ConfigError, and changes nothing, for ids out of range.
         """
-        ids, table = np.asarray(state["ids"], np.uint32), VectorTable(self._table.capacity)
-        table.put(ids, np.asarray(state["vectors"], np.float32))
+        ids, table = np.asarray(state["ids"], np.uint32), self._new_table(self._table.capacity)
+        table.restore(state)
         self._table = table
         self._labels[ids] = np.asarray(state["labels"], np.int64)
         self._radius = float(np.asarray(state["radius"], np.float64))

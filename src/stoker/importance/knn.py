@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -63,21 +63,50 @@ class VectorTable:
         if int(ids.max()) >= self.capacity:
             raise ConfigError(f"id {ids.max()} is out of range: give ids below {self.capacity}")
         dimension = vectors.shape[1]
-        if dimension == 0 or (self.count and dimension != self._vectors.shape[1]):
-            before = f"{self._vectors.shape[1]} before" if self.count else "none before"
+        if dimension == 0 or (self.count and dimension != self._dimension):
+            before = f"{self._dimension} before" if self.count else "none before"
             raise ConfigError(
                 f"embeddings have dimension {dimension} ({before}): give the output of "
                 "one and the same layer, flattened to [batch, dimension], at every step"
             )
         if not self.count:
-            self._vectors = np.empty((self.capacity, dimension), np.float32)
+            self._reserve(dimension)
+        rows = self._number(ids)
+        self._store(rows, vectors)
+        return rows
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return copies of ``ids`` and ``vectors``, for a checkpoint."""
+        return {"ids": self.ids.copy(), "vectors": self.vectors.copy()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue, in a table that is empty, from what :meth:`arrays` returned.
+
+        Raises ConfigError, and changes nothing, for ids out of range, and for vectors that were
+        kept otherwise.
+        """
+        if "codes" in state:
+            raise ConfigError("the state has quantized vectors: give the code_bytes of before")
+        self.put(np.asarray(state["ids"], np.uint32), np.asarray(state["vectors"], np.float32))
+
+    @property
+    def _dimension(self) -> int:
+        return self._vectors.shape[1]
+
+    def _reserve(self, dimension: int) -> None:
+        """Make room for vectors, when the first come."""
+        self._vectors = np.empty((self.capacity, dimension), np.float32)
+
+    def _number(self, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the rows of these samples, new ones for those that are new."""
         new = ids[self._row[ids] < 0]
         self._row[new] = np.arange(self.count, self.count + len(new))
         self._ids[self.count : self.count + len(new)] = new
-        rows = self._row[ids]
-        self._vectors[rows] = vectors
         self.count += len(new)
-        return rows
+        return self._row[ids]
+
+    def _store(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        self._vectors[rows] = vectors
 
 
 class Nearest(NamedTuple):
@@ -123,6 +152,21 @@ def load(name: str) -> Any:
         ) from error
 
 
+def nearest_of(
+    faiss: Any, queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int
+) -> Nearest:
+    """Return the nearest ``min(k, m)`` of ``f32[m, d]`` vectors to each of ``f32[n, d]`` queries.
+
+    ``faiss`` is the module, of which the exact search is used.
+    """
+    k = min(k, len(vectors))
+    if not k or not len(queries):
+        empty = (len(queries), k)
+        return Nearest(np.empty(empty, np.int64), np.empty(empty, np.float32))
+    squares, rows = faiss.knn(np.ascontiguousarray(queries), vectors, k)
+    return Nearest(rows, np.sqrt(np.maximum(squares, 0)))
+
+
 class FlatIndex:
     """Compares each query with every row (faiss's flat search), without a copy of the rows.
 
@@ -139,14 +183,7 @@ class FlatIndex:
 
     def search(self, queries: NDArray[np.float32], k: int) -> Nearest:
         """Return the nearest rows."""
-        vectors = self._table.vectors
-        k = min(k, len(vectors))
-        if not k or not len(queries):
-            return Nearest(
-                np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-            )
-        squares, rows = self._faiss.knn(np.ascontiguousarray(queries), vectors, k)
-        return Nearest(rows, np.sqrt(np.maximum(squares, 0)))
+        return nearest_of(self._faiss, queries, self._table.vectors, k)
 
     def recall(self, k: int, m: int) -> float:
         """Return 1: the search is exact."""

@@ -179,6 +179,11 @@ class Merged(Policy):
         """Whether the policy has places."""
         return self.policy.has_places
 
+    def for_batches(self, share: float) -> Merged:
+        """Tell the policy of batches on their way; return this one, which has it."""
+        self.policy = self.policy.for_batches(share)
+        return self
+
     def regions(self) -> tuple[Region, ...]:
         """Those of the policy."""
         return self.policy.regions()

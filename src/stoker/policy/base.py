@@ -174,6 +174,13 @@ class Policy(ABC):
         """Return the policy for samples of these sizes i64[N]; by default this one."""
         return self
 
+    def for_batches(self, share: float) -> Policy:
+        """Return the policy for batches on their way to the step; by default this one.
+
+        ``share``: their bytes / the bytes of the cache, above 0; may be above 1.
+        """
+        return self
+
 
 class NaturalOrder(Policy):
     """Base of the policies whose keys the arena supplies by itself, from its clock."""
@@ -256,6 +263,10 @@ class _Completed(Policy):
     def for_sizes(self, sizes: NDArray[np.int64]) -> Policy:
         fit = getattr(self.own, "for_sizes", None)
         return self if fit is None else as_policy(fit(sizes))
+
+    def for_batches(self, share: float) -> Policy:
+        fit = getattr(self.own, "for_batches", None)
+        return self if fit is None else as_policy(fit(share))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,9 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
 from stoker.scores import Scores
 
+TRANSIT = 0.05
+"""Share of the cache for what waits for its step, where batches are not known."""
+_LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.25
 _MOST_ACCESSES = 2**29 - 1
 
 
@@ -104,25 +107,34 @@ class Homophily(Policy):
 
     importance: float = 0.9
     """Share of the importance region of what the two large ones have, 0 < importance < 1."""
-    transit: float = 0.05
-    """Share of the cache for what waits for its step, 0 < transit < 1. As many bytes as all
-    batches on their way to the step have, or key samples are lost before they are known."""
+    transit: float | None = None
+    """Share of the cache for what waits for its step, 0 < transit < 1; None: what
+    :meth:`for_batches` finds, and :data:`TRANSIT` without. With fewer bytes than all batches on
+    their way to the step have, key samples are lost before they are known."""
 
     def __post_init__(self) -> None:
-        for name in ("importance", "transit"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is out of range: give a share, 0 < {name} < 1"
-                )
+        for name, share in (("importance", self.importance), ("transit", self.transit)):
+            if share is not None and not 0 < share < 1:
+                raise ConfigError(f"{name}={share} is out of range: give a share, 0 < {name} < 1")
 
     def regions(self) -> tuple[Region, ...]:
         """Importance by score, homophily and transit as queues."""
-        rest = 1 - self.transit
+        transit = TRANSIT if self.transit is None else self.transit
+        rest = 1 - transit
         return (
             Region("importance", self.importance * rest, admission="beats_victims", ties=False),
             Region("homophily", (1 - self.importance) * rest, order="insertion"),
-            Region("transit", self.transit, order="insertion"),
+            Region("transit", transit, order="insertion"),
         )
+
+    def for_batches(self, share: float) -> Homophily:
+        """Return the policy with room for all these batches in transit, a quarter at most.
+
+        The paper has no such region. A ``transit`` that was given stays.
+        """
+        if self.transit is not None:
+            return self
+        return replace(self, transit=min(max(share, _LEAST_TRANSIT), _MOST_TRANSIT))
 
     def keys(
         self,

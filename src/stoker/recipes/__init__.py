@@ -145,7 +145,8 @@ def _value(name: str, text: str, default: Any) -> Any:
     if default is None and text == "none":
         return None
     try:
-        return int(text) if isinstance(default, int) else float(text)
+        is_whole = isinstance(default, int) or (default is None and text.isdecimal())
+        return int(text) if is_whole else float(text)
     except ValueError:
         if default is None:  # what is not a number there may be a text
             return text

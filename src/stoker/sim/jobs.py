@@ -114,7 +114,9 @@ def replay_jobs(
     with ExitStack() as stack:
         first: ReplayedCache | None = None
         for recipe, seed, rate in zip(chosen, drawn, speeds.tolist(), strict=True):
-            mine = ReplayedCache(recipe, kept, held, seed, beside=first, wrap=shared.wrap)
+            mine = ReplayedCache(
+                recipe, kept, held, seed, batch_size=batch_size, beside=first, wrap=shared.wrap
+            )
             stack.enter_context(mine)
             first = first or mine
             told = as_losses(losses, num_samples, seed)

@@ -99,7 +99,8 @@ def replay(
     kept = as_cached(cached, lengths)
     told = as_losses(losses, num_samples, seed)
     per_epoch = []
-    with ReplayedCache(chosen, kept, held_share(share, lengths, kept), seed) as replayed:
+    held = held_share(share, lengths, kept)
+    with ReplayedCache(chosen, kept, held, seed, batch_size=batch_size) as replayed:
         job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses)
         if conditions is not None:
             job.keep_time(conditions, lengths)

@@ -17,7 +17,7 @@ from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
-from stoker.epoch.placing import EpochCache, follow
+from stoker.epoch.placing import ON_THEIR_WAY, EpochCache, follow
 from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
@@ -52,7 +52,7 @@ class ReplayedCache(EpochCache):
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
     one :meth:`serve` batches, and :meth:`follow` their scores. Also a context manager. Used by one
     thread. ``beside``: the cache of the job that came first, whose memory is used; it divides it,
-    and closes it. ``wrap`` makes the policy of the recipe's.
+    and closes it. ``wrap`` makes the policy of the recipe's. ``batch_size``: samples of a batch.
 
     Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
     """
@@ -64,16 +64,21 @@ class ReplayedCache(EpochCache):
         share: float,
         seed: int,
         *,
+        batch_size: int = 1,
         beside: ReplayedCache | None = None,
         wrap: Callable[[Policy], Policy] = lambda policy: policy,
     ) -> None:
-        self.policy = wrap(recipe.policy.for_sizes(sizes))
-        """The policy, told the sizes of the samples if it asks for them."""
-        self.sizes = sizes
-        """``i64[N]``, bytes of each sample."""
         data_bytes = int(sizes.sum())
         self.capacity = round((1.0 if recipe.preload else share) * data_bytes)
         """Payload bytes."""
+        policy = recipe.policy.for_sizes(sizes)
+        if self.capacity:
+            on_their_way = ON_THEIR_WAY * batch_size * data_bytes / len(sizes)
+            policy = policy.for_batches(on_their_way / self.capacity)
+        self.policy = wrap(policy)
+        """The policy, told of samples and batches if it asks for them."""
+        self.sizes = sizes
+        """``i64[N]``, bytes of each sample."""
         self._follows = self.policy.follows_scores
         self._arranges = beside is None
         self._regions = self.policy.regions()
