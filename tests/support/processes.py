@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -16,6 +17,7 @@ class _Process(ForkServerProcess):
         self._environment = dict(os.environ)
 
     def run(self) -> None:
+        gc.freeze()  # of torch there are 300,000 objects, which each collection would go through
         os.environ.clear()
         os.environ.update(self._environment)
         super().run()
