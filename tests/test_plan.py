@@ -183,3 +183,15 @@ def test_what_is_made_of_a_plan_repeats_as_it_does() -> None:
         sent.__setstate__(plan.__getstate__())
         made = plan.followed_by(plan), plan.starting_at(4), plan.unweighted(), sent
         assert {one.repeats for one in made} == {repeats}
+
+
+def test_blocks_stay_with_what_is_made_of_a_plan() -> None:
+    plan = Plan(1, 0, np.array([3, 1, 2]), np.array([1, 2, 1]), blocks=np.array([1, 0, 1]))
+    for made in (plan, plan.followed_by(plan), plan.starting_at(5), plan.unweighted()):
+        assert made.blocks is not None and made.blocks.tolist() == [1, 0, 1]
+        assert not made.blocks.flags.writeable
+    assert plan.block_use.tolist() == [3, 1, 0, 0]
+    assert plan_of(3, 1, 3).block_use.tolist() == [3, 1, 3, 0]
+    assert plan_of().block_use.tolist() == [0]
+    with pytest.raises(ConfigError, match="2 blocks for 3 ids"):
+        Plan(0, 0, np.arange(3), blocks=np.arange(2))

@@ -47,6 +47,9 @@ class Plan:
     expected, where the sampler can tell samples apart; None where not. Read-only."""
     repeats: bool = field(default=False, repr=False)
     """Whether the epoch visits samples several times; not where it was only filled up for ranks."""
+    blocks: NDArray[np.uint32] | None = field(default=None, repr=False)
+    """u32[A], the block of each access, where blocks of adjacent samples are read at once; None:
+    each sample alone. Read-only."""
     _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +66,14 @@ class Plan:
                 )
             _check_numbers(weights.array, "weight")
             self._memory["weights"] = weights
+        if self.blocks is not None:
+            blocks = _in_memory(self.blocks, np.dtype(np.uint32), "plan.blocks")
+            if len(blocks.array) != len(self._memory["ids"].array):
+                raise ConfigError(
+                    f"{len(blocks.array)} blocks for {len(self._memory['ids'].array)} ids: give "
+                    "one for each"
+                )
+            self._memory["blocks"] = blocks
         if self.beyond is not None:
             beyond = _in_memory(self.beyond, np.dtype(np.float32), "plan.beyond")
             _check_numbers(beyond.array, "expectation")
@@ -71,7 +82,7 @@ class Plan:
 
     def _show(self) -> None:
         """Make the fields read-only views of the shared memory."""
-        for name in self._memory.keys() & {"ids", "weights", "beyond"}:
+        for name in self._memory.keys() & {"ids", "weights", "beyond", "blocks"}:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
 
@@ -86,6 +97,7 @@ class Plan:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "weights", None)
         object.__setattr__(self, "beyond", None)
+        object.__setattr__(self, "blocks", None)
         self._show()
 
     def __len__(self) -> int:
@@ -101,13 +113,14 @@ class Plan:
 
     def unweighted(self) -> Plan:
         """Return this plan without weights and expectations, whose memory it releases."""
-        ids: Any = self._memory["ids"]
-        return Plan(self.epoch, self.start, ids, None, self.following, repeats=self.repeats)
+        ids, blocks = (self._memory.get(name) for name in ("ids", "blocks"))  # type: Any, Any
+        following = self.following
+        return Plan(self.epoch, self.start, ids, None, following, None, self.repeats, blocks)
 
     def _in_same_memory(self, start: int, following: Plan | None) -> Plan:
-        names = ("ids", "weights", "beyond")
-        ids, weights, beyond = (self._memory.get(name) for name in names)  # type: Any, Any, Any
-        return Plan(self.epoch, start, ids, weights, following, beyond, self.repeats)
+        names = ("ids", "weights", "beyond", "blocks")
+        ids, weights, beyond, blocks = (self._memory.get(n) for n in names)  # type: Any, Any, Any, Any
+        return Plan(self.epoch, start, ids, weights, following, beyond, self.repeats, blocks)
 
     @property
     def next_use(self) -> NDArray[np.int64]:
@@ -151,6 +164,23 @@ class Plan:
     @property
     def _beyond_horizon(self) -> NDArray[np.float32] | None:
         return self.beyond if self.following is None else self.following.beyond
+
+    @cached_property
+    def block_use(self) -> NDArray[np.int64]:
+        """i64[M], the position at which the block of each sample is first accessed.
+
+        By id, up to the largest of :attr:`ids`; the length of the plan for ids that are not in it,
+        and each sample's own first position where there are no blocks.
+        """
+        first = np.full(1 + int(self.ids.max(initial=0)), len(self), np.int64)
+        position = np.arange(len(self))
+        if self.blocks is None:
+            first[self.ids[::-1]] = position[::-1]
+            return first
+        opened = np.empty(1 + int(self.blocks.max(initial=0)), np.int64)
+        opened[self.blocks[::-1]] = position[::-1]
+        first[self.ids] = opened[self.blocks]
+        return first
 
     @cached_property
     def identity(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
-from stoker.policy import AsPlanned, NextUse, OnceAnEpoch, Policy
+from stoker.policy import AsPlanned, NextBlock, NextUse, OnceAnEpoch, Policy
 from stoker.sampler.uniform import UniformSampler
 from stoker.store.arena import Arena
 from stoker.testing.policy_conformance import PolicyConformance
@@ -22,6 +22,11 @@ class TestNextUse(PolicyConformance):
 class TestNextUseWithACost(PolicyConformance):
     def make_policy(self) -> Policy:
         return NextUse(request_bytes=100).for_sizes(np.arange(1, self.num_samples + 1))
+
+
+class TestNextBlock(PolicyConformance):
+    def make_policy(self) -> Policy:
+        return NextBlock()
 
 
 class TestAsPlanned(PolicyConformance):
@@ -115,3 +120,17 @@ def test_with_a_cost_more_samples_are_hit() -> None:
 def test_a_negative_cost_is_refused() -> None:
     with pytest.raises(ConfigError, match="request_bytes=-1"):
         NextUse(request_bytes=-1)
+
+
+def test_next_block_keeps_whole_blocks_for_the_next_epoch() -> None:
+    ids = np.arange(6, dtype=np.uint32)
+    later = Plan(1, 6, ids[[4, 0, 2, 5, 1, 3]], blocks=np.array([2, 0, 1, 2, 0, 1]))
+    plan = Plan(0, 0, ids, blocks=ids // 2).followed_by(later)
+    assert later.block_use.tolist() == [1, 1, 2, 2, 0, 0]
+    now = NextBlock().keys(ids, None, plan, None)
+    assert now.tolist() == [-0.0, -1, -2, -3, -4, -5]
+    after = NextBlock().keys(ids, None, plan, np.arange(6))
+    assert after.tolist() == [-7, -7, -8, -8, -6, -6]
+    alone = plan.followed_by(None)
+    expected = NextUse().keys(ids, None, alone, np.arange(6))
+    assert np.array_equal(NextBlock().keys(ids, None, alone, np.arange(6)), expected)

@@ -13,7 +13,7 @@ from stoker.policy.base import Region
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.progress import SERVED, STARTED, Marks
-from stoker.prefetch.walk import Segment, Walk
+from stoker.prefetch.walk import Blocks, Segment, Walk
 from stoker.source.base import PackedRead
 from stoker.source.in_memory import MemorySource
 from stoker.source.packed import Packed, pack
@@ -246,3 +246,37 @@ def test_samples_read_one_by_one_are_counted_with_the_time_of_the_reads(arena: A
     assert rank.totals[0] == 10
     assert 0.1 <= rank.totals[1] < 1.0
     fetcher.close()
+
+
+class Counting(SlowSource):
+    """Counts reads of many."""
+
+    packed: list[list[int]]
+
+    def read_packed(self, ids: np.ndarray) -> PackedRead:
+        self.packed.append(np.asarray(ids).tolist())
+        return super().read_packed(ids)
+
+
+def test_a_block_is_read_at_once_and_kept_where_the_policy_has_room() -> None:
+    source = Counting(MemorySource(SAMPLES), latency=0.0)
+    source.packed = []
+    with Arena(NUM, 1_200, 100) as arena:
+        main = Region("main", 0.5, order="key", admission="beats_victims", ties=False)
+        arena.configure([main, Region("window", 0.5, order="insertion")])
+        rank = Rank(arena, 400)
+        ids = np.arange(NUM, dtype=np.uint32)
+        # Accesses 0, 4, 8, ... are of block 0, 1, 5, 9, ... of block 1, and so on.
+        before = -np.arange(NUM, dtype=np.float64)
+        blocks = Blocks(ids % 4, before)
+        rank.walk.reset()
+        rank.walk.add(Segment(0, ids, np.full(NUM, -100.0), rank.marks, 1, blocks))
+        fetcher = Fetcher(source, ConcurrencyLimit(1, 1))
+        cached = run(fetcher, rank)
+        assert sorted(source.packed[0]) == [0, 4, 8, 12, 16]
+        assert {0, 1, 2, 3, 4} <= set(cached)
+        assert rank.fresh[cached].all() and rank.fresh.sum() == len(cached)
+        # Early ones never take up the window, which has room for those that are next.
+        assert set(arena.list("window").tolist()) <= {0, 1, 2, 3}
+        arena.verify()
+        fetcher.close()

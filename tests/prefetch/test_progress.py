@@ -92,6 +92,10 @@ def test_it_waits_while_prefetch_has_had_no_time_to_see_that_its_window_can_move
         assert marks.handed_out == 20
 
 
+def test_it_waits_for_blocks_whatever_it_has_open() -> None:
+    assert start(Progress(10, waits=True), 7) == 7
+
+
 def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
     own = Progress(10, Cold())
     Marks(own.begin(0).array).attend(0.0)

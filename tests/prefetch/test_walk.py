@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.prefetch.progress import SERVED, STARTED, Marks
-from stoker.prefetch.walk import Segment, Walk
+from stoker.prefetch.walk import Blocks, Segment, Walk
 
 SIZES = np.array([10, 20, 30, 40, 50, 60, 70, 80], np.int64)
 
@@ -224,3 +224,46 @@ def test_keys_follow_their_samples(most: int) -> None:
     group = walk.take(most)
     assert group is not None and group.keys is not None
     np.testing.assert_array_equal(group.keys, group.ids * 1.5)
+
+
+def test_a_group_and_the_rest_of_its_blocks() -> None:
+    numbers = np.array([7, 2, 7, 2, 7, 9], np.uint32)
+    ids = np.array([10, 11, 12, 13, 14, 15], np.uint32)
+    blocks = Blocks(numbers, -np.arange(6.0))
+    assert sorted(blocks.of(np.array([0, 2])).tolist()) == [0, 2, 4]
+    assert blocks.of(np.empty(0, np.int64)).tolist() == []
+    walk = Walk(np.full(20, 10), 60)
+    walk.add(Segment(0, ids, ids * 1.5, marks_of(6), 1, blocks))
+    group = walk.take(2)
+    assert group is not None and group.ids.tolist() == [10]  # a quarter of the window at once
+    walk.resize(80)
+    group = walk.take(2)
+    assert group is not None and group.ids.tolist() == [11, 12]
+    group.segment.marks.served[4] = STARTED
+    whole = group.with_neighbours()
+    assert whole.ids.tolist() == [11, 12, 13, 10]
+    assert whole.is_early is not None and whole.is_early.tolist() == [False, False, True, True]
+    assert whole.keys is not None and whole.keys.tolist() == [16.5, 18.0, -3.0, 0.0]
+    part = whole.part(np.array([False, True, False, True]))
+    assert part.ids.tolist() == [12, 10] and part.is_early is not None
+    assert part.is_early.tolist() == [False, True]
+    assert part.position == group.position
+
+
+def test_blocks_are_read_less_far_ahead() -> None:
+    """They take up the cache until their samples are due."""
+    cached = [walk_of(800, None), walk_of(800, Blocks(np.zeros(80, np.uint32), None))]
+    reached = []
+    for walk in cached:
+        count = 0
+        while (group := walk.take(1)) is not None:
+            walk.keep_room_for(group.ids[:0])
+            count += len(group.ids)
+        reached.append(count)
+    assert reached == [80, 11]
+
+
+def walk_of(reach: int, blocks: Blocks | None) -> Walk:
+    walk = Walk(np.full(80, 10), 40, reach_bytes=reach)
+    walk.add(Segment(0, np.arange(80, dtype=np.uint32), None, marks_of(80), 1, blocks))
+    return walk

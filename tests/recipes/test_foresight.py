@@ -7,10 +7,10 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.policy import AsPlanned, OnceAnEpoch
+from stoker.policy import AsPlanned, NextBlock, OnceAnEpoch
 from stoker.policy.score import Score
 from stoker.recipes.base import part
-from stoker.sampler import ImportanceSampler, InfoBatchSampler, SuperEpochSampler
+from stoker.sampler import BlockSampler, ImportanceSampler, InfoBatchSampler, SuperEpochSampler
 from stoker.sampler.windows import Room
 from stoker.sim import replay
 
@@ -161,3 +161,40 @@ def test_s15_bounds_of_importance_are_refused_without_it(idle, how):
     with pytest.raises(ConfigError, match="has no effect without importance=True"):
         recipes.foresight(**how, **idle)
     recipes.foresight(importance=True, **idle)
+
+
+def test_blocks_are_shuffled_over_what_the_cache_holds():
+    recipe = recipes.get("foresight:block=32")
+    room = Room(np.full(2000, 100), 40_000, np.array([500]))
+    sampler = recipe.sampler_for(room)(2000, **JOB)
+    assert isinstance(sampler, BlockSampler)
+    assert (sampler.block, sampler.window, sampler.breaks.tolist()) == (32, 0.2, [500])
+    assert recipe.policy == NextBlock()
+    given = recipes.foresight(block=8, window=0.1)
+    assert given.sampler_for(room)(2000, **JOB).window == 0.1
+    in_order = given.sampler_for(Room(np.full(2000, 100), 0))(2000, **{**JOB, "shuffle": False})
+    assert not in_order.reads_blocks
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"repeat": 2},
+        {"importance": True},
+        {"prune": 0.5},
+        {"adaptive": True},
+        {"static": 0.1},
+        {"request_bytes": 1.0},
+        {"window": 2.0},
+        {"min_ess": 0.5},
+        {"block": 0},
+    ],
+)
+def test_blocks_go_with_no_other_way_to_draw_an_epoch(other):
+    with pytest.raises(ConfigError, match=f"{next(iter(other))}="):
+        recipes.foresight(**{"block": 32, **other})
+
+
+def test_blocks_are_not_simulated():
+    with pytest.raises(ConfigError, match="cannot be simulated"):
+        replay("foresight:block=32", 1000, 2, 0.2)

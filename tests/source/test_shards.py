@@ -137,6 +137,14 @@ def test_a_sample_ends_with_its_shard(tmp_path: Path) -> None:
     assert len(ShardSource(paths)) == 2
 
 
+def test_shards_are_breaks(tmp_path: Path) -> None:
+    files = [(f"{n}.bin", b"x") for n in range(9)]
+    with ShardSource(write(tmp_path, [files[:2], [], files[2:7], files[7:]])) as source:
+        assert source.breaks.tolist() == [2, 7]
+    with ShardSource(write(tmp_path, [files])) as source:
+        assert source.breaks.tolist() == []
+
+
 def test_one_part_of_each_sample(tmp_path: Path) -> None:
     files = [("a.jpg", b"1"), ("a.cls", b"7"), ("b.cls", b"8"), ("b.png", b"2"), ("c.jpg", b"3")]
     (path,) = write(tmp_path, [files])

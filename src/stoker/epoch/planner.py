@@ -101,6 +101,8 @@ class Planner:
         divided = self._divided()  # refuses what it must while the user's call is on the stack
         self.uses_scores = divided.uses_scores
         """Whether plans depend on scores, so that none can be made before its epoch begins."""
+        self.reads_blocks = divided.reads_blocks
+        """Whether plans have blocks of samples that are read at once."""
         self.without_accuracy = divided.without_accuracy
         """What becomes of plans where no accuracy is told; empty if that is no matter."""
 
@@ -177,7 +179,9 @@ class Planner:
         positions = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
         weights = None if whole.weights is None else whole.weights[positions]
         start = at.epoch * sampler.longest + at.consumed
-        return Plan(at.epoch, start, whole.ids[positions], weights, repeats=whole.repeats)
+        blocks = None if whole.blocks is None else whole.blocks[positions]
+        ids, repeats = whole.ids[positions], whole.repeats
+        return Plan(at.epoch, start, ids, weights, repeats=repeats, blocks=blocks)
 
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
@@ -239,8 +243,8 @@ class Planner:
             return order.followed_by(following)
         beyond = None if order.beyond is None else population.spread(order.beyond)
         ids = population.ids(order.ids)
-        weights, repeats = order.weights, order.repeats
-        return Plan(order.epoch, order.start, ids, weights, following, beyond, repeats)
+        weights, repeats, blocks = order.weights, order.repeats, order.blocks
+        return Plan(order.epoch, order.start, ids, weights, following, beyond, repeats, blocks)
 
     # --- how ranks divide it ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,19 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.scores import Scores
 from stoker.store.tier import Keys
+
+
+class Coming(NamedTuple):
+    """The samples of a rank's batches, in order."""
+
+    ids: NDArray[np.uint32]
+    """``u32[A]``."""
+    keys: Keys
+    """``f64[A]``, those of each after its access; None: the policy needs none."""
+    blocks: NDArray[np.uint32] | None
+    """``u32[A]``, the block of each, where blocks are read at once."""
+    before: Keys
+    """``f64[A]``, the keys of samples of blocks until their access."""
 
 
 class RankShare:
@@ -109,12 +123,21 @@ class RankShare:
 
     # --- accesses, and the keys of samples after them ---
 
-    def upcoming(self, at: Cursor) -> tuple[NDArray[np.uint32], Keys]:
-        """Return the samples of this rank's batches ``u32[n]``, and the keys after them."""
-        plan = self._planner.plan(at)
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether plans have blocks of samples that are read at once."""
+        return self._planner.reads_blocks
+
+    def upcoming(self, at: Cursor) -> Coming:
+        """Return the samples of this rank's batches from ``at`` on."""
+        plan, scores = self._planner.plan(at), self._scores
         positions = self._own(plan, 0, self._batched(plan))
         ids = plan.ids[positions]
-        return ids, self._policy.keys(ids, self._scores, plan, positions)
+        keys = self._policy.keys(ids, scores, plan, positions)
+        if plan.blocks is None:
+            return Coming(ids, keys, None, None)
+        before = self._policy.keys(ids, scores, plan, None)
+        return Coming(ids, keys, plan.blocks[positions], before)
 
     def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
         """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""

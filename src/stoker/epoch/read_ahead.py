@@ -83,7 +83,7 @@ class ReadAhead:
         assert isinstance(tier, MemoryTier | StackedTier)
         source = store.source
         self._length = share.most_accesses
-        self.progress = Progress(self._length, source)
+        self.progress = Progress(self._length, source, waits=share.reads_blocks)
         """For the workers, who say in it how far they are."""
         self._share = share
         self._leaves_out = leaves_out
@@ -150,9 +150,11 @@ class ReadAhead:
             self._prefetcher.close()
 
     def _publish(self, at: Cursor, marks: SharedArray) -> None:
-        ids, keys = self._share.upcoming(at)
-        self.progress.leave_out(at.epoch, self._leaves_out(ids))
+        coming = self._share.upcoming(at)
+        self.progress.leave_out(at.epoch, self._leaves_out(coming.ids))
         if self._prefetcher is None:
             self._prefetcher = self._start()
-        self._prefetcher.publish(at.epoch, ids, marks, keys)
+        self._prefetcher.publish(
+            at.epoch, coming.ids, marks, coming.keys, coming.blocks, coming.before
+        )
         self._published = [*self._published[-1:], at.epoch]

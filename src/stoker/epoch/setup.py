@@ -90,7 +90,9 @@ class CacheSetup:
         )
         """What divides the cache, told its size, and the payload bytes that the region of packages
         has at least, where there is one."""
-        self.sampler = recipe.sampler_for(Room(sizes, self.capacity))
+        is_whole = len(population) == population.num_samples and not population.label
+        breaks = dataset.source.breaks if is_whole else np.empty(0, np.int64)
+        self.sampler = recipe.sampler_for(Room(sizes, self.capacity, breaks))
         """What makes the sampler, told the size of the cache."""
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""

@@ -161,3 +161,28 @@ class AsPlanned(OnceAnEpoch):
         if not plan.repeats:
             return super().keys_at(ids, plan, upcoming)
         return NextUse(self.repeated_bytes, self.sizes).keys_at(ids, plan, upcoming)
+
+
+@dataclass(frozen=True)
+class NextBlock(NextUse):
+    """Next use where plans have blocks, which are read at once: whole blocks stay.
+
+    What the epoch in progress still needs has the key of its own next use. What is left for the
+    next epoch has that of its block's first use there: a block of which some samples are cached
+    costs as many requests as one of which none is. Keys hold for one plan. Raises
+    :class:`~stoker.errors.ConfigError` for a negative cost.
+    """
+
+    name: ClassVar[str] = "next_block"
+
+    def keys_at(
+        self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: minus the next use of samples, or of their blocks in the next epoch."""
+        following = plan.following
+        if following is not None and following.blocks is not None and len(following):
+            use = following.block_use
+            known = (upcoming >= len(plan)) & (upcoming < plan.horizon)
+            upcoming = upcoming.copy()
+            upcoming[known] = len(plan) + use[ids[known]]
+        return super().keys_at(ids, plan, upcoming)

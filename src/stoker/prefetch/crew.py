@@ -277,6 +277,7 @@ class Crew(Generic[P]):
             "ids": group.ids.tolist(),
             "offsets": group.offsets.tolist(),
             "keys": None if group.keys is None else group.keys.tolist(),
+            "early": None if group.is_early is None else group.is_early.tolist(),
         }
         self._tell(mate, order)
 

@@ -142,7 +142,7 @@ class Mate:
             self._bring(self._destinations[rank], message)
 
     def _bring(self, destination: _Destination, message: dict[str, Any]) -> None:
-        epoch, keys = int(message["epoch"]), message["keys"]
+        epoch, keys, early = int(message["epoch"]), message["keys"], message["early"]
         marks = destination.marks[epoch]
         group = Group(
             np.array(message["ids"], np.uint32),
@@ -152,6 +152,7 @@ class Mate:
             np.array(message["offsets"], np.int64),
             True,
             0,
+            None if early is None else np.array(early, np.bool_),
         )
         works, read = self._reader.claim(destination, group)
         number = int(message["chunk"])

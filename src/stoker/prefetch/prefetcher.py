@@ -41,6 +41,8 @@ class _Published(NamedTuple):
     marks: SharedArray
     generation: int
     keys: SharedArray | None
+    blocks: SharedArray | None
+    before: SharedArray | None
 
 
 class Prefetcher:
@@ -81,14 +83,23 @@ class Prefetcher:
         ids: NDArray[np.uint32],
         marks: SharedArray,
         keys: NDArray[np.float64] | None = None,
+        blocks: NDArray[np.uint32] | None = None,
+        before: NDArray[np.float64] | None = None,
     ) -> None:
-        """Append an epoch's accesses ``u32[A]``; ``marks`` is the memory of its :class:`Marks`."""
+        """Append an epoch's accesses ``u32[A]``; ``marks`` is the memory of its :class:`Marks`.
+
+        ``keys`` (``f64[A]``) are those of samples after their access. Accesses of one of the
+        ``blocks`` (``u32[A]``) are read at once, and kept by the keys ``before`` (``f64[A]``).
+        """
         segment = _Published(
             epoch,
             SharedArray.copy_of(np.ascontiguousarray(ids, np.uint32)),
             marks,
             Marks(marks.array).generation,
-            None if keys is None else SharedArray.copy_of(np.asarray(keys, np.float64)),
+            *(
+                None if given is None else SharedArray.copy_of(np.ascontiguousarray(given, dtype))
+                for given, dtype in ((keys, np.float64), (blocks, np.uint32), (before, np.float64))
+            ),
         )
         with self._supervisor.mutex:
             self._segments = [*self._segments[-1:], segment]
@@ -124,13 +135,14 @@ class Prefetcher:
 
     @staticmethod
     def _order(segment: _Published) -> tuple[dict[str, Any], list[int]]:
-        fds = [segment.ids.fileno(), segment.marks.fileno()]
-        if segment.keys is not None:
-            fds.append(segment.keys.fileno())
+        optional = {name: getattr(segment, name) for name in ("keys", "blocks", "before")}
+        given = {name: array for name, array in optional.items() if array is not None}
+        fds = [each.fileno() for each in (segment.ids, segment.marks, *given.values())]
         order = {
             "order": "segment",
             "epoch": segment.epoch,
             "length": len(segment.ids.array),
             "generation": segment.generation,
+            "given": list(given),
         }
         return order, fds

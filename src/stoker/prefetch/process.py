@@ -24,7 +24,7 @@ from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
 from stoker.prefetch.reading import WINDOW
-from stoker.prefetch.walk import Group, Segment, Walk
+from stoker.prefetch.walk import Blocks, Group, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
 from stoker.store.substitutes import ByNeighbour, StandIns
@@ -71,14 +71,21 @@ class Rank:
                 self.stand_ins = ByNeighbour(self.tier, str(message["region"]), table)
         elif order == "segment":
             ids = mapped(fds[0], np.uint32)[: int(message["length"])]
-            keys = mapped(fds[2], np.float64)[: len(ids)] if len(fds) > 2 else None
+            given = dict(zip(message["given"], fds[2:], strict=True))
+            keys, before = (
+                mapped(given[name], np.float64)[: len(ids)] if name in given else None
+                for name in ("keys", "before")
+            )
+            blocks = None
+            if "blocks" in given:
+                blocks = Blocks(mapped(given["blocks"], np.uint32)[: len(ids)], before)
             marks = Marks(mapped(fds[1], np.uint8))
             if ids.size and int(ids.max()) >= len(self._sizes):
                 raise ValueError("ids are out of range")
             epoch, generation = int(message["epoch"]), int(message["generation"])
             if self._crew is not None:
                 self._crew.mark(self.number, epoch, fds[1])
-            self.walk.add(Segment(epoch, ids, keys, marks, generation))
+            self.walk.add(Segment(epoch, ids, keys, marks, generation, blocks))
         elif order == "reset":
             self.walk.reset()
             self.spared.clear()

@@ -84,14 +84,15 @@ class Progress:
     needs a lock; passed to children it stays the same memory.
 
     A worker whose ``source`` would have to start something before it can read (``is_ready``)
-    leaves the reading to a prefetch process that gets on, and only waits.
+    leaves the reading to a prefetch process that gets on, and only waits. With ``waits`` each does:
+    that process reads blocks, and a worker sample by sample.
     """
 
-    def __init__(self, length: int, source: Source | None = None) -> None:
+    def __init__(self, length: int, source: Source | None = None, *, waits: bool = False) -> None:
         self._memory = [
             SharedArray.create(Marks.bytes(length), "u1", name="stoker-marks") for _ in "01"
         ]
-        self._source = source
+        self._source, self._waits = source, waits
         self._is_first = True
 
     def begin(self, epoch: int, *, is_held: bool = False) -> SharedArray:
@@ -115,7 +116,7 @@ class Progress:
     def start(self, epoch: int, first: int, count: int) -> None:
         """Mark these accesses as taken by a worker, which reads what is not claimed yet."""
         marks = self._marks(epoch)
-        if self._source is not None and not self._source.is_ready:
+        if self._waits or (self._source is not None and not self._source.is_ready):
             _await(marks, first, first + count)
         marks.served[first : first + count] = STARTED
 

@@ -13,7 +13,7 @@ from stoker.errors import SourceUnavailable, StokerError
 from stoker.prefetch.lanes import ConcurrencyLimit, Lanes, Work
 from stoker.prefetch.walk import Group
 from stoker.source.base import Source
-from stoker.source.packed import Buffer, Packed
+from stoker.source.packed import Buffer, Packed, pick
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter, Upstream
 from stoker.store.memory_tier import MemoryTier
@@ -217,11 +217,34 @@ def _publish(
     """Put samples into the cache, which were read where ``is_read``; return those there."""
     _await_lock(destination.tier.arena, group.position)
     destination.fresh[group.ids] |= is_read
-    admitted = destination.tier.put_many(group.ids, samples, group.keys, WINDOW)
+    admitted = _put(destination, group, samples)
     if admitted.all():
         return group.ids
     destination.fresh[group.ids[~admitted]] = 0
     return group.ids[admitted]
+
+
+def _put(
+    destination: Destination, group: Group, samples: Packed | list[Buffer]
+) -> NDArray[np.bool_]:
+    """Put samples into the cache; return bool[n], which are there.
+
+    The window has room for what is accessed next. What comes early has to suit the policy.
+    """
+    tier = destination.tier
+    early = group.is_early
+    if early is None or not early.any():
+        return tier.put_many(group.ids, samples, group.keys, WINDOW)
+    admitted = np.zeros(len(group.ids), np.bool_)
+    for chosen, overflow in ((np.flatnonzero(~early), WINDOW), (np.flatnonzero(early), "")):
+        some = (
+            pick(samples, chosen)
+            if isinstance(samples, Packed)
+            else [samples[row] for row in chosen.tolist()]
+        )
+        keys = None if group.keys is None else group.keys[chosen]
+        admitted[chosen] = tier.put_many(group.ids[chosen], some, keys, overflow)
+    return admitted
 
 
 def _await_lock(arena: Arena, position: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,30 @@ Ids = NDArray[np.uint32]
 
 
 _GROUPS = 4  # fill a window at least
+_REACH_IN_BLOCKS = 1 / 8  # of the reach: what is read beside them takes up the cache meanwhile
+
+
+class Blocks:
+    """Which accesses of a segment are of one block of adjacent samples, which is read at once."""
+
+    def __init__(self, numbers: Ids, keys: NDArray[np.float64] | None) -> None:
+        """``numbers`` (``u32[A]``): the block of each access; ``keys`` (``f64[A]``): until then."""
+        self._numbers, self.keys = numbers, keys
+
+    def of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return i64[m], all accesses of the blocks that those at ``offsets`` i64[n] are of."""
+        order, begins = self._by_block
+        found = np.unique(self._numbers[offsets])
+        counts = begins[found + 1] - begins[found]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        accesses: NDArray[np.int64] = order[np.repeat(begins[found], counts) + within]
+        return accesses
+
+    @cached_property
+    def _by_block(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The accesses block by block, and where each block begins among them."""
+        counts = np.bincount(self._numbers)
+        return np.argsort(self._numbers, kind="stable"), np.append(0, np.cumsum(counts))
 
 
 class Segment(NamedTuple):
@@ -28,6 +53,8 @@ class Segment(NamedTuple):
     """Of ``A`` accesses or more, shared with the rank's workers."""
     generation: int
     """Of the marks; in a later one they are those of another epoch, and this one is over."""
+    blocks: Blocks | None = None
+    """Which of them are read at once; None: each sample for itself."""
 
     @property
     def is_over(self) -> bool:
@@ -49,6 +76,9 @@ class Group(NamedTuple):
     """Whether the window would reach it if nothing was cached."""
     first: int
     """Position of the first access that was handed out with it."""
+    is_early: NDArray[np.bool_] | None = None
+    """``bool[n]``: which are accessed later than ``position``, and are read because they lie beside
+    others; None: none of them."""
 
     def are_wanted(self) -> NDArray[np.bool_]:
         """Return ``bool[n]``: which no worker has started on yet."""
@@ -58,7 +88,24 @@ class Group(NamedTuple):
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Group:
         """Return the chosen ones of the group."""
         keys = None if self.keys is None else self.keys[chosen]
-        return self._replace(ids=self.ids[chosen], keys=keys, offsets=self.offsets[chosen])
+        early = None if self.is_early is None else self.is_early[chosen]
+        ids, offsets = self.ids[chosen], self.offsets[chosen]
+        return self._replace(ids=ids, keys=keys, offsets=offsets, is_early=early)
+
+    def with_neighbours(self) -> Group:
+        """Return the group with what else of its blocks no worker has started on."""
+        blocks = self.segment.blocks
+        if blocks is None or not self.ids.size:
+            return self
+        offsets = np.setdiff1d(blocks.of(self.offsets), self.offsets, assume_unique=True)
+        offsets = offsets[self.segment.marks.served[offsets] == 0]
+        keys = self.keys
+        if keys is not None and blocks.keys is not None:
+            keys = np.concatenate([keys, blocks.keys[offsets]])
+        both = np.concatenate([self.offsets, offsets])
+        ids = self.segment.ids[both]
+        is_early = np.arange(len(both)) >= len(self.offsets)
+        return self._replace(ids=ids, keys=keys, offsets=both, is_early=is_early)
 
 
 class _HandedOut(NamedTuple):
@@ -77,8 +124,8 @@ class Walk:
     The window begins with the first group that is not all served and holds ``window_bytes`` at
     most: a larger sample is left to the workers. They serve in any order within it. What turns
     out to be cached takes up no room, so that the window reaches beyond a run of hits, as an
-    epoch begins with where next use is the key; but to ``reach_bytes`` at most, with them. Not
-    thread-safe.
+    epoch begins with where next use is the key; but to ``reach_bytes`` at most, with them, an
+    eighth of it where blocks are read. Not thread-safe.
     """
 
     def __init__(self, sizes: NDArray[np.int64], window_bytes: int, reach_bytes: int = 0) -> None:
@@ -184,7 +231,10 @@ class Walk:
     ) -> Group | None:
         # A group takes up its room until all of it is served, so small windows get small groups.
         room = min(self._window_bytes - self._ready, self._window_bytes // _GROUPS)
-        if self._passed > self._reach_bytes:
+        reach = self._reach_bytes
+        if segment.blocks is not None:
+            reach = max(self._window_bytes, int(reach * _REACH_IN_BLOCKS))
+        if self._passed > reach:
             return None
         before = int(ends[begin - 1]) if begin else 0
         end = begin + int(np.searchsorted(ends[begin : begin + most], before + room, "right"))

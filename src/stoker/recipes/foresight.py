@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.policy.next_use import AsPlanned, NextUse, OnceAnEpoch
+from stoker.policy.next_use import AsPlanned, NextBlock, NextUse, OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory, part
 from stoker.sampler.adaptive import AdaptiveSampler
+from stoker.sampler.blocks import BlockSampler, check_blocks, fit_window
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.uniform import SuperEpochSampler
@@ -25,6 +26,7 @@ def foresight(
     min_ess: float | None = None,
     window: float | None = None,
     static: float | None = None,
+    block: int = 1,
 ) -> Recipe:
     """Return the recipe that knows the plan of coming accesses, and may make a better one.
 
@@ -53,20 +55,32 @@ def foresight(
       long windows as storage can feed (:class:`~stoker.sampler.adaptive.AdaptiveSampler`). What is
       done, and why, is logged as each epoch begins.
 
+    - ``block`` B: each sample once an epoch; B adjacent ones of a shard are read by one request.
+      Blocks come in random order, and their samples at random within a window: as many accesses
+      as the cache has room for samples, unless ``window`` says how many epochs, 1 at most. Until
+      bytes bind, storage answers a B-th of the requests
+      (:class:`~stoker.sampler.blocks.BlockSampler`).
+
     The last share ``annealed`` of the training, for which the Loader needs ``epochs``,
     visits each sample once an epoch again. ``request_bytes``, the cost of a request on top of its
     bytes (bandwidth / requests a second, or latency x bandwidth), keeps small samples rather than
     large ones. Where each sample comes once an epoch that costs no bytes, so the default is 10 MB
     there, and 0 otherwise; while other jobs use the cache, it is limited to a tenth of a mean
-    sample. Raises :class:`~stoker.errors.ConfigError` for ``prune`` or ``adaptive`` combined with
-    other options.
+    sample. Raises :class:`~stoker.errors.ConfigError` for ``prune``, ``adaptive`` or ``block``
+    combined with other options, and, as the Loader is made, for a cache that does not hold two
+    blocks, or a ``window`` of more than 1.5 times as many accesses as it has room for samples.
     Source: Stoker's own; a cache that knows the plan is that of NoPFS (SC 2021).
     """
-    if (prune != 0) + adaptive + (importance or repeat != 1) > 1:
+    if (prune != 0) + adaptive + (importance or repeat != 1) + (block != 1) > 1:
         raise ConfigError(
-            f"repeat={repeat}, importance={importance}, prune={prune}, adaptive={adaptive} exclude "
-            "each other: prune and adaptive choose samples in their own way, give each alone"
+            f"repeat={repeat}, importance={importance}, prune={prune}, adaptive={adaptive}, "
+            f"block={block} exclude each other: prune, adaptive and block choose samples, or their "
+            "order, in their own way, give each alone"
         )
+    if block != 1:
+        useless = {"static": static, "request_bytes": request_bytes}
+        useless |= {"uniform_part": uniform_part, "min_ess": min_ess}
+        return _in_blocks(block, window, useless)
     shaped = {name: v for name, v in (("window", window), ("static", static)) if v is not None}
     if shaped and (importance or repeat == 1):
         told = ", ".join(f"{name}={value}" for name, value in shaped.items())
@@ -107,6 +121,43 @@ def foresight(
         sampler=sampler,
         fit_sampler=fitted if adaptive or (is_exact and not is_uniform) else None,
         limit=part(hit_ratio, repeat=repeat, window=window) if is_exact else None,
+    )
+
+
+def _in_blocks(block: int, window: float | None, useless: dict[str, float | None]) -> Recipe:
+    """Return the recipe of blocks: by any other rule their samples would go before their turn."""
+    check_blocks(block, window)
+    if told := ", ".join(f"{name}={value}" for name, value in useless.items() if value is not None):
+        raise ConfigError(f"{told} has no effect with block={block}: leave it out")
+    return Recipe(
+        "foresight",
+        "reads blocks of adjacent samples at once, shuffled over a window in the cache",
+        policy=NextBlock(),
+        sampler=part(blockwise, block=block, window=window),
+        fit_sampler=fitted,
+    )
+
+
+def blockwise(
+    num_samples: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    pad_to: int,
+    drop_last: bool,
+    epochs: int | None,
+    block: int,
+    window: float | None = None,
+    room: Room | None = None,
+) -> BlockSampler:
+    """Return the sampler of blocks, with the window that goes with ``room`` unless it is given.
+
+    The rest is what :class:`~stoker.recipes.base.SamplerFactory` is told.
+    """
+    chosen = fit_window(room, block, window) if shuffle else 1.0
+    parts = {} if room is None else {"breaks": room.breaks}
+    return BlockSampler(
+        num_samples, seed, shuffle, pad_to, drop_last, block=block, window=chosen, **parts
     )
 
 

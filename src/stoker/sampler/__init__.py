@@ -2,6 +2,7 @@
 
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.base import Sampler
+from stoker.sampler.blocks import BlockSampler, neighbour_distances
 from stoker.sampler.draws import counts, coverage, ess, repeat_share
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.sampler.importance import ImportanceSampler
@@ -13,6 +14,7 @@ from stoker.sampler.weighted import WeightedSampler
 
 __all__ = [
     "AdaptiveSampler",
+    "BlockSampler",
     "Draw",
     "EpochSampler",
     "ImportanceSampler",
@@ -26,5 +28,6 @@ __all__ = [
     "counts",
     "coverage",
     "ess",
+    "neighbour_distances",
     "repeat_share",
 ]

@@ -57,6 +57,11 @@ class Sampler(ABC):
         return None
 
     @property
+    def reads_blocks(self) -> bool:
+        """Whether plans have blocks of samples that are to be read at once."""
+        return False
+
+    @property
     def without_accuracy(self) -> str:
         """What happens to plans if no accuracy is reported; empty: nothing."""
         return ""
@@ -122,6 +127,10 @@ class _Completed(Sampler):
     def apart(self) -> int | None:
         apart: int | None = getattr(self.own, "apart", None)
         return apart
+
+    @property
+    def reads_blocks(self) -> bool:
+        return bool(getattr(self.own, "reads_blocks", False))
 
     @property
     def without_accuracy(self) -> str:

@@ -105,6 +105,10 @@ class Room:
     """``i64[N]``, bytes of each sample."""
     capacity: int
     """Bytes of the cache."""
+    breaks: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64), compare=False, repr=False
+    )
+    """``i64[K]``, ascending: samples that no request reads together with the one before."""
 
     def __post_init__(self) -> None:
         if self.capacity < 0:

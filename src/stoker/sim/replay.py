@@ -226,7 +226,13 @@ class Job:
         own = recipe.sampler_for(Room(cache.sizes, cache.capacity))(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
-        sampler = _ReplayedSampler(as_sampler(own), policy, accesses)
+        made = as_sampler(own)
+        if made.reads_blocks:
+            raise ConfigError(
+                f"recipe {recipe.name!r} cannot be simulated: it reads blocks of samples ahead, "
+                "and a replay reads each for itself (benchmarks/block.py counts its requests)"
+            )
+        sampler = _ReplayedSampler(made, policy, accesses)
         self._knows_next = not sampler.uses_scores
         self._is_scored = sampler.uses_scores or _reads_scores(policy, recipe)
         scorer = as_scorer(recipe.scorer(count))

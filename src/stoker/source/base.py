@@ -22,6 +22,7 @@ _OPTIONAL = (
     "is_private",
     "is_ready",
     "at_hand",
+    "breaks",
     "name",
     "read_each",
     "read_packed",
@@ -86,6 +87,14 @@ class Source(Protocol):
 
         Reading those waits for nothing. Quick: what takes long to find out is not at hand. Raises
         nothing.
+        """
+        ...
+
+    @property
+    def breaks(self) -> npt.NDArray[np.int64]:
+        """``i64[K]``, ascending: samples that no request reads together with the one before.
+
+        Such as the first of each shard. Empty where nothing is known of that.
         """
         ...
 
@@ -177,6 +186,11 @@ class BaseSource:
     def at_hand(self, ids: npt.NDArray[np.uint32]) -> float:
         """0: no sample is known to lie in memory."""
         return 0.0
+
+    @property
+    def breaks(self) -> npt.NDArray[np.int64]:
+        """Empty: nothing is known of where requests must end."""
+        return np.empty(0, np.int64)
 
     def read_each(self, ids: npt.ArrayLike) -> tuple[list[bytes | None], Errors]:
         """Return the samples, None for each that failed, and the errors by position."""
@@ -394,6 +408,10 @@ class _Completed(BaseSource):
     def at_hand(self, ids: npt.NDArray[np.uint32]) -> float:
         at_hand = getattr(self._source, "at_hand", super().at_hand)
         return float(at_hand(ids))
+
+    @property
+    def breaks(self) -> npt.NDArray[np.int64]:
+        return np.asarray(getattr(self._source, "breaks", super().breaks), np.int64)
 
     def name(self, sample_id: int) -> str:
         name = getattr(self._source, "name", super().name)

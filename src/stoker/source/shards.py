@@ -229,6 +229,13 @@ class ShardSource(PackedSource):
         return self._extensions
 
     @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: the first sample of each shard but the first."""
+        index = self._parts
+        changes: Offsets = 1 + np.flatnonzero(np.diff(index.shards[index.first[:-1]]))
+        return changes
+
+    @property
     def is_ready(self) -> bool:
         """Whether this process has its helper already, or needs none."""
         return self._client.is_open
