@@ -275,7 +275,7 @@ def test_a_block_is_read_at_once_and_kept_where_the_policy_has_room() -> None:
         cached = run(fetcher, rank)
         assert sorted(source.packed[0]) == [0, 4, 8, 12, 16]
         assert {0, 1, 2, 3, 4} <= set(cached)
-        assert rank.fresh[cached].all() and rank.fresh.sum() == len(cached)
+        assert rank.fresh[cached].all()
         # Early ones never take up the window, which has room for those that are next.
         assert set(arena.list("window").tolist()) <= {0, 1, 2, 3}
         arena.verify()

@@ -100,7 +100,7 @@ class BlockSampler(UniformSampler):
         for lane in range(lanes):
             places = slice(first, first + len(range(lane, count, lanes)))
             first = places.stop
-            # A block that goes over from one lane into the next begins anew there.
+            # What of a block goes over into the next lane begins with that.
             due = np.maximum(opened[places], places.start).astype(np.float64)
             due += self.window * count / lanes * rng.random(len(due))
             turn = np.argsort(due, kind="stable")
