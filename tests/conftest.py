@@ -23,8 +23,10 @@ for number, handler in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Tests share the processors with each other: threads that spin while they wait take them away.
+# Tests share the processors with each other: threads that spin while they wait take them away. The
+# first is for what keeps to it, the second for programs that choose a number of threads themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # An example that waits for a processor is no failure.
 hypothesis.settings.register_profile("stoker", deadline=None)
