@@ -717,13 +717,52 @@ def test_windows_go_on_in_the_middle(epoch: int, steps: int) -> None:
     assert set(left) >= set(itertools.chain.from_iterable(expected[steps:]))
 
 
-def test_windows_for_another_cache_are_another_plan() -> None:
+@pytest.mark.parametrize("cache", ["20%", "80%", 0])
+def test_windows_stay_those_of_the_saved_state_in_another_cache(cache: str | int) -> None:
+    with loader_of(**WINDOWS) as loader:
+        loader.set_epoch(1)
+        expected = batches(loader)
+        later = [batches(loader) for _ in range(3)]
+    with loader_of(**WINDOWS) as loader:
+        loader.set_epoch(1)
+        iterator = iter(loader)
+        done = [next(iterator).tolist() for _ in range(4)]
+        state = saved(loader)
+    other = {**WINDOWS, "cache": cache}
+    with resumed(state, **other) as loader:
+        assert done + batches(loader) == expected
+        again = saved(loader)
+        assert batches(loader) == later[0]
+    with resumed(again, **other) as loader:  # a state of a resumed run continues the same plan
+        assert [batches(loader) for _ in range(3)] == later
+
+
+def test_a_state_that_does_not_say_for_which_cache_is_of_this_one() -> None:
     with loader_of(**WINDOWS) as loader:
         loader.set_epoch(1)
         next(iter(loader))
         state = saved(loader)
+    del state["planned_bytes"]
+    with resumed(state, **WINDOWS) as loader:
+        next(iter(loader))
     with pytest.raises(StateMismatch, match="order"):
         resumed(state, **{**WINDOWS, "cache": "20%"})
+
+
+def test_a_state_that_is_refused_leaves_the_plan_as_it_was() -> None:
+    with loader_of(**WINDOWS, seed=5) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = saved(loader)
+    other = {**WINDOWS, "cache": "20%"}
+    with loader_of(**other) as loader:
+        loader.set_epoch(1)
+        expected = batches(loader)
+    with loader_of(**other) as loader:
+        with pytest.raises(StateMismatch, match="seed"):
+            loader.load_state_dict(state)
+        loader.set_epoch(1)
+        assert batches(loader) == expected
 
 
 def test_windows_that_are_given_are_the_same_for_any_cache() -> None:

@@ -155,6 +155,16 @@ class Planner:
             self._samplers.clear()
         self._forget()
 
+    def plan_by(self, make_sampler: SamplerFactory) -> SamplerFactory:
+        """Make plans by another sampler from now on; return what made the one before."""
+        before = self._make_sampler
+        if self._make_now is before:
+            self._make_now = make_sampler
+        self._make_sampler, self._foreseen = make_sampler, None
+        self._samplers.clear()
+        self._forget()
+        return before
+
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         """Let the sampler keep in ``scores``, of the base data set, what it draws from."""
         sampler = self._divided()

@@ -92,7 +92,7 @@ class Session:
         self.controller = Controller(
             epochs,
             setup.population,
-            setup.sampler if epochs.shuffle else uniform,
+            setup.sampler_for(None) if epochs.shuffle else uniform,
             setup.policy,
             Scores(num_samples),
             scorer,
@@ -109,6 +109,7 @@ class Session:
         """The samples through the cache, once it is open."""
         self._aside: CachedSamples | None = None  # for batches that are none of training's
         self._epochs, self._trace = epochs, trace_path(trace)
+        self._planned_bytes = setup.capacity  # the cache that plans are chosen for
         self._ranks, self._network = ranks, network
         self._rescores = rescore is not None
         self._placing: Placing | None = None
@@ -238,12 +239,28 @@ class Session:
 
     def save(self, generator: NDArray[np.uint8] | None = None) -> RankState:
         """Return the state of this rank; see :meth:`Controller.save`."""
-        return self.controller.save(self._owner(self.controller.identity()), generator)
+        state = self.controller.save(self._owner(self.controller.identity()), generator)
+        return state._replace(planned_bytes=self._planned_bytes)
 
     def restore(self, state: RankState) -> None:
-        """Continue from ``state``; StateMismatch, and nothing is changed, if it is another's."""
-        owner = self._owner(self.controller.identity_of(state))
-        state.refuse_other(owner, self.setup.population.num_samples)
+        """Continue from ``state``; StateMismatch, and nothing is changed, if it is another's.
+
+        Plans stay those for the cache that it was saved with, whatever the size of this one.
+        """
+        planner = self.controller.planner
+        before = None
+        if self._epochs.shuffle:
+            before = planner.plan_by(self.setup.sampler_for(state.planned_bytes))
+        try:
+            planner.check_step()
+            owner = self._owner(self.controller.identity_of(state))
+            state.refuse_other(owner, self.setup.population.num_samples)
+        except BaseException:
+            if before is not None:
+                planner.plan_by(before)
+            raise
+        if state.planned_bytes is not None:
+            self._planned_bytes = state.planned_bytes
         self.controller.restore(state)
 
     # --- inside ---

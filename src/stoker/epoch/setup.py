@@ -23,7 +23,7 @@ from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.reading import WINDOW
-from stoker.recipes.base import Recipe
+from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.cache import fit, make_store
 from stoker.sampler.homes import Homes
 from stoker.sampler.windows import Room
@@ -92,8 +92,7 @@ class CacheSetup:
         has at least, where there is one."""
         is_whole = len(population) == population.num_samples and not population.label
         breaks = dataset.source.breaks if is_whole else np.empty(0, np.int64)
-        self.sampler = recipe.sampler_for(Room(sizes, self.capacity, breaks))
-        """What makes the sampler, told the size of the cache."""
+        self._room = Room(sizes, self.capacity, breaks)
         self.key = self.stage.key
         """Under which the cache is shared; final once it is open."""
         self._local_identity = dataset.source.local_identity
@@ -112,6 +111,11 @@ class CacheSetup:
         self._pool = plan_pool(cache.pool, cache.pool_size, wanted, is_private=is_private)
         on_disk = replace(wanted, key=self.name_of(self.stage.key))
         self._disk = plan_disk(cache.disk, cache.disk_size, on_disk, is_private=is_private)
+
+    def sampler_for(self, capacity: int | None) -> SamplerFactory:
+        """Return what makes the sampler for a cache of so many bytes; None: for this one."""
+        room = self._room if capacity is None else replace(self._room, capacity=capacity)
+        return self.recipe.sampler_for(room)
 
     def cache_samples(self, num_nodes: int) -> int:
         """Return how many samples of mean size so many nodes hold, if each sample has one home."""

@@ -71,6 +71,9 @@ class RankState(NamedTuple):
     failures: tuple[Failure, ...]
     generator: NDArray[np.uint8] | None
     """State that the framework's own generator had when the epoch began, if one is in use."""
+    planned_bytes: int | None = None
+    """Size of the cache that plans were chosen for, and are again; None: they are for any size, or
+    for the one at hand."""
 
     def to_dict(self, stored: Callable[[NDArray[Any]], Any] = np.asarray) -> dict[str, Any]:
         """Return primitives and arrays in dicts and lists; each array is passed to ``stored``.
@@ -119,6 +122,7 @@ class RankState(NamedTuple):
                 losses=(float(state["losses"][0]), int(state["losses"][1])),
                 served=_served(state["served"], int(state["consumed"]), loaded),
                 generator=None if generator is None else loaded(generator),
+                planned_bytes=None if (size := state.get("planned_bytes")) is None else int(size),
                 scores=arrays.pop("scores") or {},
                 **arrays,
                 **_named(state, _PLAIN),
