@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Iterator
 from inspect import isroutine
+from itertools import chain
 from pathlib import PurePath
 
 from support.modules import modules
 
 import stoker._core
+from stoker.images.native import native
 
 Symbol = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -49,7 +51,8 @@ def test_every_public_symbol_is_documented() -> None:
 
 def test_the_native_core_is_documented() -> None:
     missing = []
-    for name, symbol in vars(stoker._core).items():
+    compiled = [stoker._core, native()]
+    for name, symbol in chain.from_iterable(vars(each).items() for each in compiled if each):
         if name.startswith("_"):
             continue
         if not symbol.__doc__:

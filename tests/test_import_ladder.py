@@ -22,7 +22,7 @@ def ladder(text: str) -> list[tuple[set[str], bool]]:
 
 
 DRAWN = ladder(ARCHITECTURE.read_text().split("## The import ladder")[1])
-RUNGS = [{"_core", "_version"}, *(parts for parts, _ in DRAWN)]
+RUNGS = [{"_core", "_images", "_version"}, *(parts for parts, _ in DRAWN)]
 SIBLINGS = next(parts for parts, is_braced in DRAWN if is_braced)
 RUNG_OF = {part: rung for rung, parts in enumerate(RUNGS) for part in parts}
 # Stands beside the ladder: imports anything but the command line, which alone may import it
@@ -69,7 +69,7 @@ def as_module(name: str) -> str:
 
     So is ``import _core``: the compiled core stands below all, the face above.
     """
-    known = name in RUNG_OF.keys() - {"_core"} or name == TESTING
+    known = name in RUNG_OF.keys() - {"_core", "_images"} or name == TESTING
     return f"stoker.{name}" if known else "stoker"
 
 

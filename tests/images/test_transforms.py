@@ -21,9 +21,13 @@ from stoker.images.boxes import Box
 from stoker.images.transforms import ImageTransform
 
 
-@pytest.fixture(params=["libraries", "pillow"])
+@pytest.fixture(params=["native", "libraries", "pillow"])
 def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the fast libraries, if they are installed, and without."""
+    """With code of our own, with the fast libraries, if they are installed, and with neither."""
+    if request.param == "native" and resize.native() is None:
+        pytest.skip("built without libjpeg-turbo")
+    if request.param != "native":
+        monkeypatch.setattr(resize, "native", lambda: None)
     if request.param == "pillow":
         monkeypatch.setattr(decode, "simplejpeg", lambda: None)
         monkeypatch.setattr(resize, "cykooz_resizer", lambda: None)
@@ -78,19 +82,27 @@ def test_eval_agrees_with_torchvision(libraries: str, sides: tuple[int, int], mo
 def test_large_images_are_shrunk_as_they_are_decoded(
     libraries: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = []
+    parts = []
 
-    def noted(pixels: Any, *rest: Any, **options: Any) -> np.ndarray:
-        shapes.append(np.asarray(pixels).shape[:2])
-        return resize.resize_box(pixels, *rest, **options)
+    def noted(image: Any, part: resize.Part, *rest: Any) -> None:
+        parts.append(part)
+        resize.resize_part(image, part, *rest)
 
-    monkeypatch.setattr("stoker.images.transforms.resize_box", noted)
+    def noted_file(image: Any, shrink: int, part: resize.Part, *rest: Any) -> bool:
+        is_cut = resize.cut_jpeg(image, shrink, part, *rest)
+        if is_cut:
+            parts.append(part)
+        return is_cut
+
+    monkeypatch.setattr("stoker.images.transforms.resize_part", noted)
+    monkeypatch.setattr("stoker.images.transforms.cut_jpeg", noted_file)
     raw = photographs()[0]
     height, width = decode_image(raw).shape[:2]
     for size in (224, 112, 56, 28):
         Train(size, scale=(1, 1), ratio=(1.5, 1.5))(raw)
-    expected = [(-(-height // by), -(-width // by)) for by in (1, 2, 4, 8)]
-    assert shapes == expected
+    assert [part.box.width for part in parts] == pytest.approx(
+        [min(width, 1.5 * height) / by for by in (1, 2, 4, 8)], abs=0.5
+    )
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 40), st.integers(0, 1 << 32))
@@ -267,10 +279,12 @@ def test_what_makes_no_sense(make: Callable[[], Any], message: str) -> None:
         make()
 
 
-def test_context_is_what_lies_around_the_box() -> None:
+def test_context_is_what_lies_around_the_box(libraries: str) -> None:
     pixels = decode_image(photographs()[5])
     whole = np.asarray(Image.fromarray(pixels).resize((100, 100), Image.Resampling.BILINEAR))
     height, width = pixels.shape[:2]
     box = Box(0.2 * width, 0.3 * height, 0.5 * width, 0.5 * height)
-    seen = resize.resize_box(pixels, box, 50, context=True)
+    part = resize.part_of((width, height), box, 50, context=True)
+    seen = np.empty((50, 50, 3), np.uint8)
+    resize.resize_part(pixels, part, False, seen)
     assert np.abs(seen.astype(int) - whole[30:80, 20:70]).max() <= 2

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
+from stoker.images.native import native
 from stoker.node.memory_limits import Memory, read_memory
 from stoker.node.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes
@@ -130,10 +131,16 @@ def _would_use(memory: Memory) -> dict[str, Any]:
     """Return the choices that follow from the facts; half the memory is left to training."""
     pillow, simplejpeg = (not _missing((name,)) for name in ("PIL", "simplejpeg"))
     decoder = "simplejpeg, then Pillow" if simplejpeg else "Pillow"
+    library = native()
+    if library is None:
+        parts = "whole images are decoded: Stoker was built without libjpeg-turbo 2.1 or newer"
+    else:
+        parts = f"only what is kept is decoded, by libjpeg-turbo {library.JPEG_VERSION}"
     return {
         "largest_cache": memory.available,
         "sensible_cache": memory.available // 2,
         "decoder": decoder if pillow else "none: pip install 'stoker[images]'",
+        "image_parts": parts,
         "start_method": multiprocessing.get_start_method(),
         "runtime_dir": str(runtime_dir()),
     }
@@ -171,6 +178,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("largest cache", f"{format_bytes(use['largest_cache'])} of payload and overhead together"),
         ("sensible cache", f"up to {format_bytes(use['sensible_cache'])}; training needs the rest"),
         ("image decoder", use["decoder"].replace("[", r"\[")),
+        ("parts of JPEGs", use["image_parts"]),
         ("worker start", use["start_method"]),
         ("runtime files", use["runtime_dir"]),
     ]

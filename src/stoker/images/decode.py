@@ -65,6 +65,15 @@ class EncodedImage:
                 pass
         self._open_with_pillow()
 
+    def sides(self, shrink: int) -> tuple[int, int]:
+        """Return width and height of the image at a ``shrink``-th of its size, rounded up."""
+        return -(-self.width // shrink), -(-self.height // shrink)
+
+    @property
+    def jpeg(self) -> bytes | memoryview | None:
+        """The file if it is a JPEG with a sound header, as simplejpeg read it."""
+        return self._data if self._opened is None else None
+
     def decoded(self, shrink: int = 1, rows: int | None = None) -> tuple[Any, int]:
         """Return the image and by how much each side was shrunk: ``shrink``, 1, 2, 4 or 8, or 1.
 

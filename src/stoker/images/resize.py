@@ -1,7 +1,8 @@
 """Antialiased resizing of a part of an image.
 
-cykooz-resizer does what Pillow's bilinear and bicubic filters do, to the last bit or two, in a
-fourth of the time; Pillow does it where that is not installed.
+Pillow's bilinear filter, by code of our own where Stoker was built with it. Else, and for the
+bicubic one, by cykooz-resizer, which does what Pillow's do, to the last bit or two, in a fourth of
+the time; by Pillow where that is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.images.boxes import Box
-from stoker.images.decode import to_pil
+from stoker.images.decode import EncodedImage, to_pil
+from stoker.images.native import native
 
 _here = threading.local()  # a Resizer keeps buffers, and serves one thread at a time
 
@@ -29,42 +31,78 @@ class Window(NamedTuple):
     bottom: int
 
 
-def window(box: Box, size: int, *, context: bool = False) -> Window:
-    """Return what :func:`resize_box` reads; it may reach beyond the right and lower edges."""
+class Part(NamedTuple):
+    """A box of an image, and what the filter looks at."""
+
+    box: Box
+    seen: Window
+
+    def within(self) -> Box:
+        """Return the box in pixels of what is seen."""
+        left, top, width, height = self.box
+        return Box(left - self.seen.left, top - self.seen.top, width, height)
+
+
+def sides_of(image: Any) -> tuple[int, int]:
+    """Return width and height of ``u8[height, width, 3]`` or a ``PIL.Image``."""
+    width, height = image.shape[1::-1] if isinstance(image, np.ndarray) else image.size
+    return width, height
+
+
+def part_of(sides: tuple[int, int], box: Box, size: int, *, context: bool = False) -> Part:
+    """Return what makes ``size`` x ``size`` pixels of an image of ``sides``, (width, height).
+
+    With ``context`` the filter sees what lies around the box, as if all of the image were resized
+    and then cut; without, as if it were cut first.
+    """
     # The triangle filter reaches one target pixel beyond the box.
     reach_x, reach_y = (
         (math.ceil(max(1, side / size)) + 1 for side in box[2:]) if context else (0, 0)
     )
-    return Window(
+    seen = Window(
         max(0, math.floor(box.left) - reach_x),
         max(0, math.floor(box.top) - reach_y),
-        math.ceil(box.left + box.width) + reach_x,
-        math.ceil(box.top + box.height) + reach_y,
+        min(sides[0], math.ceil(box.left + box.width) + reach_x),
+        min(sides[1], math.ceil(box.top + box.height) + reach_y),
     )
-
-
-def resize_box(image: Any, box: Box, size: int, *, context: bool = False) -> NDArray[np.uint8]:
-    """Return ``box`` of ``image`` as ``u8[size, size, 3]``.
-
-    ``image`` is ``u8[height, width, 3]`` or an RGB ``PIL.Image``. With ``context`` the filter sees
-    what lies around the box, as if all of the image were resized and then cut; without, as if it
-    were cut first. Safe in any thread; the GIL is released.
-    """
-    left, top, right, bottom = window(box, size, context=context)
-    if isinstance(image, np.ndarray):
-        part = image[top:bottom, left:right]
-        height, width = part.shape[:2]
-    else:
-        part = image.crop((left, top, min(right, image.width), min(bottom, image.height)))
-        width, height = part.size
     # Rounding may have put some of the box beyond the edges.
-    inside = Box(
-        box.left - left,
-        box.top - top,
-        min(box.width, width - (box.left - left)),
-        min(box.height, height - (box.top - top)),
-    )
-    return _resize(part, inside, (size, size), "bilinear")
+    width, height = min(box.width, seen.right - box.left), min(box.height, seen.bottom - box.top)
+    return Part(Box(box.left, box.top, width, height), seen)
+
+
+def cut_jpeg(
+    image: EncodedImage, shrink: int, part: Part, is_flipped: bool, out: NDArray[np.uint8]
+) -> bool:
+    """Do :func:`resize_part` of a JPEG at a ``shrink``-th of its size, decoding only the part.
+
+    One call without the GIL. False if the image must be decoded first: Stoker was built without
+    what does this, or the file is none for it, such as a progressive or a damaged one.
+    """
+    library = native()
+    if library is None or image.jpeg is None or not _fits(library, part, len(out)):
+        return False
+    sides = image.width, image.height
+    return bool(library.cut_jpeg(image.jpeg, sides, shrink, part.seen, part.box, is_flipped, out))
+
+
+def resize_part(image: Any, part: Part, is_flipped: bool, out: NDArray[np.uint8]) -> None:
+    """Write a part of ``image`` into ``out``, ``u8[size, size, 3]`` with any strides.
+
+    ``image`` is ``u8[height, width, 3]`` or an RGB ``PIL.Image``. Safe in any thread; the GIL is
+    released.
+    """
+    left, top, right, bottom = part.seen
+    is_array = isinstance(image, np.ndarray)
+    pixels = image[top:bottom, left:right] if is_array else image.crop(part.seen)
+    size, box = len(out), part.within()
+    library = native()
+    if library is not None and _fits(library, part, size):
+        library.resize(np.asarray(pixels), box, is_flipped, out)
+    else:
+        square = _resize(pixels, box, (size, size), "bilinear")
+        if is_flipped:  # whole pixels at once take half the time
+            square = np.ascontiguousarray(square.view("V3")[:, ::-1]).view(np.uint8)
+        out[...] = square
 
 
 def resize_to(image: Any, width: int, height: int) -> NDArray[np.uint8]:
@@ -74,8 +112,7 @@ def resize_to(image: Any, width: int, height: int) -> NDArray[np.uint8]:
     detail so than by the bilinear filter, or by the mean of an area. Safe in any thread; the GIL is
     released.
     """
-    sides = image.shape[1::-1] if isinstance(image, np.ndarray) else image.size
-    return _resize(image, Box(0, 0, *sides), (width, height), "bicubic")
+    return _resize(image, Box(0, 0, *sides_of(image)), (width, height), "bicubic")
 
 
 @cache
@@ -86,6 +123,11 @@ def cykooz_resizer() -> Any:
     except ImportError:
         return None
     return library
+
+
+def _fits(library: Any, part: Part, size: int) -> bool:
+    """Return whether our own code resizes the part: not where it has thousands of pixels to add."""
+    return bool(max(part.box.width, part.box.height) <= library.MOST_SHRINK * size)
 
 
 def _resize(image: Any, box: Box, size: tuple[int, int], how: str) -> NDArray[np.uint8]:
@@ -100,8 +142,7 @@ def _resize_with_cykooz(
     library: Any, image: Any, box: Box, size: tuple[int, int], how: str
 ) -> NDArray[np.uint8]:
     kind, filters = library.PixelType.U8x3, library.FilterType
-    sides = image.shape[1::-1] if isinstance(image, np.ndarray) else image.size
-    source = library.ImageData(*sides, kind, image.tobytes())
+    source = library.ImageData(*sides_of(image), kind, image.tobytes())
     target = library.ImageData(*size, kind)
     chosen = filters.catmull_rom if how == "bicubic" else filters.bilinear
     algorithm = library.ResizeAlg.convolution(chosen)

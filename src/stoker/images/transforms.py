@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.boxes import Box, centre_box, random_box
 from stoker.images.decode import EncodedImage, shrink_for
-from stoker.images.resize import resize_box, window
+from stoker.images.resize import Part, cut_jpeg, part_of, resize_part, sides_of
 
 
 class Cut(NamedTuple):
@@ -72,17 +72,29 @@ class ImageTransform(ABC):
             out = np.empty(self.shape, np.uint8)
         if isinstance(image, bytes | bytearray | memoryview):
             image = EncodedImage(memoryview(image), self.max_pixels)
+        rows = out.transpose(1, 2, 0) if self.layout == "chw" else out
         if isinstance(image, EncodedImage):
-            cut = self.cut(image.width, image.height, rng)
-            shrink = shrink_for(min(cut.box[2:]), self.size)
-            read = window(cut.box.over(shrink), self.size, context=cut.has_context)
-            whole, shrunk = image.decoded(shrink, shrink * read.bottom)
+            self._fill_from_file(image, rng, rows)
         else:
-            whole, shrunk = _rgb(image), 1
-            cut = self.cut(whole.shape[1], whole.shape[0], rng)
-        square = resize_box(whole, cut.box.over(shrunk), self.size, context=cut.has_context)
-        _lay(square, cut.is_flipped, self.layout, out)
+            pixels = _rgb(image)
+            cut = self.cut(*sides_of(pixels), rng)
+            resize_part(pixels, self._part(cut, sides_of(pixels)), cut.is_flipped, rows)
         return out
+
+    def _fill_from_file(
+        self, image: EncodedImage, rng: np.random.Generator | None, rows: NDArray[np.uint8]
+    ) -> None:
+        cut = self.cut(image.width, image.height, rng)
+        shrink = shrink_for(min(cut.box[2:]), self.size)
+        part = self._part(cut, image.sides(shrink), shrink)
+        if cut_jpeg(image, shrink, part, cut.is_flipped, rows):
+            return
+        whole, shrunk = image.decoded(shrink, shrink * part.seen.bottom)
+        part = self._part(cut, sides_of(whole), shrunk)
+        resize_part(whole, part, cut.is_flipped, rows)
+
+    def _part(self, cut: Cut, sides: tuple[int, int], shrink: int = 1) -> Part:
+        return part_of(sides, cut.box.over(shrink), self.size, context=cut.has_context)
 
     def _check(self) -> None:
         if self.size < 1:
@@ -193,17 +205,6 @@ def split(transform: Any) -> tuple[ImageTransform | None, Callable[..., Any] | N
                 "the first may be of stoker.images"
             )
     return first, rest[0] if len(rest) == 1 else Chain(rest) if rest else None
-
-
-def _lay(square: NDArray[np.uint8], is_flipped: bool, layout: str, out: NDArray[np.uint8]) -> None:
-    """Write ``u8[size, size, 3]``, contiguous, into ``out``."""
-    if layout == "chw":
-        planes = square.transpose(2, 0, 1)
-        out[...] = planes[..., ::-1] if is_flipped else planes
-    elif is_flipped:  # whole pixels at once take half the time
-        out[...] = np.ascontiguousarray(square.view("V3")[:, ::-1]).view(np.uint8)
-    else:
-        out[...] = square
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:

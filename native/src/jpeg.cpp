@@ -1,0 +1,148 @@
+#include "stoker/jpeg.h"
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstdio>
+
+// clang-format off
+#include <jpeglib.h>  // needs cstdio, which it does not include
+// clang-format on
+
+#include "stoker/error.h"
+
+#define STOKER_TEXT(value) STOKER_TEXT_OF(value)
+#define STOKER_TEXT_OF(value) #value
+
+namespace stoker {
+namespace {
+
+// Interpolation of colours at the edges of what is decoded looks at no neighbour.
+constexpr std::uint32_t kMargin = 4;
+
+// libjpeg-turbo, which reports errors by a call that must not return: each method that calls it
+// comes back by longjmp then, and has no object that a destructor would have to clean.
+class PartDecoder {
+ public:
+  PartDecoder() {
+    library_.err = jpeg_std_error(&errors_);
+    library_.client_data = this;
+    errors_.error_exit = [](j_common_ptr library) { give_up(library); };
+    // Level -1 is a warning; others only trace.
+    errors_.emit_message = [](j_common_ptr library, int level) {
+      if (level < 0) give_up(library);
+    };
+  }
+  ~PartDecoder() { jpeg_destroy_decompress(&library_); }
+  PartDecoder(const PartDecoder&) = delete;
+  PartDecoder& operator=(const PartDecoder&) = delete;
+
+  /// Whether the header is sound, and of a kind and size as expected.
+  bool open(std::span<const std::uint8_t> file, const JpegPart& part) {
+    if (setjmp(back_) != 0) return false;
+    jpeg_create_decompress(&library_);
+    jpeg_mem_src(&library_, file.data(), static_cast<unsigned long>(file.size()));
+    jpeg_read_header(&library_, TRUE);
+    library_.scale_num = 1;
+    library_.scale_denom = part.shrink;
+    library_.out_color_space = JCS_EXT_RGBX;
+    return library_.image_width == part.width && library_.image_height == part.height && is_plain();
+  }
+
+  /// Begins with the first row of the part; `left` is the first column that rows will have.
+  bool start(const JpegPart& part, std::uint32_t& left, std::uint32_t& pixels) {
+    if (setjmp(back_) != 0) return false;
+    jpeg_start_decompress(&library_);
+    const JDIMENSION from = part.across.first - std::min(part.across.first, kMargin);
+    const JDIMENSION to = std::min(part.across.last + kMargin, library_.output_width);
+    JDIMENSION first = from;
+    JDIMENSION columns = to - from;
+    if (columns < library_.output_width) jpeg_crop_scanline(&library_, &first, &columns);
+    left = first;
+    pixels = library_.output_width;
+    const JDIMENSION above = part.down.first;
+    return jpeg_skip_scanlines(&library_, above) == above;
+  }
+
+  /// Writes the next row, four bytes a pixel.
+  bool read(std::uint8_t* row) {
+    if (setjmp(back_) != 0) return false;
+    JSAMPROW rows[] = {row};
+    return jpeg_read_scanlines(&library_, rows, 1) == 1;
+  }
+
+  /// After the last row: whether the file ends there.
+  bool finish() {
+    if (setjmp(back_) != 0) return false;
+    return library_.output_scanline < library_.output_height ||
+           jpeg_finish_decompress(&library_) == TRUE;
+  }
+
+ private:
+  [[noreturn]] static void give_up(j_common_ptr library) {
+    std::longjmp(static_cast<PartDecoder*>(library->client_data)->back_, 1);
+  }
+
+  bool is_plain() {
+    const bool has_known_colours = library_.jpeg_color_space == JCS_GRAYSCALE ||
+                                   library_.jpeg_color_space == JCS_YCbCr ||
+                                   library_.jpeg_color_space == JCS_RGB;
+    if (!has_known_colours || library_.data_precision != 8 || library_.progressive_mode ||
+        library_.arith_code || jpeg_has_multiple_scans(&library_)) {
+      return false;
+    }
+    return std::all_of(library_.comp_info, library_.comp_info + library_.num_components,
+                       [](const jpeg_component_info& colour) {
+                         return colour.h_samp_factor <= 2 && colour.v_samp_factor <= 2;
+                       });
+  }
+
+  jpeg_decompress_struct library_{};
+  jpeg_error_mgr errors_{};
+  std::jmp_buf back_;
+};
+
+bool ends_as_it_should(std::span<const std::uint8_t> file) {
+  return file.size() > 4 && file[file.size() - 2] == 0xff && file[file.size() - 1] == JPEG_EOI;
+}
+
+void check(const JpegPart& part) {
+  if (part.shrink != 1 && part.shrink != 2 && part.shrink != 4 && part.shrink != 8) {
+    throw ConfigError("a JPEG is shrunk by 1, 2, 4 or 8");
+  }
+  const auto shrunk = [&](std::uint32_t side) {
+    return (std::uint64_t{side} + part.shrink - 1) / part.shrink;
+  };
+  const auto lies_within = [&](const Span& span, std::uint32_t side) {
+    return span.first < span.last && span.last <= shrunk(side);
+  };
+  if (!lies_within(part.across, part.width) || !lies_within(part.down, part.height)) {
+    throw ConfigError("a part that does not lie within the image cannot be resized");
+  }
+}
+
+Span moved(const Span& span, std::uint32_t by) {
+  return {span.start - by, span.length, span.first - by, span.last - by};
+}
+
+}  // namespace
+
+bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Square& out) {
+  check(part);
+  PartDecoder decoder;
+  std::uint32_t left = 0;
+  std::uint32_t pixels = 0;
+  if (!ends_as_it_should(file) || !decoder.open(file, part) || !decoder.start(part, left, pixels)) {
+    return false;
+  }
+  Resampler resampler(moved(part.across, left), moved(part.down, part.down.first), pixels,
+                      part.mirrored, out);
+  while (!resampler.done()) {
+    if (!decoder.read(resampler.row())) return false;
+    resampler.push();
+  }
+  return decoder.finish();
+}
+
+const char* jpeg_version() { return STOKER_TEXT(LIBJPEG_TURBO_VERSION); }
+
+}  // namespace stoker
