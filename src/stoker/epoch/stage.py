@@ -172,7 +172,8 @@ class EncodedStage:
         self.is_private = dataset.source.is_private
         self.is_bytes_of_source = dataset.is_bytes_of_source
         self.can_read_ahead = self.is_bytes_of_source
-        self.headroom = 1.0 if self.is_bytes_of_source else _ESTIMATED
+        is_exact = self.is_bytes_of_source and dataset.source.sizes_are_exact
+        self.headroom = 1.0 if is_exact else _ESTIMATED
         self.originals: Source | None = None
         self._dataset = dataset
 

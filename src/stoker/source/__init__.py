@@ -8,6 +8,8 @@ from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
 from stoker.source.pace import Pace, Retry
 from stoker.source.packed import join_parts, split_parts
+from stoker.source.parquet import ParquetSource
+from stoker.source.sample_format import SampleFormat
 from stoker.source.shards import ShardSource
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "MemorySource",
     "ObjectSource",
     "Pace",
+    "ParquetSource",
     "Retry",
+    "SampleFormat",
     "ShardSource",
     "Source",
     "as_source",

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
+from stoker.source import parquet
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.pack import packed_shards
+from stoker.source.parquet import ParquetSource
+from stoker.source.parquet_index import MAGIC
 from stoker.source.remote.address import OBJECT_SCHEMES
 from stoker.source.shards import ShardSource, expand
 
@@ -26,6 +29,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     a folder that ``stoker pack`` made             :class:`ShardSource`
     ``/data/x.jpg``, a list of paths               :class:`FileSource`
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
+    ``/data/*.parquet``, a folder of such files    :class:`ParquetSource`
     ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
     ``s3://bucket/train``, ``gs://``, ``az://``    :class:`ObjectSource`
     ``ftp://host/folder`` and others of fsspec     :class:`FsspecSource`
@@ -71,6 +75,8 @@ def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
     """Return the class, and what its first argument is."""
     if _are_shards(locations):
         return ShardSource, expand(locations)
+    if (kind := _format_of(locations[0])) is not None:
+        return kind, locations
     remote = [location for location in locations if "://" in location]
     if several or not remote:
         if remote:
@@ -83,6 +89,20 @@ def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
         return (ImageFolderSource, locations[0]) if is_folder else (FileSource, locations)
     scheme = locations[0].partition("://")[0].lower()
     return (ObjectSource if scheme in OBJECT_SCHEMES else FsspecSource), locations[0]
+
+
+def _format_of(location: str) -> Any:
+    """Return the class of files of rows, by name or by content; None for other files."""
+    if location.lower().endswith(parquet.ENDINGS):
+        return ParquetSource
+    path = Path(location)
+    if "://" in location or not path.exists():
+        return None
+    if path.is_dir():
+        is_one = any(each.name.lower().endswith(parquet.ENDINGS) for each in path.iterdir())
+        return ParquetSource if is_one else None
+    with path.open("rb") as file:
+        return ParquetSource if file.read(4) == MAGIC else None
 
 
 def _make(kind: Any, argument: Any, options: dict[str, Any]) -> Any:

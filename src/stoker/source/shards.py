@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,34 +12,25 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
-from stoker.source.files import list_names
-from stoker.source.keys import Keys
-from stoker.source.listing_cache import ListingCache
-from stoker.source.objects import KeyListing
+from stoker.source.file_set import AT_ONCE, FileSet
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
-from stoker.source.remote.address import OBJECT_SCHEMES, Address, address_of, local_address
-from stoker.source.remote.client import Client
-from stoker.source.remote.request import Tally, Wanted, error_of
+from stoker.source.patterns import Places, written_out
+from stoker.source.remote.request import Tally, error_of
 from stoker.source.shard_index import Requests, ShardIndex, coalesce, index_of
 from stoker.source.tar_members import Member, members
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
-_MOST = 10_000_000
 _COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
-_INDEXING = 16  # shards indexed at once
 # How much data is rather read along than skipped, when only the headers are wanted.
 _SEEK_LOCAL, _SEEK_REMOTE = 64 << 10, 1 << 20
 
 
-def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
+def expand(shards: Places) -> list[str]:
     """Return the addresses of the shards, braces written out.
 
     Raises :class:`ConfigError` when there are none, or one is a compressed archive.
     """
-    given = [shards] if isinstance(shards, str | Path) else list(shards)
-    names = [name for pattern in given for name in _written_out(str(pattern))]
+    names = written_out(shards)
     if not names:
         raise ConfigError("shards is empty: give at least one tar file")
     for name in names:
@@ -54,31 +40,6 @@ def expand(shards: str | Path | Sequence[str | Path]) -> list[str]:
                 "a plain .tar (images do not get smaller anyway)"
             )
     return names
-
-
-def _written_out(pattern: str) -> list[str]:
-    """Return what a pattern with braces stands for."""
-    pieces = _BRACES.split(pattern)
-    choices = [
-        [piece] if number % 2 == 0 else _choices(piece) for number, piece in enumerate(pieces)
-    ]
-    _check_number(pattern, math.prod(map(len, choices)))
-    return ["".join(chosen) for chosen in product(*choices)]
-
-
-def _choices(inside: str) -> list[str]:
-    if count := _COUNT.fullmatch(inside):
-        low, high = int(count[1]), int(count[2])
-        if low > high:
-            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
-        _check_number(f"{{{inside}}}", high - low + 1)
-        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
-    return inside.split(",")
-
-
-def _check_number(what: str, number: int) -> None:
-    if number > _MOST:
-        raise ConfigError(f"{what} stands for {number:,} shards: give at most {_MOST:,}")
 
 
 class ShardSource(PackedSource):
@@ -101,7 +62,7 @@ class ShardSource(PackedSource):
 
     def __init__(
         self,
-        shards: str | Path | Sequence[str | Path],
+        shards: Places,
         *,
         part: str | None = None,
         coalesce_gap: int = 64 << 10,
@@ -128,70 +89,49 @@ class ShardSource(PackedSource):
                 "0 or more and 1 or more"
             )
         self._gap, self._largest = coalesce_gap, largest_request
-        address, names = _place_of(expand(shards), storage_options)
-        self._root = address.root
-        in_process = address.root == "memory://"
-        self._client = Client(address.location, pace or Pace(), in_process)
+        self._shards = FileSet(expand(shards), storage_options, pace)
         self._closed = False
-        listed = KeyListing(self._client, address, 0.0).of(names)
-        # A remote storage's versions are its own; those of files are size and time, set at will.
-        here = [] if address.root else [os.fsencode(name) for name in names]
-        self._local_identity = list_names(b"", here, _INDEXING).local_identity if here else ""
-        self._hold(listed, self._index(address, listed, cache_index), part)
+        self._hold(self._index(cache_index), part)
 
-    def _index(self, address: Address, shards: Keys, cache_index: bool) -> ShardIndex:
+    def _index(self, cache_index: bool) -> ShardIndex:
         """Return the index of all parts, made or stored."""
-        # Without versions nothing would tell that a shard was replaced by one of the same size.
-        cached = cache_index and bool(shards.tags.all())
-        question = repr(
-            ("shards", address.root, address.question, shards.fingerprint, self._local_identity)
-        )
-        cache = ListingCache(question) if cached else None
+        shards = self._shards
+        cache = shards.index_cache("shards") if cache_index else None
         stored = None if cache is None else cache.load(ShardIndex.from_arrays)
         if stored is not None:
             return stored
-        seek = _SEEK_REMOTE if address.root else _SEEK_LOCAL
+        seek = _SEEK_REMOTE if shards.root else _SEEK_LOCAL
 
         def files(shard: int) -> list[Member]:
-            return self._members(shards, shard, seek)
+            return self._members(shard, seek)
 
-        with ThreadPoolExecutor(_INDEXING, "stoker-index") as pool:
-            index = index_of(
-                pool.map(files, range(len(shards))), lambda i: self._root + shards[i].decode()
-            )
+        with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
+            index = index_of(pool.map(files, range(len(shards))), shards.name)
         if cache is not None:
             cache.store(index.as_arrays())
         return index
 
-    def _members(self, shards: Keys, shard: int, seek: int) -> list[Member]:
+    def _members(self, shard: int, seek: int) -> list[Member]:
         """Return the files of one shard; errors name it."""
-        name = self._root + shards[shard].decode()
+        shards = self._shards
 
         def read(start: int, length: int) -> memoryview:
-            one = np.array([shard])
-            data, failures = self._client.fetch(
-                _wanted(shards, one, np.array([start]), np.array([length]))
-            )
-            if failures:
-                raise error_of(name, failures[0])
-            return data.data
+            return shards.read(shard, start, length)
 
         try:
-            return list(members(read, int(shards.sizes[shard]), seek))
+            return list(members(read, shards.size(shard), seek))
         except SampleCorrupt as error:
-            raise SampleCorrupt(f"{name}: {error}") from error
+            raise SampleCorrupt(f"{shards.name(shard)}: {error}") from error
         except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from error
+            raise ConfigError(f"{shards.name(shard)}: {error}") from error
 
-    def _hold(self, shards: Keys, index: ShardIndex, part: str | None) -> None:
+    def _hold(self, index: ShardIndex, part: str | None) -> None:
         """Keep everything in shared memory."""
         self._framed = part is None
         if part is not None:
             index = index.only([extension.lower() for extension in part.split(";")])
         sizes = index.framed_sizes() if self._framed else index.sizes
-        self._fingerprint = f"{shards.fingerprint}{index.fingerprint}{part or ''}"
-        self._shards = shards
-
+        self._fingerprint = f"{self._shards.keys.fingerprint}{index.fingerprint}{part or ''}"
         self._extensions = index.extensions
         self._sizes = SharedArray.copy_of(sizes, "sizes")
         arrays = {name: array for name, array in index.as_arrays().items() if name != "extensions"}
@@ -221,7 +161,7 @@ class ShardSource(PackedSource):
     @property
     def local_identity(self) -> str:
         """Hash of the shards' change times where they are files of this machine, else empty."""
-        return self._local_identity
+        return self._shards.local_identity
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -238,18 +178,18 @@ class ShardSource(PackedSource):
     @property
     def is_ready(self) -> bool:
         """Whether this process has its helper already, or needs none."""
-        return self._client.is_open
+        return self._shards.is_open
 
     @property
     def tally(self) -> Tally:
         """The requests that this process has made so far."""
-        return self._client.tally
+        return self._shards.tally
 
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
         index = self._parts
         shard = int(index.shards[index.first[sample_id]])
-        return redacted(f"{self._root}{self._shards[shard].decode()}#{self.key(sample_id)}")
+        return f"{self._shards.name(shard)}#{redacted(self.key(sample_id))}"
 
     def key(self, sample_id: int) -> str:
         """Return the sample's key in its shard, like ``n01/0017``."""
@@ -279,9 +219,7 @@ class ShardSource(PackedSource):
             self._gap,
             self._largest,
         )
-        fetched, failures = self._client.fetch(
-            _wanted(self._shards, requests.shards, requests.starts, requests.lengths)
-        )
+        fetched, failures = self._shards.fetch(requests.shards, requests.starts, requests.lengths)
         data, offsets = self._lay_out(wanted, index, requests, fetched)
         errors = {
             row: error_of(self.name(sample), failures[request], [sample])
@@ -317,35 +255,4 @@ class ShardSource(PackedSource):
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""
         self._closed = True
-        self._client.close()
-
-
-def _wanted(shards: Keys, which: npt.NDArray[Any], starts: Offsets, lengths: Offsets) -> Wanted:
-    """Return the request for ranges of these shards."""
-    return Wanted(
-        keys=[shards[shard].decode() for shard in which.tolist()],
-        starts=starts,
-        lengths=lengths,
-        sizes=shards.sizes[which],
-        tags=shards.tags[which],
-    )
-
-
-def _place_of(
-    shards: list[str], storage_options: Mapping[str, Any] | None
-) -> tuple[Address, list[str]]:
-    """Return the location that all shards are in, and their keys there."""
-    if not any("://" in shard for shard in shards):
-        paths = [str(Path(shard).absolute()) for shard in shards]
-        return local_address(""), paths
-    addresses = []
-    for shard in shards:
-        scheme = shard.partition("://")[0].lower()
-        by_fsspec = scheme not in OBJECT_SCHEMES
-        addresses.append(address_of(shard, storage_options, by_fsspec=by_fsspec))
-    roots = {address.location.root for address in addresses}
-    if len(roots) > 1:
-        raise ConfigError(
-            f"the shards are in several locations ({', '.join(sorted(roots))}): use one"
-        )
-    return addresses[0], [address.prefix for address in addresses]
+        self._shards.close()

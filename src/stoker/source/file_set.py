@@ -1,0 +1,134 @@
+"""Files that hold many samples each, local or remote, of which ranges are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError, SourceError, redacted
+from stoker.source.files import list_names
+from stoker.source.listing_cache import ListingCache
+from stoker.source.objects import KeyListing
+from stoker.source.pace import Pace
+from stoker.source.packed import Bytes, Offsets
+from stoker.source.patterns import place_of
+from stoker.source.remote.address import Address, local_address
+from stoker.source.remote.client import Client
+from stoker.source.remote.request import Failure, Tally, Wanted, error_of
+
+AT_ONCE = 16
+"""Files looked at or indexed at once."""
+
+
+class FileSet:
+    """Some files at one location: their sizes and versions, and any ranges of them.
+
+    Pickles, may be inherited through a fork, and is thread-safe, as :class:`Client` is. A file that
+    was replaced since is reported where the storage tells versions apart, or its size changed.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        storage_options: Mapping[str, Any] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """Ask the storage after the files, which are paths, or addresses of one bucket or host.
+
+        Raises :class:`ConfigError` for files in several locations, :class:`SampleNotFound` for one
+        that is not there, :class:`SourceUnavailable` when the storage does not answer.
+        """
+        address, names = _place_of(list(map(str, files)), storage_options)
+        self.root = address.root
+        """What is before every name, without secrets; empty for files of this machine."""
+        self._question = address.question
+        self._client = Client(address.location, pace or Pace(), address.root == "memory://")
+        self.keys = KeyListing(self._client, address, 0.0).of(names)
+        """Names, sizes and versions."""
+        # A remote storage's versions are its own; those of files are size and time, set at will.
+        here = [] if address.root else [os.fsencode(name) for name in names]
+        self.local_identity = list_names(b"", here, AT_ONCE).local_identity if here else ""
+        """Hash of the files' change times where they are of this machine, else empty."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process can read at once."""
+        return self._client.is_open
+
+    @property
+    def tally(self) -> Tally:
+        """The requests that this process has made so far."""
+        return self._client.tally
+
+    def name(self, file: int) -> str:
+        """Return the address of a file, without secrets."""
+        return redacted(self.root + self.keys[file].decode())
+
+    def size(self, file: int) -> int:
+        """Return the bytes of a file."""
+        return int(self.keys.sizes[file])
+
+    def index_cache(self, *question: object) -> ListingCache | None:
+        """Return where an index of these very files is kept on the disk of this machine.
+
+        None where the storage does not tell versions apart, so that a replaced file could not be
+        told from the one that was indexed.
+        """
+        if not self.keys.tags.all():
+            return None
+        about = (self.root, self._question, self.keys.fingerprint, self.local_identity)
+        kind, *rest = question
+        return ListingCache(repr((kind, *about, *rest)))
+
+    def fetch(
+        self, files: npt.NDArray[Any], starts: Offsets, lengths: Offsets
+    ) -> tuple[Bytes, dict[int, Failure]]:
+        """Return the ranges ``[n]`` one after the other as ``u8[total]``, and what failed."""
+        which = np.asarray(files, np.int64)
+        return self._client.fetch(
+            Wanted(
+                keys=[self.keys[file].decode() for file in which.tolist()],
+                starts=starts,
+                lengths=lengths,
+                sizes=self.keys.sizes[which],
+                tags=self.keys.tags[which],
+            )
+        )
+
+    def read(self, file: int, start: int, length: int) -> memoryview:
+        """Return one range; raises the :class:`SourceError` of the file."""
+        data, failures = self.fetch(np.array([file]), np.array([start]), np.array([length]))
+        if failures:
+            raise self.error(file, failures[0])
+        return data.data
+
+    def error(self, file: int, failure: Failure, ids: Sequence[int] = ()) -> SourceError:
+        """Return the error for samples ``ids`` that lie in a range that failed."""
+        return error_of(self.name(file), failure, ids)
+
+    def close(self) -> None:
+        """Let go of the storage; another read would open it again."""
+        self._client.close()
+
+
+def _place_of(
+    files: list[str], storage_options: Mapping[str, Any] | None
+) -> tuple[Address, list[str]]:
+    """Return the location that all files are in, and their keys there."""
+    if not any("://" in file for file in files):
+        return local_address(""), [str(Path(file).absolute()) for file in files]
+    addresses = [place_of(file, storage_options) for file in files]
+    roots = {address.location.root for address in addresses}
+    if len(roots) > 1:
+        raise ConfigError(
+            f"the shards are in several locations ({', '.join(sorted(roots))}): use one"
+        )
+    return addresses[0], [address.prefix for address in addresses]
