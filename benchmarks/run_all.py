@@ -39,6 +39,7 @@ BENCHMARKS = (
     "simulate",
     "curves",
     "frontier",
+    "mechanisms",
 )
 HOURS = (
     "no_regret",
@@ -48,7 +49,7 @@ HOURS = (
     "label_noise",
     "fair_trial",
 )
-TESTED = ("cache_stage", "frontier", "no_regret")  # tests/benchmarks runs them tiny
+TESTED = ("cache_stage", "frontier", "mechanisms", "no_regret")  # tests/benchmarks runs them tiny
 ON_A_DEVICE = ("accelerator",)  # by hand, where there is one; on the processor with --smoke
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
 

@@ -29,10 +29,10 @@ class CodeTable(VectorTable):
     vectors came as there are samples; older codes are translated. Learning again is ours, the
     paper does not say. Of fewer than 256 samples all are kept whole. Deterministic.
 
-    Memory: ``code_bytes`` and 12 bytes a sample, 8,192 vectors and the centroids. Used as
-    :class:`~stoker.importance.knn.VectorTable` is. Raises :class:`~stoker.errors.ConfigError` for
-    no samples, for ``code_bytes`` that are not a whole number from 1 on, and if faiss is not
-    installed.
+    Memory: ``code_bytes`` and 12 bytes a sample, 4,096 vectors (up to 12,288 before they are codes)
+    and the centroids. Used as :class:`~stoker.importance.knn.VectorTable` is. Raises
+    :class:`~stoker.errors.ConfigError` for no samples, for ``code_bytes`` that are not a whole
+    number from 1 on, and if faiss is not installed.
     """
 
     def __init__(self, num_samples: int, code_bytes: int) -> None:
@@ -169,7 +169,7 @@ class CodeTable(VectorTable):
             self._quantizer.train(self._parted(vectors))
             self._codes = np.zeros((self.capacity, self._code_bytes), np.uint8)
             self._codes[: self.count] = self._encoded(vectors)
-            self._vectors = self._vectors[:0]
+            self._vectors = np.empty((0, self._dimension), np.float32)
             return
         self._faiss.copy_array_to_vector(
             self._faiss.vector_to_array(before.centroids), self._quantizer.centroids
