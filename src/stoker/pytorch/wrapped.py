@@ -35,6 +35,10 @@ def wrap(
     with and without moving the transforms, and a difference raises. ``deterministic=True``
     leaves these checks out: the caller vouches.
 
+    Of a ``datasets.Dataset`` of Hugging Face the rows of its Arrow table are cached; its format,
+    its transform and the decoding of its features come after the cache. Nothing is read to check
+    that.
+
     The cache is private to this job, also between the ranks of torch.distributed, unless
     ``name`` says which data set this is: jobs that give the same name and length share it, and
     must mean the same samples. Since it may then lie on disk or in a pool, where nothing is
@@ -58,6 +62,10 @@ def wrap(
         )
     if len(torch_dataset) == 0:
         raise ConfigError(f"{type(torch_dataset).__name__} has 0 samples: there is nothing to load")
+    from stoker.pytorch.hub_dataset import HubDataset, is_of_hub
+
+    if is_of_hub(torch_dataset):
+        return HubDataset(torch_dataset, name)
     bare, transforms = _take_out_transforms(torch_dataset)
     with preserved_generators():
         sizes = _probe(

@@ -1,0 +1,148 @@
+"""wrap() of a ``datasets.Dataset``: the same samples as without it, in any format, cached."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import stoker
+from stoker.errors import ConfigError, SampleCorrupt
+from stoker.node.child import dump
+from stoker.pytorch.hub_dataset import HubDataset
+
+datasets = pytest.importorskip(
+    "datasets", reason="datasets is not installed: pip install 'stoker[huggingface]'"
+)
+N = 60
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A data set on disk, in three files."""
+    folder = tmp_path_factory.mktemp("hub")
+    rows = {
+        "n": list(range(N)),
+        "data": [bytes([i]) * i for i in range(N)],
+        "text": [f"å{i}" for i in range(N)],
+        "box": [[float(i)] * (i % 4) for i in range(N)],
+        "about": [{"a": i, "b": [str(i)]} for i in range(N)],
+        "nothing": [None if i % 3 else i for i in range(N)],
+    }
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(rows).save_to_disk(folder, num_shards=3)
+    yield datasets.load_from_disk(folder)
+
+
+def double(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {"z": [2 * value for value in batch["n"]]}
+
+
+VIEWS: dict[str, Any] = {
+    "plain": lambda d: d,
+    "shuffled": lambda d: d.shuffle(seed=1),
+    "selected": lambda d: d.shuffle(seed=2).select(range(7, 50)),
+    "filtered": lambda d: d.filter(lambda row: row["n"] % 2 == 0),
+    "torch": lambda d: d.select_columns(["n", "box"]).with_format("torch"),
+    "numpy": lambda d: d.with_format("numpy", columns=["n"]),
+    "all columns": lambda d: d.with_format("torch", columns=["n"], output_all_columns=True),
+    "transform": lambda d: d.with_transform(double),
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and np.array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_samples_are_those_of_the_data_set(plain: Any, view: str) -> None:
+    dataset = VIEWS[view](plain)
+    wrapped = stoker.wrap(dataset)
+    assert isinstance(wrapped, HubDataset)
+    assert len(wrapped) == len(dataset)
+    assert wrapped.is_random == (view == "transform")
+    for index in range(len(dataset)):
+        assert same(wrapped[index], dataset[index])
+
+
+def test_images_are_decoded_after_the_cache(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})
+    rows = {"image": [{"bytes": file.getvalue(), "path": None}] * 4, "label": [0, 1, 0, 1]}
+    wrapped = stoker.wrap(datasets.Dataset.from_dict(rows, features=features))
+    assert file.getvalue() in wrapped.source.read([2])[0]
+    sample = wrapped[1]
+    assert (sample["image"].size, sample["label"]) == ((3, 2), 1)
+    assert wrapped.features == features
+
+
+def test_nothing_is_read_to_wrap(plain: Any) -> None:
+    calls: list[Any] = []
+
+    def spy(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        calls.append(batch)
+        return batch
+
+    stoker.wrap(plain.with_transform(spy))
+    assert not calls
+
+
+def test_a_transform_beside_takes_the_sample(plain: Any) -> None:
+    wrapped = stoker.wrap(plain)
+    wrapped.transform = lambda sample: sample["n"] + 1
+    assert wrapped[4] == 5 and wrapped.is_random
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_with_the_loader(plain: Any, workers: int) -> None:
+    dataset = plain.shuffle(seed=3).select_columns(["n"]).with_format("torch")
+    wrapped = stoker.wrap(dataset, name=f"numbers-{workers}")
+    with stoker.Loader(wrapped, batch_size=8, num_workers=workers, cache="50%") as loader:
+        for _ in range(2):
+            seen = torch.cat([batch["n"] for batch in loader])
+            assert sorted(seen.tolist()) == list(range(N))
+
+
+def test_it_pickles_for_workers(plain: Any) -> None:
+    wrapped = stoker.wrap(plain.shuffle(seed=1))
+    wrapped[0]
+    pickled, _ = dump(wrapped)
+    assert same(pickle.loads(pickled)[5], wrapped[5])
+
+
+def test_sizes_are_about_right(plain: Any) -> None:
+    source = stoker.wrap(plain).source
+    total = sum(map(len, source.read(range(N))))
+    assert total / 2 < source.sizes.sum() < 2 * total
+
+
+def test_bytes_of_others_are_corrupt_samples(plain: Any) -> None:
+    wrapped = stoker.wrap(plain)
+    good = wrapped.source.read([3])[0]
+    for bad in (b"", b"nonsense" * 20, good[:50], good[: len(good) // 2]):
+        with pytest.raises(SampleCorrupt, match="no row of the data set"):
+            wrapped.decode(memoryview(bad))
+
+
+def test_what_cannot_be_cached_by_row_is_wrapped_as_any_other(plain: Any) -> None:
+    class Own(datasets.Dataset):  # type: ignore[misc, name-defined]
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(key)["n"]
+
+    own = Own(plain.data, info=plain.info)
+    wrapped = stoker.wrap(own)
+    assert not isinstance(wrapped, HubDataset) and wrapped[4] == 4
+    with pytest.raises(ConfigError, match="0 samples"):
+        stoker.wrap(plain.select([]))
+    with pytest.raises(ConfigError, match="map-style"):
+        stoker.wrap(plain.to_iterable_dataset())
