@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stoker import Cache
+from stoker.node import heap
 from stoker.pytorch import Loader, SampleDataset, torch_session
 from stoker.pytorch.torch_session import BeginWorker
 from stoker.source.in_memory import MemorySource
@@ -71,7 +72,7 @@ def hurry(worker: int) -> None:
 
 def test_what_the_user_wants_done_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_session, "_end_after", lambda parent: None)
-    monkeypatch.setattr(torch_session, "_keep_freed_memory", lambda: None)  # for good, in here
+    monkeypatch.setattr(torch_session, "keep_freed_memory", lambda: None)  # for good, in here
     begun: list[int] = []
     BeginWorker(begun.append, "fork")(3)
     assert begun == [3]
@@ -107,7 +108,7 @@ def test_a_worker_uses_the_memory_of_earlier_batches_again() -> None:
         ("another", {}, False),
         ("worker", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
     ):
-        users_own = torch_session._USERS_OWN
+        users_own = heap._USERS_OWN
         clean = {name: text for name, text in os.environ.items() if name not in users_own}
         command = [sys.executable, "-c", ALLOCATING, who]
         done = subprocess.run(command, env=clean | more, capture_output=True, text=True, check=True)

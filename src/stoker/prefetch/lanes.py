@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
 from collections import deque
 from typing import Protocol
 
+from stoker.source.base import Multiplexer
+from stoker.source.packed import Buffer
+
+log = logging.getLogger("stoker.prefetch")
+_LONG = 1.0  # seconds between two looks of the multiplexer's thread at least
 _GROWTH, _FIRST_GROWTH = 1.5, 2.0
 _GAIN = 1.05  # throughput must grow at least so much for a higher limit to be kept
 _CALM = 10  # intervals between two attempts to grow
@@ -75,8 +81,16 @@ class Work(Protocol):
         """How many there are; 1 at least."""
         ...
 
+    def begin(self, piece: int) -> int | None:
+        """Note that a piece is begun; return the sample that it is, if it is just that."""
+        ...
+
     def read(self, piece: int) -> int:
-        """Read one piece and return its bytes; raises nothing."""
+        """Read one piece that is begun and return its bytes; raises nothing."""
+        ...
+
+    def keep(self, piece: int, buffer: Buffer) -> int:
+        """Take the bytes of a piece that is begun and was a sample; return how many they are."""
         ...
 
     def finish(self) -> bool:
@@ -96,19 +110,27 @@ class _Unfinished:
         self.work, self.begun, self.left = work, 0, work.num_pieces
 
 
+_Piece = tuple[_Unfinished, int, int | None]  # and the sample that it is
+
+
 class Lanes:
     """Threads that take the pieces of work in the order in which the work was added.
 
     A thread goes from one piece to the next without being handed it, which would cost more than
     a small read does. As many read as ``limit`` says, and ``ahead`` times as many pieces should
-    lie ready for them. The descriptor :meth:`fileno` becomes readable when fewer do, if
-    :attr:`has_room` was false before. Thread-safe.
+    lie ready for them. With ``multiplexer`` one thread reads all pieces that are samples, and the
+    others only what it does not get. The descriptor :meth:`fileno` becomes readable when less lies
+    ready, if :attr:`has_room` was false before. Thread-safe.
     """
 
-    def __init__(self, limit: ConcurrencyLimit, ahead: int = 0) -> None:
-        self._limit, self._ahead = limit, ahead
-        self._changed = threading.Condition()
+    def __init__(
+        self, limit: ConcurrencyLimit, ahead: int = 0, multiplexer: Multiplexer | None = None
+    ) -> None:
+        self._limit, self._ahead, self._multiplexer = limit, ahead, multiplexer
+        lock = threading.RLock()
+        self._changed, self._more = threading.Condition(lock), threading.Condition(lock)
         self._queue: deque[_Unfinished] = deque()
+        self._left_over: deque[_Piece] = deque()  # by the multiplexer; they are busy already
         self._waiting = 0  # pieces that no thread has taken
         self._works = 0  # that are not finished
         self.read_bytes = 0
@@ -117,6 +139,12 @@ class Lanes:
         self._is_closing = self._has_failed = False
         self._is_held_back = self._is_asked = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._multiplexing: threading.Thread | None = None
+        if multiplexer is not None:
+            self._multiplexing = threading.Thread(
+                target=self._multiplex, args=(multiplexer,), name="stoker-multiplex", daemon=True
+            )
+            self._multiplexing.start()
 
     def fileno(self) -> int:
         """Return the descriptor to poll; it is readable until :meth:`hear`."""
@@ -158,6 +186,9 @@ class Lanes:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+            self._more.notify()
+            if self._multiplexer is not None:
+                self._multiplexer.wake()
 
     @property
     def _lack(self) -> bool:
@@ -165,8 +196,13 @@ class Lanes:
 
     def _call(self) -> None:
         """Have as many threads at work as there are pieces for, within the limit."""
-        wanted = min(self._waiting, self._limit.limit - self._busy)
-        self._changed.notify(max(0, min(wanted, self._idle)))
+        if self._multiplexer is not None and self._may_begin:
+            self._more.notify()
+            self._multiplexer.wake()
+        wanted = len(self._left_over)
+        if self._multiplexer is None:
+            wanted += max(0, min(self._waiting, self._limit.limit - self._busy))
+        self._changed.notify(min(wanted, self._idle))
         for _ in range(min(wanted - self._idle, self._limit.limit - self._threads)):
             self._threads += 1
             threading.Thread(target=self._run, name="stoker-fetch", daemon=True).start()
@@ -175,24 +211,31 @@ class Lanes:
         """Be one thread."""
         while (taken := self._wait()) is not None:
             while taken is not None:
-                unfinished, piece = taken
-                num_bytes = unfinished.work.read(piece)
-                taken = self._done(unfinished, num_bytes)
+                unfinished, piece, _ = taken
+                taken = self._done(unfinished, unfinished.work.read(piece))
 
-    def _wait(self) -> tuple[_Unfinished, int] | None:
+    def _wait(self) -> _Piece | None:
         """Wait for a piece, and return it; None when there will be none."""
         with self._changed:
             self._idle += 1
-            while not self._is_closing and not self._may_begin:
+            while not self._is_closing and (taken := self._next()) is None:
                 self._changed.wait()
             self._idle -= 1
-            return None if self._is_closing else self._take()
+            return None if self._is_closing else taken
+
+    def _next(self) -> _Piece | None:
+        """Return what a thread should read now, if there is anything."""
+        if self._is_closing:
+            return None
+        if self._left_over:
+            return self._left_over.popleft()
+        return self._take() if self._multiplexer is None and self._may_begin else None
 
     @property
     def _may_begin(self) -> bool:
         return self._waiting > 0 and self._busy < self._limit.limit
 
-    def _take(self) -> tuple[_Unfinished, int]:
+    def _take(self) -> _Piece:
         first = self._queue[0]
         piece = first.begun
         first.begun += 1
@@ -200,10 +243,10 @@ class Lanes:
             self._queue.popleft()
         self._waiting -= 1
         self._busy += 1
-        return first, piece
+        return first, piece, first.work.begin(piece)
 
-    def _done(self, unfinished: _Unfinished, num_bytes: int) -> tuple[_Unfinished, int] | None:
-        """Note that a piece is read; return the next one, unless there is none to begin."""
+    def _done(self, unfinished: _Unfinished, num_bytes: int) -> _Piece | None:
+        """Note that a piece is read; return the next one for a thread, if there is one."""
         with self._changed:
             unfinished.left -= 1
             is_last = unfinished.left == 0
@@ -223,13 +266,61 @@ class Lanes:
             os.eventfd_write(self._wake, 1)
         return taken
 
-    def _turn(self, num_bytes: int) -> tuple[_Unfinished, int] | None:
+    def _turn(self, num_bytes: int) -> _Piece | None:
         before = self._limit.limit
         self._busy -= 1
         self.read_bytes += num_bytes
         is_saturated = self._is_held_back or self._waiting > 0
         self._limit.done(num_bytes, time.monotonic(), is_saturated)
-        taken = self._take() if self._may_begin and not self._is_closing else None
-        if self._limit.limit > before:
+        is_multiplexed = threading.current_thread() is self._multiplexing
+        taken = None if is_multiplexed else self._next()
+        if not is_multiplexed and (self._limit.limit > before or self._multiplexer is not None):
             self._call()
         return taken
+
+    def _multiplex(self, multiplexer: Multiplexer) -> None:
+        """Be the thread that reads many at once; should it fail, the others read all."""
+        under_way: set[_Piece] = set()
+        try:
+            while (taken := self._await_pieces(not under_way)) is not None:
+                alone = [piece for piece in taken if piece[2] is None]
+                together = [(piece[2], piece) for piece in taken if piece[2] is not None]
+                self._leave(alone)
+                under_way.update(piece for _, piece in together)
+                multiplexer.start(together)
+                for piece, buffer in multiplexer.wait(_LONG) if under_way else ():
+                    under_way.remove(piece)
+                    self._came(piece, buffer)
+            multiplexer.close()
+        except Exception:
+            log.warning("reading in single threads from now on", exc_info=True)
+            self._multiplexer = None
+            self._leave(list(under_way))
+            with self._changed:
+                self._call()
+
+    def _await_pieces(self, is_idle: bool) -> list[_Piece] | None:
+        """Return what may begin now; wait for something if ``is_idle``. None when closing."""
+        with self._changed:
+            while is_idle and not self._is_closing and not self._may_begin:
+                self._more.wait()
+            if self._is_closing:
+                return None
+            taken = []
+            while self._may_begin:
+                taken.append(self._take())
+            return taken
+
+    def _came(self, piece: _Piece, buffer: Buffer | None) -> None:
+        if buffer is None:
+            self._leave([piece])
+        else:
+            unfinished, index, _ = piece
+            self._done(unfinished, unfinished.work.keep(index, buffer))
+
+    def _leave(self, pieces: list[_Piece]) -> None:
+        """Have the threads read them."""
+        if pieces:
+            with self._changed:
+                self._left_over += pieces
+                self._call()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.node.heap import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import mapped
 from stoker.prefetch.crew import ALIVE_EVERY
@@ -29,6 +30,7 @@ from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
 from stoker.prefetch.reading import Reader
 from stoker.prefetch.walk import Group, Segment
+from stoker.source.packed import Buffer
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
 
@@ -52,8 +54,16 @@ class _Told:
         self._work, self._chunk = work, chunk
         self.num_pieces = work.num_pieces
 
+    def begin(self, piece: int) -> int | None:
+        return self._work.begin(piece)
+
     def read(self, piece: int) -> int:
-        num_bytes = self._work.read(piece)
+        return self._count(self._work.read(piece))
+
+    def keep(self, piece: int, buffer: Buffer) -> int:
+        return self._count(self._work.keep(piece, buffer))
+
+    def _count(self, num_bytes: int) -> int:
         self._chunk.num_bytes += num_bytes
         return num_bytes
 
@@ -168,6 +178,7 @@ def main() -> None:
     """Be the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
     serve_clients_here()
+    keep_freed_memory()
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         job = pickle.load(file)
     with contextlib.suppress(OSError):  # the other process is gone

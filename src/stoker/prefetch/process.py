@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import StokerError
+from stoker.node.heap import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
 from stoker.prefetch.crew import Crew, Headcount
@@ -181,4 +182,5 @@ def _divide(room: int, ranks: list[Rank]) -> bool:
 def main() -> None:
     """Be the process."""
     serve_clients_here()
+    keep_freed_memory()
     run(serve)

@@ -61,7 +61,8 @@ class Reader:
         else:
             self.most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
             default = ConcurrencyLimit(max(4, _FIRST // self.most))
-        self.lanes = Lanes(limit or default, ahead=int(self._is_one_by_one))
+        multiplexer = source.multiplexer() if self._is_one_by_one else None
+        self.lanes = Lanes(limit or default, int(self._is_one_by_one), multiplexer)
 
     def start(self, destination: Destination, group: Group) -> None:
         """Claim what of the group is not cached, and have the group brought."""
@@ -111,6 +112,9 @@ class Together:
         self._group, self._own = group, own
         self._is_fine = True
 
+    def begin(self, piece: int) -> None:
+        """Return None: it is more than a sample."""
+
     def read(self, piece: int) -> int:
         """Bring the group; return the bytes."""
         try:
@@ -121,6 +125,10 @@ class Together:
         except Exception as error:  # the worker that needs a sample says what a source raises
             log.info("not prefetched: %s", error)
         return 0
+
+    def keep(self, piece: int, buffer: Buffer) -> int:
+        """Never called: no piece is a sample."""
+        raise NotImplementedError
 
     def finish(self) -> bool:
         """Return whether the storage keeps up."""
@@ -171,16 +179,24 @@ class OneByOne:
         self._error: Exception | None = None
         self.num_pieces = len(self._ids)
 
-    def read(self, piece: int) -> int:
-        """Read one sample; return its bytes."""
+    def begin(self, piece: int) -> int:
+        """Return which sample it is; reading begins with the first."""
         if piece == 0:
             self._destination.meter.begin()
+        return self._ids[piece]
+
+    def read(self, piece: int) -> int:
+        """Read one sample; return its bytes."""
         try:
             buffer = self._source.read_one(self._ids[piece])
         except Exception as error:  # the claims are given back, whatever a source raises
             if not isinstance(self._error, SourceUnavailable):
                 self._error = error
             return 0
+        return self.keep(piece, buffer)
+
+    def keep(self, piece: int, buffer: Buffer) -> int:
+        """Keep one sample until all are there; return its bytes."""
         self._buffers[piece] = buffer
         return len(buffer)
 

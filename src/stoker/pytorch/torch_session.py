@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -31,6 +29,7 @@ from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.feed.batch import in_order
+from stoker.node.heap import keep_freed_memory
 from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
 from stoker.pytorch.hand_over import HandOver, private_collate
@@ -43,10 +42,6 @@ Rescore = Callable[[Any], Any]
 log = logging.getLogger("stoker")
 _LOOK = 5.0  # seconds between two looks at who the parent is
 _GRACE = 10.0  # seconds
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT = 128 << 20  # bytes of freed memory that a worker keeps at most
-_LARGEST = 32 << 20  # bytes that one piece of it has at most; glibc takes no more
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 class TorchSession:
@@ -249,25 +244,12 @@ class BeginWorker:
 
     def __call__(self, worker: int) -> None:
         """Begin the worker of that number."""
-        _keep_freed_memory()
+        keep_freed_memory()
         if self._then is not None:
             self._then(worker)
         training = multiprocessing.parent_process()
         parent = os.getppid() if training is None or self._has_server else training.pid
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what is freed in this process for what is needed next.
-
-    A worker makes one large batch after the other. Memory fresh from the kernel, which has to be
-    cleared, took more of its time than all the rest. What the user has set stays.
-    """
-    if not any(name in os.environ for name in _USERS_OWN):
-        with contextlib.suppress(AttributeError):  # a C library that has no such thing
-            mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-            mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def _end_after(parent: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -28,8 +28,35 @@ _OPTIONAL = (
     "read_packed",
     "lanes",
     "read_one",
+    "multiplexer",
     "close",
 )
+
+
+class Multiplexer(Protocol):
+    """Reads many samples at once in one thread, to which it belongs, but for :meth:`wake`.
+
+    It only tries: what it does not get, :meth:`Source.read_one` may.
+    """
+
+    def start(self, pieces: Sequence[tuple[int, Any]]) -> None:
+        """Begin to read samples, each given with a ticket that comes back with it."""
+        ...
+
+    def wait(self, seconds: float) -> list[tuple[Any, Buffer | None]]:
+        """Return what came, or None in its place, each with its ticket.
+
+        Waits for so long if there is nothing yet; the list may be empty even so.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End a wait that is under way, or the next; any thread."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        ...
 
 
 class Source(Protocol):
@@ -139,6 +166,10 @@ class Source(Protocol):
         """Return one sample, in whatever memory it arrived; raises as :meth:`read` does."""
         ...
 
+    def multiplexer(self) -> Multiplexer | None:
+        """Return a reader of many samples in one thread; None where :attr:`lanes` are best."""
+        ...
+
     def close(self) -> None:
         """Release what is held (threads, descriptors); reading afterwards raises."""
         ...
@@ -239,6 +270,10 @@ class BaseSource:
     def read_one(self, sample_id: int) -> Buffer:
         """Return one sample; see :meth:`Source.read_one`."""
         return self.read([sample_id])[0]
+
+    def multiplexer(self) -> Multiplexer | None:
+        """Return None: there is none."""
+        return None
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""

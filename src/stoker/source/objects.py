@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceError, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import PackedRead, PackedSource, check_ids, without
+from stoker.source.base import Multiplexer, PackedRead, PackedSource, check_ids, without
 from stoker.source.keys import Keys, pack_entries
 from stoker.source.listing_cache import Arrays, ListingCache
 from stoker.source.pace import Pace
@@ -21,6 +21,7 @@ from stoker.source.packed import Buffer, Offsets, offsets_of
 from stoker.source.remote.address import Address, address_of
 from stoker.source.remote.backend import Entry, Why
 from stoker.source.remote.client import Client
+from stoker.source.remote.downloads import Downloads, Request
 from stoker.source.remote.request import Failure, Tally, Wanted, error_of
 
 DAY = 86400.0
@@ -138,6 +139,16 @@ class KeySource(PackedSource):
             raise error_of(self.name(sample_id), got, [sample_id])
         return got
 
+    def multiplexer(self) -> Multiplexer | None:
+        """Return what reads through libcurl, where that gets what the storage's client gets."""
+        self._check_open()
+        downloads = self._client.downloads()
+        return None if downloads is None else _ManyObjects(downloads, self._request)
+
+    def _request(self, sample_id: int, ticket: Any) -> Request:
+        size, tag = int(self._sizes.array[sample_id]), int(self._tags.array[sample_id])
+        return Request(self._key(sample_id), size, tag, ticket)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
@@ -152,6 +163,18 @@ class KeySource(PackedSource):
         """End this process's helper; further reads raise."""
         self._closed = True
         self._client.close()
+
+
+class _ManyObjects:
+    """Reads objects in one thread; see :class:`stoker.source.base.Multiplexer`."""
+
+    def __init__(self, downloads: Downloads, request: Callable[[int, Any], Request]) -> None:
+        self._downloads, self._request = downloads, request
+        self.wait, self.wake, self.close = downloads.wait, downloads.wake, downloads.close
+
+    def start(self, pieces: Sequence[tuple[int, Any]]) -> None:
+        """Begin to read samples."""
+        self._downloads.start([self._request(sample, ticket) for sample, ticket in pieces])
 
 
 class KeyListing:

@@ -6,7 +6,8 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -59,6 +60,23 @@ class Why(Enum):
     """The request itself is wrong (a bad option, a bad key). Retrying is useless."""
 
 
+@dataclass(frozen=True)
+class Direct:
+    """How anybody with an HTTP client gets whole objects, for a while at least."""
+
+    addresses: Callable[[Sequence[str]], list[str]]
+    """Returns an address for each of some keys, which carries what proves the right to read it;
+    raises Fault where it cannot."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request."""
+    connect_seconds: float = 5.0
+    """How long a connection may take."""
+    stalled_seconds: float = 15.0
+    """How long nothing may come."""
+    total_seconds: float = 300.0
+    """How long a request may take."""
+
+
 class Fault(Exception):
     """A request that failed; backends raise nothing else. Pickles."""
 
@@ -91,6 +109,10 @@ class Backend(Protocol):
 
     def get(self, key: str, start: int, length: int) -> Got:
         """Return ``length`` bytes from ``start``, fewer where the object ends; all if negative."""
+        ...
+
+    def direct(self) -> Direct | None:
+        """Return how an HTTP client gets objects; None where one cannot, or not in the same way."""
         ...
 
     def renew(self) -> None:
@@ -157,6 +179,9 @@ class LocalBackend:
                 os.close(fd)
         except OSError as error:
             raise _fault(error) from error
+
+    def direct(self) -> None:
+        """Return None: files are not behind HTTP."""
 
     def renew(self) -> None:
         """Do nothing: files have no credentials."""

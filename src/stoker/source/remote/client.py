@@ -17,6 +17,7 @@ from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
 from stoker.source.remote.address import LocalLocation
 from stoker.source.remote.backend import Entry, Fault, Location
+from stoker.source.remote.downloads import Downloads
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
 from stoker.source.remote.outage import Outage
@@ -116,6 +117,12 @@ class Client:
         return cast(
             memoryview | Failure, self._through(lambda link: link.call("get", key, size, tag))
         )
+
+    def downloads(self) -> Downloads | None:
+        """Return what gets many objects in one thread of this process; None where nothing does."""
+        if not self.is_here:
+            return None
+        return cast(Downloads | None, self._through(lambda link: link.call("downloads")))
 
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""

@@ -18,6 +18,7 @@ from stoker.errors import redacted
 from stoker.source.keys import Keys, KeyTable, concatenate, pack_entries
 from stoker.source.pace import Pace, RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Location, Why
+from stoker.source.remote.downloads import Downloads
 from stoker.source.remote.outage import Outage
 from stoker.source.remote.request import Failure, Tally, Wanted
 
@@ -161,6 +162,29 @@ class Engine:
             return got.data
 
         return self._answer(attempt, time.monotonic())
+
+    def downloads(self) -> Downloads | None:
+        """Return what gets many objects in one thread; None where that is not possible.
+
+        It makes first attempts only, which neither wait for a rate limit nor are asked twice.
+        """
+        if self._limit is not None or self._latencies is not None:
+            return None
+        direct = self._backend.direct()
+        try:
+            return None if direct is None else Downloads(direct, self._tried)
+        except ImportError:
+            return None
+
+    def _tried(self, requests: int, failed: int, received: int) -> None:
+        """Count first attempts."""
+        if requests > failed:
+            self._outage.end()
+            self._has_worked = True
+        with self._lock:
+            self.tally.requests += requests
+            self.tally.failed += failed
+            self.tally.received_bytes += received
 
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""

@@ -74,6 +74,9 @@ class FsspecBackend:
         )
         return Got(memoryview(data), len(data) if whole else -1, UNKNOWN_TAG)
 
+    def direct(self) -> None:
+        """Return None: only the file system knows how its files are read."""
+
     def renew(self) -> None:
         """Recreate the file system, bypassing fsspec's own cache of file systems."""
         self._fs = self._make(fresh=True)

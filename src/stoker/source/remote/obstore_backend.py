@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence, Set
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
-from stoker.source.remote.backend import UNKNOWN_TAG, Entry, Fault, Got, Why, tag_of
+from stoker.source.remote.backend import UNKNOWN_TAG, Direct, Entry, Fault, Got, Why, tag_of
 
 _T = TypeVar("_T")
 _PAGE = 1000  # what S3 returns at most for one request
@@ -36,6 +38,22 @@ _CLIENT_OPTIONS = {
     "proxy_ca_certificate", "proxy_excludes", "randomize_addresses", "read_timeout",
     "root_certificate", "timeout", "user_agent",
 }  # fmt: skip
+
+_HTTP = {
+    "allow_http", "connect_timeout", "default_headers", "http1_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "randomize_addresses", "read_timeout", "retry_config", "timeout",
+    "user_agent",
+}  # fmt: skip
+_S3 = _HTTP - {"default_headers"} | {
+    "access_key_id", "bucket", "bucket_name", "credential_provider", "default_region", "endpoint",
+    "endpoint_url", "imdsv1_fallback", "metadata_endpoint", "region", "secret_access_key",
+    "session_token", "token", "virtual_hosted_style_request",
+}  # fmt: skip
+# Options under which an HTTP client of any kind gets what obstore gets.
+_DIRECT: dict[str, Set[str]] = {"http": _HTTP, "https": _HTTP, "s3": _S3, "s3a": _S3}
+_SIGNED_FOR = timedelta(hours=1)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min)\s*")
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 
 
 class ObstoreBackend:
@@ -106,6 +124,40 @@ class ObstoreBackend:
 
         return self._ask(request)
 
+    def direct(self) -> Direct | None:
+        """Return how an HTTP client gets objects: plainly, or of S3 by addresses that are signed.
+
+        None for other storages, and where an option is set that only obstore knows.
+        """
+        scheme = self._root.partition("://")[0]
+        options = pickle.loads(self._options)
+        options |= options.pop("client_options", {})
+        names = {name.lower().removeprefix("aws_") for name in options}
+        if not names <= _DIRECT.get(scheme, frozenset()):
+            return None
+        timeouts = _TIMEOUTS | {name: options[name] for name in _TIMEOUTS if name in options}
+        seconds = {name: _seconds(value) for name, value in timeouts.items()}
+        if None in seconds.values():
+            return None
+        given = options.get("default_headers", {})
+        headers = {str(name): str(value) for name, value in given.items()}
+        if "user_agent" in options:
+            headers["User-Agent"] = str(options["user_agent"])
+        return Direct(
+            self._signed if scheme.startswith("s3") else self._plain,
+            headers,
+            cast(float, seconds["connect_timeout"]),
+            cast(float, seconds["read_timeout"]),
+            cast(float, seconds["timeout"]),
+        )
+
+    def _plain(self, keys: Sequence[str]) -> list[str]:
+        return [f"{self._root}/{quote(key)}" for key in keys]
+
+    def _signed(self, keys: Sequence[str]) -> list[str]:
+        sign = self._obstore.sign
+        return list(self._ask(lambda: sign(self._store, "GET", list(keys), _SIGNED_FOR)))
+
     def renew(self) -> None:
         """Recreate the client: its provider of credentials is asked again."""
         self._store = self._make()
@@ -156,6 +208,14 @@ def _why(text: str) -> Why:
     if "body error" in text:
         return Why.CUT
     return Why.INVALID if any(hint in text for hint in _HOPELESS) else Why.TRANSIENT
+
+
+def _seconds(duration: Any) -> float | None:
+    """Return the seconds of what obstore takes as a duration; None for what is not plain."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    found = _DURATION.fullmatch(str(duration))
+    return float(found[1]) * _UNITS[found[2]] if found else None
 
 
 def _first(error: BaseException) -> str:
