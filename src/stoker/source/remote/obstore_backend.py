@@ -133,7 +133,7 @@ class ObstoreBackend:
         options = pickle.loads(self._options)
         options |= options.pop("client_options", {})
         names = {name.lower().removeprefix("aws_") for name in options}
-        if not names <= _DIRECT.get(scheme, frozenset()):
+        if scheme not in _DIRECT or not names <= _DIRECT[scheme]:
             return None
         timeouts = _TIMEOUTS | {name: options[name] for name in _TIMEOUTS if name in options}
         seconds = {name: _seconds(value) for name, value in timeouts.items()}
