@@ -4,6 +4,7 @@ from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.in_memory import MemorySource
+from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
 from stoker.source.pace import Pace, Retry
@@ -11,6 +12,7 @@ from stoker.source.packed import join_parts, split_parts
 from stoker.source.parquet import ParquetSource
 from stoker.source.sample_format import SampleFormat
 from stoker.source.shards import ShardSource
+from stoker.source.tfrecord import TFRecordSource
 
 __all__ = [
     "BaseSource",
@@ -20,6 +22,7 @@ __all__ = [
     "ImagePrefixSource",
     "ImageShardSource",
     "MemorySource",
+    "NumpySource",
     "ObjectSource",
     "Pace",
     "ParquetSource",
@@ -27,6 +30,7 @@ __all__ = [
     "SampleFormat",
     "ShardSource",
     "Source",
+    "TFRecordSource",
     "as_source",
     "join_parts",
     "open_image_folder",

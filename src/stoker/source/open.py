@@ -7,18 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.source import parquet
+from stoker.source import numpy_files, parquet, parquet_index, tfrecord
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.pack import packed_shards
 from stoker.source.parquet import ParquetSource
-from stoker.source.parquet_index import MAGIC
 from stoker.source.remote.address import OBJECT_SCHEMES
 from stoker.source.shards import ShardSource, expand
+from stoker.source.tfrecord import TFRecordSource
 
 Place = str | Path
+_ENDINGS: dict[Any, tuple[str, ...]] = {
+    ParquetSource: parquet.ENDINGS,
+    NumpySource: numpy_files.ENDINGS,
+    TFRecordSource: tfrecord.ENDINGS,
+}
+_MAGICS: dict[Any, bytes] = {ParquetSource: parquet_index.MAGIC, NumpySource: numpy_files.MAGIC}
 
 
 def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
@@ -30,6 +37,8 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ``/data/x.jpg``, a list of paths               :class:`FileSource`
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
     ``/data/*.parquet``, a folder of such files    :class:`ParquetSource`
+    ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
+    ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`
     ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
     ``s3://bucket/train``, ``gs://``, ``az://``    :class:`ObjectSource`
     ``ftp://host/folder`` and others of fsspec     :class:`FsspecSource`
@@ -92,17 +101,25 @@ def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
 
 
 def _format_of(location: str) -> Any:
-    """Return the class of files of rows, by name or by content; None for other files."""
-    if location.lower().endswith(parquet.ENDINGS):
-        return ParquetSource
+    """Return the class of files with many samples, by name or content; None for other files."""
+    kind = _by_ending(location)
     path = Path(location)
-    if "://" in location or not path.exists():
-        return None
+    if kind is not None or "://" in location or not path.exists():
+        return kind
     if path.is_dir():
-        is_one = any(each.name.lower().endswith(parquet.ENDINGS) for each in path.iterdir())
-        return ParquetSource if is_one else None
+        inside = list(path.iterdir())
+        kinds = {_by_ending(file.name) for file in inside} - {None}
+        # Folders in it are classes, beside which there may be any file.
+        is_flat = not any(file.is_dir() for file in inside)
+        return kinds.pop() if len(kinds) == 1 and is_flat else None
     with path.open("rb") as file:
-        return ParquetSource if file.read(4) == MAGIC else None
+        begin = file.read(8)
+    return next((kind for kind, magic in _MAGICS.items() if begin.startswith(magic)), None)
+
+
+def _by_ending(name: str) -> Any:
+    found = (kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings))
+    return next(found, None)
 
 
 def _make(kind: Any, argument: Any, options: dict[str, Any]) -> Any:
