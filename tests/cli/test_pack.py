@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from images.photographs import photographs
+from support.s3 import Bucket
+from support.servers import bucket, moto  # noqa: F401
 
 from stoker import Cache, ImageFolder, Loader
 from stoker.cli.root import root
 from stoker.errors import SampleNotFound
 from stoker.images import Eval
+from stoker.source import open_source
 from stoker.source.base import without
 from stoker.source.image_folder import ImageFolderSource
 
@@ -73,6 +77,15 @@ def test_what_is_left_out_is_said(
     said = run(*command, "--leave-out", status=1)
     assert "5 samples are in 1 shard " in said and "class 2/2.jpg: is gone" in said
     assert len(ImageFolder(tmp_path / "packed")) == 5
+
+
+def test_a_bucket_is_packed_into(folders: Path, bucket: Bucket) -> None:  # noqa: F811
+    names = [f"--to-option={name}={value}" for name, value in bucket.options().items()]
+    said = run("pack", folders, f"{bucket.url}/packed", "--shard-size", "200KiB", *names)
+    (pattern,) = re.findall(r"s3://\S+\.tar", said)
+    source = open_source(pattern, storage_options=bucket.options())
+    assert len(source) == 6 and pattern.startswith(f"{bucket.url}/packed/shard-{{000000..")
+    assert "--to-option" in run("pack", folders, bucket.url, "--to-option", "x", status=1)
 
 
 def test_errors(folders: Path, tmp_path: Path) -> None:

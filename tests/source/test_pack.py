@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.s3 import Bucket
 from support.waiting import until
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, UntrustedPath
@@ -27,7 +30,10 @@ from stoker.source import (
     open_image_folder,
     open_source,
 )
-from stoker.source.pack import MARKER, pack
+from stoker.source.pack import pack
+from stoker.source.pack_index import INDEX
+from stoker.source.pack_target import MARKER
+from stoker.source.remote.writer import Writer
 
 SIZES = [0, 1, 511, 512, 513, 5_000, 70_000, 3] * 5
 
@@ -293,3 +299,170 @@ def test_shards_without_folders_have_no_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no class"):
         open_image_folder(tmp_path / "flat.tar")
     assert len(open_source(shards)) == 1
+
+
+def names_in(bucket: Bucket, prefix: str) -> list[str]:
+    return sorted(
+        entry["Key"].removeprefix(prefix)
+        for entry in bucket._client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
+    )
+
+
+def test_a_bucket_gets_what_a_folder_gets(folders: Path, tmp_path: Path, bucket: Bucket) -> None:
+    source, where = ImageFolderSource(folders), f"{bucket.url}/some/packed"
+    packed = pack(source, where, shard_bytes=100_000, storage_options=bucket.options())
+    local = pack(source, tmp_path / "packed", shard_bytes=100_000)
+    assert [str(each).rpartition("/")[2] for each in packed.shards] == [
+        Path(each).name for each in local.shards
+    ]
+    assert (packed.samples, packed.bytes) == (local.samples, local.bytes)
+    pattern = f"{where}/shard-{{000000..{len(packed.shards) - 1:06d}}}.tar"
+    read = open_image_folder(pattern, storage_options=bucket.options())
+    assert content(read) == content(source)
+    for name in (INDEX, "shard-000000.tar"):
+        stored = bucket._client.get_object(Bucket=bucket.name, Key=f"some/packed/{name}")
+        assert stored["Body"].read() == (tmp_path / "packed" / name).read_bytes()
+
+
+def test_a_bucket_is_resumed_and_its_index_made_again(folders: Path, bucket: Bucket) -> None:
+    source, where, told = ImageFolderSource(folders), f"{bucket.url}/packed", []
+
+    def stop(samples: int, size: int) -> None:
+        told.append(samples)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    options = {"shard_bytes": 50_000, "storage_options": bucket.options()}
+    with contextlib.suppress(KeyboardInterrupt):
+        pack(source, where, progress=stop, **options)
+    before = names_in(bucket, "packed/")
+    assert MARKER in before and INDEX not in before and "shard-000001.tar" in before
+    packed = pack(source, where, **options)
+    assert 0 < packed.present < len(SIZES) == packed.samples
+    assert INDEX in names_in(bucket, "packed/")
+    again = pack(source, where, **options)
+    assert again.present == len(SIZES)
+    with pytest.raises(ConfigError, match="in another way"):
+        pack(source, where, seed=5, **options)
+
+
+def test_a_bucket_of_others_is_left_alone(folders: Path, bucket: Bucket) -> None:
+    bucket.put({"full/precious": b"x"})
+    source, options = ImageFolderSource(folders), {"storage_options": bucket.options()}
+    with pytest.raises(ConfigError, match="not empty and not Stoker's"):
+        pack(source, f"{bucket.url}/full", **options)
+    assert names_in(bucket, "full/") == ["precious"]
+    for url in ("http://host/packed", "memory://packed"):
+        with pytest.raises(ConfigError, match="cannot be packed into"):
+            pack(source, url)
+
+
+def test_what_a_bucket_damages_is_noticed(
+    folders: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Writer.put_file
+
+    def damaged(self: Writer, key: str, path: Path) -> None:
+        whole = path.read_bytes()
+        path.write_bytes(b"!!" + whole[2:])
+        put(self, key, path)
+        path.write_bytes(whole)
+
+    monkeypatch.setattr(Writer, "put_file", damaged)
+    with pytest.raises(SampleCorrupt, match="not stored as it was written"):
+        pack(
+            ImageFolderSource(folders),
+            f"{bucket.url}/damaged",
+            storage_options=bucket.options(),
+        )
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that were read for an index."""
+    found: list[int] = []
+    whole = ShardSource._members
+
+    def members(self: ShardSource, shard: int, seek: int) -> object:
+        found.append(shard)
+        return whole(self, shard, seek)
+
+    monkeypatch.setattr(ShardSource, "_members", members)
+    return found
+
+
+def test_no_machine_indexes_the_shards_again(
+    folders: Path, tmp_path: Path, scans: list[int]
+) -> None:
+    shards = pack(ImageFolderSource(folders), tmp_path / "packed", shard_bytes=50_000).shards
+    beside = ShardSource(shards)
+    assert not scans
+    made = ShardSource(shards, cache_index=False)
+    assert scans == list(range(len(shards)))
+    assert beside.fingerprint == made.fingerprint
+    ids = np.arange(len(SIZES))
+    assert beside.read(ids) == made.read(ids)
+    assert [beside.key(i) for i in ids] == [made.key(i) for i in ids]
+    # Resumed, of shards that another call wrote too.
+    Path(shards[1]).unlink()
+    (tmp_path / "packed" / INDEX).unlink()
+    pack(ImageFolderSource(folders), tmp_path / "packed", shard_bytes=50_000)
+    assert (tmp_path / "packed" / INDEX).exists()
+
+
+def _rewritten(packed: Path) -> None:
+    """Another shard of the same size, with a file in it called otherwise."""
+    shard = packed / "shard-000000.tar"
+    data = bytearray(shard.read_bytes())
+    end = data.index(b"\0")
+    other = tarfile.TarInfo(data[:end].decode().replace(".", "-"))
+    other.size, other.mode = (
+        tarfile.TarInfo.frombuf(bytes(data[:512]), "utf-8", "strict").size,
+        0o644,
+    )
+    data[:512] = other.tobuf(tarfile.USTAR_FORMAT)
+    shard.write_bytes(data)
+
+
+def _damaged(packed: Path) -> None:
+    index = bytearray((packed / INDEX).read_bytes())
+    index[len(index) // 2] ^= 1
+    (packed / INDEX).write_bytes(index)
+
+
+def _of_others(packed: Path) -> None:
+    source = MemorySource([bytes([n]) * 900 for n in range(9)])
+    pack(source, packed.with_name("other"), shard_bytes=6_000, seed=3)
+    (packed / INDEX).write_bytes((packed.with_name("other") / INDEX).read_bytes())
+
+
+@pytest.mark.parametrize("change", [_rewritten, _damaged, _of_others])
+def test_an_index_of_other_shards_is_not_used(
+    change: Callable[[Path], None],
+    tmp_path: Path,
+    scans: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = MemorySource([bytes([n]) * 700 for n in range(9)])
+    shards = pack(source, tmp_path / "packed", shard_bytes=6_000).shards
+    change(tmp_path / "packed")
+    found = ShardSource(shards)
+    assert scans and "is not used" in caplog.text
+    assert found.fingerprint == ShardSource(shards, cache_index=False).fingerprint
+
+
+def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    shards = pack(MemorySource([b"1", b"22", b"333"]), tmp_path / "packed").shards
+    index, sizes = ShardSource(shards)._parts, np.array([Path(shards[0]).stat().st_size])
+    index.check(sizes)
+    for name, wrong in {
+        "first": np.array([0, 2, 1, 3]),
+        "shards": np.array([0, 0, 1], np.uint32),
+        "starts": np.array([0, 1, sizes[0]]),
+        "sizes": np.array([1, -2, 3]),
+        "kinds": np.array([0, 0, 9], np.uint32),
+        "offsets": np.array([0, 5, 3, len(index.names)]),
+        "names": index.names[:-1],
+    }.items():
+        with pytest.raises(SampleCorrupt, match="does not fit"):
+            replace(index, **{name: wrong}).check(sizes)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -148,14 +147,17 @@ def open_url(url: str, image_folder: bool, options: tuple[str, ...]) -> Source:
     ``image_folder``: it has class folders. Raises ConfigError for a malformed option, and what
     :func:`open_source` raises. The caller closes the source.
     """
-    named: dict[str, Any] = {}
-    if options:
-        pairs = [option.partition("=") for option in options]
-        for name, equals, _ in pairs:
-            if not (name and equals):
-                raise ConfigError(f"--option {name!r} is invalid: give it as NAME=VALUE")
-        named["storage_options"] = {name: value for name, _, value in pairs}
+    named = {"storage_options": named_options(options)} if options else {}
     return (open_image_folder if image_folder else open_source)(url, **named)
+
+
+def named_options(options: tuple[str, ...], flag: str = "--option") -> dict[str, str]:
+    """Return what ``NAME=VALUE`` says by name; ConfigError for one that is malformed."""
+    pairs = [option.partition("=") for option in options]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise ConfigError(f"{flag} {name!r} is invalid: give it as NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 @contextmanager

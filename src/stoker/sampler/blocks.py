@@ -138,7 +138,7 @@ def fit_window(room: Room | None, block: int, window: float | None) -> float:
     if room is None:
         return _UNKNOWN if window is None else window
     count = len(room.sizes)
-    if room.share * count < min(count, 2 * block):
+    if round(room.share * count) < min(count, 2 * block):
         raise ConfigError(
             f"block={block} keeps samples in the cache until they are due, and it has room for "
             f"{room.share * count:.0f}: give it room for {2 * block}, or leave block= out"

@@ -110,6 +110,29 @@ class FileSet:
             raise self.error(file, failures[0])
         return data.data
 
+    def beside(self, called: str, most: int) -> Bytes | None:
+        """Return ``u8[n]``, a file of at most so many bytes in the folder that all of these are in.
+
+        None if there is none, or they are in several.
+        """
+        names = (self.keys[file].decode() for file in range(len(self)))
+        folders = {"".join(name.rpartition("/")[:2]) for name in names}
+        if len(folders) > 1:
+            return None
+        key = f"{folders.pop()}{called}"
+        (entry,) = self._client.head([key])
+        if isinstance(entry, Failure) or entry.size > most:
+            return None
+        wanted = Wanted(
+            keys=[key],
+            starts=np.zeros(1, np.int64),
+            lengths=np.array([entry.size]),
+            sizes=np.array([entry.size]),
+            tags=np.array([entry.tag], np.uint64),
+        )
+        data, failures = self._client.fetch(wanted)
+        return None if failures else data
+
     def error(self, file: int, failure: Failure, ids: Sequence[int] = ()) -> SourceError:
         """Return the error for samples ``ids`` that lie in a range that failed."""
         return error_of(self.name(file), failure, ids)

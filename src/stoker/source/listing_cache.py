@@ -55,7 +55,7 @@ class ListingCache:
         except OSError:
             return None
         try:
-            return use(_decode(stored))
+            return use(decode(stored))
         except Exception as error:  # zipfile, NumPy and users of the arrays raise what they like
             _log.warning("%s is damaged (%r): listing again", self.path, error)
             return None
@@ -64,7 +64,7 @@ class ListingCache:
         """Replace what is stored; a failure is logged."""
         try:
             with open_folder(self.path.parent, make=True) as folder:
-                _replace(folder.inside / self.path.name, _encode(listing))
+                _replace(folder.inside / self.path.name, encode(listing))
         except OSError as error:
             _log.warning("cannot keep the listing in %s: %s", self.path, error)
 
@@ -104,8 +104,8 @@ def _cache_home() -> Path:
         return Path(os.devnull)
 
 
-def _encode(listing: Arrays) -> bytes:
-    """Return the listing as magic, hash, and a zip of arrays."""
+def encode(listing: Arrays) -> bytes:
+    """Return a listing as bytes: magic, hash, and a zip of arrays."""
     body = io.BytesIO()
     np.savez(body, **listing)  # type: ignore[arg-type]
     payload = body.getbuffer()
@@ -113,8 +113,8 @@ def _encode(listing: Arrays) -> bytes:
     return b"".join((_MAGIC, digest, payload))
 
 
-def _decode(stored: bytes) -> Arrays:
-    """Return the listing; raises an exception of any kind when it is not one."""
+def decode(stored: bytes) -> Arrays:
+    """Return the listing that ``stored`` is; raises an exception of any kind when it is none."""
     start = len(_MAGIC) + _DIGEST_BYTES
     payload = memoryview(stored)[start:]
     if not stored.startswith(_MAGIC):

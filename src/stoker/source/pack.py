@@ -7,7 +7,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,18 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
-from stoker.node.descriptors import drop
-from stoker.node.locks import try_lock_file
-from stoker.node.owned import Folder, adopt, read_file, write_file
 from stoker.source.base import Source, in_batches, read_whole
 from stoker.source.image_folder import ClassFolders
+from stoker.source.pack_index import INDEX, Layout, layout_of, to_bytes
+from stoker.source.pack_target import MARKER, Target, open_target, reader_of
 from stoker.source.shards import ShardSource
-from stoker.source.tar_members import members
-from stoker.types import format_bytes
+from stoker.source.tar_members import Read, members
 
-MARKER = "stoker-pack.json"
-"""The file that marks a folder of ours: how it was packed, and which shards are finished."""
-_LOCK = "stoker-pack.lock"
 _FORM = 1
 _CHUNK_BYTES, _CHUNK_SAMPLES = 16 << 20, 1024  # read at once
 _END = bytes(2 * tarfile.BLOCKSIZE)  # of an archive
@@ -46,8 +41,8 @@ Ids = NDArray[np.uint32]
 class Packed:
     """What became of the samples."""
 
-    shards: list[Path] = field(default_factory=list)
-    """The archives, in order."""
+    shards: list[Path | str] = field(default_factory=list)
+    """The archives, in order: paths, or addresses in a bucket."""
     samples: int = 0
     """Samples in them."""
     bytes: int = 0
@@ -60,40 +55,41 @@ class Packed:
 
 def pack(
     source: Source,
-    folder: Path,
+    where: Path | str,
     *,
     shard_bytes: int = 256 << 20,
     seed: int | None = 0,
     leave_out: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda samples, size: None,
 ) -> Packed:
-    """Write the samples of ``source`` to ``folder/shard-000000.tar`` and so on.
+    """Write the samples of ``source`` to ``where/shard-000000.tar`` and so on, and their index.
+
+    ``where`` is a folder, or the address of a prefix in a bucket, like ``s3://bucket/packed``, with
+    ``storage_options`` as :class:`~stoker.source.objects.ObjectSource` takes them.
 
     They are shuffled by ``seed``, so that neighbours are as good as drawn at random; with ``None``
     they keep their order. A shard ends when it has ``shard_bytes`` of samples. A sample of a
     source with classes is ``class/number.extension``, one of shards has its key and its parts, any
     other is ``number.extension``: ``number`` is its id in ``source``. Each shard is read again and
-    compared before it gets its name. A call that was interrupted is resumed by the same call: only
+    compared before it gets its name; in a bucket, where a shard is put from a temporary file, once
+    more afterwards. A call that was interrupted is resumed by the same call: only
     shards that are not finished are written. ``progress`` gets samples and bytes as they are done.
+    The index is of all shards together: by it :class:`~stoker.source.shards.ShardSource` knows them
+    without reading them.
 
-    Raises :class:`~stoker.errors.ConfigError` for a folder with other things in it, one that
+    Raises :class:`~stoker.errors.ConfigError` for a place with other things in it, a folder that
     another process packs into, one that was packed from other samples or in another way, too little
-    space on the disk, and no samples; :class:`~stoker.errors.UntrustedPath` for one that others may
-    write to; :class:`~stoker.errors.SourceError` for a sample that cannot be read, which
+    space on the disk, and no samples; :class:`~stoker.errors.UntrustedPath` for a folder that
+    others may write to; :class:`~stoker.errors.SourceError` for a sample that cannot be read, which
     ``leave_out`` leaves out instead; and :class:`OSError`. One process and thread at a time.
     """
     if not len(source):
         raise ConfigError("there are no samples to pack")
     if shard_bytes < 1:
         raise ConfigError(f"shard_bytes={shard_bytes}: give 1 or more")
-    with adopt(folder, MARKER, "folder") as opened:
-        lock = try_lock_file(opened.inside / _LOCK)
-        if lock is None:
-            raise ConfigError(f"another process packs into {folder}: wait for it")
-        try:
-            return _Packer(source, opened, shard_bytes, seed, leave_out, progress).run()
-        finally:
-            drop(lock)
+    with open_target(where, storage_options) as target:
+        return _Packer(source, target, shard_bytes, seed, leave_out, progress).run()
 
 
 def packed_shards(folder: str | Path) -> list[str] | None:
@@ -105,20 +101,20 @@ def packed_shards(folder: str | Path) -> list[str] | None:
         content = (Path(folder) / MARKER).read_bytes()
     except (OSError, ValueError):
         return None
-    plan, shards = _parsed(content, Path(folder)) if content else ({}, {})
+    plan, shards = _parsed(content, str(folder)) if content else ({}, {})
     if len(shards) != plan.get("shards"):
         raise ConfigError(f"{folder} is not packed to the end: run the same `stoker pack` again")
     return [str(Path(folder) / _name(number)) for number in sorted(shards)]
 
 
-def _parsed(record: bytes, folder: Path) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
+def _parsed(record: bytes, where: str) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
     """Return how a folder was packed, and bytes and samples of its finished shards by number."""
     try:
         told = json.loads(record)
         shards = {int(n): (int(size), int(count)) for n, (size, count) in told["shards"]}
         return dict(told["plan"]), shards
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / MARKER} is damaged ({error}): remove the folder") from error
+        raise ConfigError(f"{where}/{MARKER} is damaged ({error}): remove all of it") from error
 
 
 def _name(number: int) -> str:
@@ -129,14 +125,15 @@ class _Packer:
     def __init__(
         self,
         source: Source,
-        folder: Folder,
+        target: Target,
         shard_bytes: int,
         seed: int | None,
         leave_out: bool,
         progress: Callable[[int, int], None],
     ) -> None:
-        self._source, self._folder, self._leave_out = source, folder, leave_out
+        self._source, self._target, self._leave_out = source, target, leave_out
         self._progress = progress
+        self._layouts: dict[int, Layout] = {}  # of the shards of this call
         self._check_classes()
         ids = np.arange(len(source), dtype=np.uint32)
         order = ids if seed is None else np.random.default_rng(seed).permutation(ids)
@@ -155,19 +152,23 @@ class _Packer:
         """Write what is missing."""
         packed, finished = Packed(), self._finished()
         left = [ids for number, ids in enumerate(self._shards) if number not in finished]
-        self._check_space(sum(int((self._source.sizes[ids] + _OVERHEAD).sum()) for ids in left))
+        self._target.check_space([self._num_bytes(ids) for ids in left])
         for number, ids in enumerate(self._shards):
-            name = _name(number)
             if number in finished:
                 packed.present += finished[number][1]
                 self._progress(len(ids), int(self._source.sizes[ids].sum()))
             else:
-                finished[number] = self._write(name, ids, packed.left_out)
+                finished[number] = self._write(number, ids, packed.left_out)
                 self._note(finished)
-            packed.shards.append(self._folder.path / name)
+            packed.shards.append(self._target.address(_name(number)))
             packed.bytes += finished[number][0]
             packed.samples += finished[number][1]
+        if packed.samples and not (left == [] and self._target.has(INDEX)):
+            self._write_index([finished[number][0] for number in range(len(self._shards))])
         return packed
+
+    def _num_bytes(self, ids: Ids) -> int:
+        return int((self._source.sizes[ids] + _OVERHEAD).sum())
 
     def _check_classes(self) -> None:
         if isinstance(self._source, ClassFolders):
@@ -178,47 +179,43 @@ class _Packer:
                         "folders called __like_this__: rename it"
                     )
 
-    def _check_space(self, needed: int) -> None:
-        status = os.statvfs(self._folder.inside)
-        free = status.f_bavail * status.f_frsize
-        if needed > free:
-            raise ConfigError(
-                f"{self._folder.path} has {format_bytes(free)} free and {format_bytes(needed)} are "
-                "still to be packed: use another disk"
-            )
-
     # --- what is finished ---
 
     def _finished(self) -> dict[int, tuple[int, int]]:
         """Return bytes and samples of the finished shards by number, from an earlier call."""
-        content = read_file(self._folder.inside / MARKER, called=self._folder.path / MARKER)
+        content = self._target.record()
         if not content:
             return {}
-        plan, shards = _parsed(content, self._folder.path)
+        plan, shards = _parsed(content, self._target.name)
         if plan != self._plan:
             differs = [name for name, value in self._plan.items() if plan.get(name) != value]
             raise ConfigError(
-                f"{self._folder.path} was packed from other samples or in another way (other "
+                f"{self._target.name} was packed from other samples or in another way (other "
                 f"{', '.join(differs)}): use a new folder"
             )
-        return {n: shard for n, shard in shards.items() if self._is_there(n, shard[0])}
-
-    def _is_there(self, number: int, num_bytes: int) -> bool:
-        try:
-            status = (self._folder.inside / _name(number)).lstat()
-        except OSError:
-            return False
-        return status.st_size == num_bytes
+        return {n: shard for n, shard in shards.items() if self._target.size(_name(n)) == shard[0]}
 
     def _note(self, finished: dict[int, tuple[int, int]]) -> None:
         record = {"plan": self._plan, "shards": sorted(finished.items())}
-        write_file(self._folder.inside / MARKER, json.dumps(record).encode(), fsync=True)
+        self._target.note(json.dumps(record).encode())
+
+    def _write_index(self, sizes: list[int]) -> None:
+        """Write the index of all shards; those of earlier calls are read for it."""
+        layouts = [
+            self._layouts.get(number) or self._layout(self._target.reader(_name(number)), size)
+            for number, size in enumerate(sizes)
+        ]
+        self._target.write(INDEX, to_bytes(layouts, _name, sizes))
+
+    @staticmethod
+    def _layout(read: Read, num_bytes: int) -> Layout:
+        return layout_of(list(members(read, num_bytes, _SEEK)), read)
 
     # --- one shard ---
 
-    def _write(self, name: str, ids: Ids, left_out: dict[int, SourceError]) -> tuple[int, int]:
+    def _write(self, number: int, ids: Ids, left_out: dict[int, SourceError]) -> tuple[int, int]:
         """Write a shard under another name, compare, rename; return its bytes and samples."""
-        part, samples = self._folder.inside / f"{name}.part", 0
+        part, samples = self._target.scratch / f"{_name(number)}.part", 0
         part.unlink(missing_ok=True)
         written: list[tuple[str, int, int]] = []
         with part.open("xb") as file:
@@ -236,8 +233,8 @@ class _Packer:
             file.flush()
             os.fsync(file.fileno())
             num_bytes = file.tell()
-        self._compare(part, num_bytes, written)
-        part.rename(self._folder.inside / name)
+        self._layouts[number] = self._compare(part, num_bytes, written)
+        self._target.take(part, _name(number))
         return num_bytes, samples
 
     def _read(self, ids: Ids) -> Iterator[tuple[int, memoryview, SourceError | None]]:
@@ -269,21 +266,21 @@ class _Packer:
         extension = found[1].lower() if found else "bin"
         return [(f"{folder}{sample:09d}.{extension}", data)]
 
-    def _compare(self, part: Path, num_bytes: int, written: list[tuple[str, int, int]]) -> None:
+    @staticmethod
+    def _compare(part: Path, num_bytes: int, written: list[tuple[str, int, int]]) -> Layout:
         """Read a shard as any reader would; raise SampleCorrupt unless it is what was written."""
-        with part.open("rb") as file:
-
-            def read(start: int, length: int) -> memoryview:
-                return memoryview(os.pread(file.fileno(), length, start))
-
-            found = members(read, num_bytes, _SEEK)
-            for member, (path, size, crc) in zip_longest(found, written, fillvalue=("", -1, 0)):
-                if (
-                    isinstance(member, tuple)
-                    or (member.path, member.size) != (path, size)
-                    or zlib.crc32(read(member.start, size)) != crc
-                ):
-                    raise SampleCorrupt(f"{path} was not written as it was read: is the disk full?")
+        read = reader_of(part)
+        layout = _Packer._layout(read, num_bytes)
+        for member, (path, size, crc) in zip_longest(
+            layout.members, written, fillvalue=("", -1, 0)
+        ):
+            if (
+                isinstance(member, tuple)
+                or (member.path, member.size) != (path, size)
+                or zlib.crc32(read(member.start, size)) != crc
+            ):
+                raise SampleCorrupt(f"{path} was not written as it was read: is the disk full?")
+        return layout
 
 
 def _append(file: BinaryIO, path: str, content: memoryview) -> None:

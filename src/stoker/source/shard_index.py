@@ -84,6 +84,35 @@ class ShardIndex:
         total: Offsets = np.diff(offsets_of(framed)[self.first])
         return total
 
+    def check(self, sizes: Offsets) -> None:
+        """Raise SampleCorrupt unless it makes sense for shards of ``sizes`` bytes, i64[S]."""
+        samples, parts = len(self.first) - 1, len(self.shards)
+        kinds = {"first": "i8", "starts": "i8", "sizes": "i8", "offsets": "i8"}
+        kinds |= {"shards": "u4", "kinds": "u4", "names": "u1"}
+        is_sound = (
+            all(getattr(self, name).dtype == kind for name, kind in kinds.items())
+            and all(getattr(self, name).ndim == 1 for name in kinds)
+            and samples > 0
+            and len(self.starts) == len(self.sizes) == len(self.kinds) == parts
+            and _divides(self.first, parts)
+            and bool((np.diff(self.first) > 0).all())
+            and len(self.offsets) == samples + 1
+            and _divides(self.offsets, len(self.names))
+            and int(self.shards.max()) < len(sizes)
+            and int(self.kinds.max()) < len(self.extensions)
+        )
+        if is_sound:
+            ends = sizes[self.shards] - self.sizes
+            within = (self.sizes >= 0) & (self.starts >= 0) & (self.starts <= ends)
+            # The parts of a sample follow each other in one shard.
+            goes_on = np.ones(parts, np.bool_)
+            goes_on[self.first[:-1]] = False
+            follows = np.diff(self.starts, prepend=0) >= 0
+            follows &= np.diff(self.shards.astype(np.int64), prepend=0) == 0
+            is_sound = bool(within.all() and follows[goes_on].all())
+        if not is_sound:
+            raise SampleCorrupt("the index does not fit the shards")
+
     @property
     def fingerprint(self) -> str:
         """Hash of where everything lies."""
@@ -103,6 +132,11 @@ class ShardIndex:
         """Return what :meth:`as_arrays` was made from."""
         extensions = tuple(arrays["extensions"].tobytes().decode().split("\0"))
         return cls(**{**arrays, "extensions": extensions})  # type: ignore[arg-type]
+
+
+def _divides(bounds: Offsets, total: int) -> bool:
+    """Whether bounds go from 0 to ``total`` and never down."""
+    return bool(bounds[0] == 0 and bounds[-1] == total and (np.diff(bounds) >= 0).all())
 
 
 def index_of(shards: Iterable[Sequence[Member]], name: Callable[[int], str]) -> ShardIndex:

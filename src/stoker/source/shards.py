@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +17,7 @@ from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import AT_ONCE, FileSet
 from stoker.source.pace import Pace
+from stoker.source.pack_index import INDEX, PROBE, from_bytes
 from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
 from stoker.source.patterns import Places, written_out
 from stoker.source.remote.request import Tally, error_of
@@ -21,6 +25,9 @@ from stoker.source.shard_index import Requests, ShardIndex, coalesce, index_of
 from stoker.source.tar_members import Member, members
 
 _COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_PACKED = re.compile(r"shard-[0-9]{6,}\.tar")  # as stoker pack calls them
+_SLACK = 1 << 20  # bytes that an index may have beyond those of the shards
+_log = logging.getLogger(__name__)
 # How much data is rather read along than skipped, when only the headers are wanted.
 _SEEK_LOCAL, _SEEK_REMOTE = 64 << 10, 1 << 20
 
@@ -50,9 +57,11 @@ class ShardSource(PackedSource):
     which the shards and their files come.
 
     The shards are indexed once, in one pass over each, many at once: headers only where files
-    are large, everything where they are small. The index is kept with the listings on local
-    disk, and is used as long as name, size and version of all shards are the same: one request
-    for each shard tells. It takes about 40 bytes and the key for each sample, in shared memory.
+    are large, everything where they are small. Where ``stoker pack`` left an index beside them,
+    three headers of each shard tell whether it is theirs, and no more is read. The index is kept
+    with the listings on local disk, and is used as long as name, size and version of all shards
+    are the same: one request for each shard tells. It takes about 40 bytes and the key for each
+    sample, in shared memory.
 
     Ranges of one shard that lie close together are read by one request, so batches of
     neighbours cost little, and samples at random positions one request each.
@@ -100,16 +109,46 @@ class ShardSource(PackedSource):
         stored = None if cache is None else cache.load(ShardIndex.from_arrays)
         if stored is not None:
             return stored
+        index = self._beside() if cache_index else None
+        if index is None:
+            index = self._made()
+        if cache is not None:
+            cache.store(index.as_arrays())
+        return index
+
+    def _made(self) -> ShardIndex:
+        """Return the index that the shards themselves give."""
+        shards = self._shards
         seek = _SEEK_REMOTE if shards.root else _SEEK_LOCAL
 
         def files(shard: int) -> list[Member]:
             return self._members(shard, seek)
 
         with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-            index = index_of(pool.map(files, range(len(shards))), shards.name)
-        if cache is not None:
-            cache.store(index.as_arrays())
-        return index
+            return index_of(pool.map(files, range(len(shards))), shards.name)
+
+    def _beside(self) -> ShardIndex | None:
+        """Return the index that ``stoker pack`` left beside the shards, if it is theirs."""
+        shards = self._shards
+        paths = (shards.keys[shard].decode() for shard in range(len(shards)))
+        names = [path.rpartition("/")[2] for path in paths]
+        if not all(map(_PACKED.fullmatch, names)):
+            return None
+        try:
+            stored = shards.beside(INDEX, most=int(shards.keys.sizes.sum()) + _SLACK)
+            if stored is None:
+                return None
+            index, which, probes = from_bytes(bytes(stored), names, shards.keys.sizes)
+            lengths = np.full(len(which), PROBE, np.int64)
+            headers, failures = shards.fetch(which, probes[:, 0], lengths)
+            found = [zlib.crc32(header.data) for header in headers.reshape(-1, PROBE)]
+            if not failures and found == probes[:, 1].tolist():
+                return index
+            why = "it is of shards that were replaced"
+        except Exception as error:  # whatever lies there, the shards themselves can be read
+            why = str(error)
+        _log.warning("%s beside %s is not used: %s", INDEX, shards.name(0), why)
+        return None
 
     def _members(self, shard: int, seek: int) -> list[Member]:
         """Return the files of one shard; errors name it."""
