@@ -4,6 +4,7 @@ from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.in_memory import MemorySource
+from stoker.source.mds import MDSSource
 from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.open import open_image_folder, open_source
@@ -21,6 +22,7 @@ __all__ = [
     "ImageFolderSource",
     "ImagePrefixSource",
     "ImageShardSource",
+    "MDSSource",
     "MemorySource",
     "NumpySource",
     "ObjectSource",

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.source import numpy_files, parquet, parquet_index, tfrecord
+from stoker.source import mds, numpy_files, parquet, parquet_index, tfrecord
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+from stoker.source.mds import MDSSource
 from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.pack import packed_shards
@@ -37,6 +38,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ``/data/x.jpg``, a list of paths               :class:`FileSource`
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
     ``/data/*.parquet``, a folder of such files    :class:`ParquetSource`
+    a folder of MDS shards with ``index.json``     :class:`MDSSource`
     ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
     ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`
     ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
@@ -48,6 +50,9 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     :class:`ConfigError` for an empty list, an option that the class does not have, and
     arguments that the class rejects; other errors as the class.
     """
+    if (folder := _of_mds(where)) is not None:
+        made: Source = _make(MDSSource, folder, options)
+        return made
     several = not isinstance(where, str | Path)
     locations = [str(where)] if isinstance(where, str | Path) else list(map(str, where))
     if not locations:
@@ -115,6 +120,18 @@ def _format_of(location: str) -> Any:
     with path.open("rb") as file:
         begin = file.read(8)
     return next((kind for kind, magic in _MAGICS.items() if begin.startswith(magic)), None)
+
+
+def _of_mds(where: Place | Sequence[Place]) -> str | None:
+    """Return the folder if it is one of MDS shards, which has an index of them."""
+    if not isinstance(where, str | Path):
+        return None
+    if "://" in str(where):
+        return str(where) if str(where).endswith(f"/{mds.INDEX}") else None
+    path = Path(where)
+    folder = path.parent if path.name == mds.INDEX else path
+    is_one = (folder / mds.INDEX).is_file() and any(folder.glob("*.mds*"))
+    return str(folder) if is_one else None
 
 
 def _by_ending(name: str) -> Any:
