@@ -37,6 +37,7 @@ BENCHMARKS = (
     "nodes",
     "virtual_time",
     "simulate",
+    "sim_vs_live",
     "curves",
     "frontier",
     "mechanisms",

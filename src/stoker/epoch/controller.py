@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.read_ahead import ReadAhead
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
 from stoker.epoch.stats import Records, Stats
@@ -49,6 +48,19 @@ _PATIENCE = 10.0  # seconds that another rank may be behind when a state is save
 _Batch = TypeVar("_Batch", bound=ServedBatch)
 
 
+class Ahead(Protocol):
+    """Reads ahead of training: :class:`~stoker.epoch.read_ahead.ReadAhead`, or a simulator's."""
+
+    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
+        """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one."""
+
+    def go_on(self) -> None:
+        """Read ahead from now on, if :meth:`begin` was not to."""
+
+    def follow(self, plan: Plan, done: int) -> None:
+        """Rewrite the keys of coming accesses, ``done`` of which are over."""
+
+
 @dataclass(frozen=True)
 class Opened:
     """What epochs run on once the cache is open; the controller closes none of it."""
@@ -56,7 +68,7 @@ class Opened:
     cache: EpochCache
     counters: Callable[[], Mapping[str, Any]] | None = None
     """Returns counts by name: ``Store.stats()``, and more of :class:`~stoker.epoch.stats.Stats`."""
-    ahead: ReadAhead | None = None
+    ahead: Ahead | None = None
     """Prefetch, where there is any."""
     direct: DirectReading | None = None
     """Who says what is read past the cache, where that may be."""

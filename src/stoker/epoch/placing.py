@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,21 @@ def follow(
         store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
 
 
+def may_be_served_by_others(
+    store: Store, names: Sequence[str], ids: NDArray[np.uint32]
+) -> NDArray[np.bool_]:
+    """Return bool[n]: samples ``u32[n]`` that need not be read for their next access.
+
+    ``names`` are the regions that places are indices into.
+    """
+    if store.substitution is None or store.stand_ins is not None:
+        # Stand-ins come and go: the prefetch process sees shortly before who has one.
+        return np.zeros(len(ids), np.bool_)
+    if store.places is None:
+        return np.ones(len(ids), np.bool_)
+    return np.asarray(store.places.array[ids] == names.index(store.substitution.region))
+
+
 class Placing(EpochCache):
     """What a recipe's policy decides when an epoch begins, and what scores change within it.
 
@@ -226,13 +242,7 @@ class Placing(EpochCache):
 
     def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
-        store = self._store
-        if store.substitution is None or store.stand_ins is not None:
-            # Stand-ins come and go: the prefetch process sees shortly before who has one.
-            return np.zeros(len(ids), np.bool_)
-        if store.places is None:
-            return np.ones(len(ids), np.bool_)
-        return np.asarray(store.places.array[ids] == self._names.index(store.substitution.region))
+        return may_be_served_by_others(self._store, self._names, ids)
 
     def stats(self) -> dict[str, int]:
         """Return what packaging has counted on this machine."""

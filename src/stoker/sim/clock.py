@@ -86,6 +86,11 @@ class Conditions:
                 "refused: give seconds"
             )
 
+    def reads_a_second(self, mean_size: float) -> float:
+        """Samples of so many bytes that the storage gives in a second."""
+        by_latency = self.concurrency / self.latency if self.latency else _INF
+        return min(self.iops, self.bandwidth / mean_size, by_latency)
+
 
 @dataclass(frozen=True)
 class EpochTime:
@@ -128,6 +133,11 @@ class Clock:
         self._now = self._stall = self._began = 0.0
         self._known = 0.0 if knows_next else conditions.start_seconds  # from when on, its plan
         self._workers.begin_epoch(conditions.start_seconds)
+
+    @property
+    def now(self) -> float:
+        """Seconds from the start to the end of the latest step."""
+        return self._now
 
     def add(
         self,

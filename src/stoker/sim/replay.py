@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
 from stoker.sampler.windows import Room
 from stoker.scores import Scores
+from stoker.sim.ahead import ReplayedAhead
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import RecordedLosses, Visits, as_trace, comes_again, scored_by
 from stoker.sim.replayed_cache import Outcomes, ReplayedCache
@@ -32,7 +34,7 @@ from stoker.sim.signals import GivenLosses, Losses, MadeUpLosses
 from stoker.sim.trace import Trace
 from stoker.store.claims import Served
 from stoker.store.tier import Keys
-from stoker.types import parse_bytes
+from stoker.types import Outcome, parse_bytes
 
 _RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
 
@@ -53,13 +55,14 @@ def replay(
     batch_size: int | None = None,
     cached: float | ArrayLike | None = None,
     conditions: Conditions | None = None,
+    read_ahead: int = 0,
     progress: Callable[[], None] | None = None,
 ) -> SimResult:
     """Return what a training of ``epochs`` epochs would hit in a cache.
 
     The recipe's own sampler, scorer, policy, regions, places, shares, substitution and packaging
-    run over a native arena, as in the Loader with one rank and without prefetch, but for the bytes:
-    the arena counts those of samples and stores none. Deterministic.
+    run over a native arena, as in the Loader with one rank, but for the bytes: the arena counts
+    those of samples and stores none. Deterministic.
 
     ``recipe``: a Recipe or its text. ``cache``: a share of the data set's bytes
     if a float, else as the Loader's. ``sizes``: ``i64[N]`` bytes; by default all have
@@ -71,7 +74,10 @@ def replay(
     of the samples, from 256 to 4096. ``cached``: bytes of the samples as they are cached,
     ``i64[N]`` or a factor of ``sizes``, where a stage makes them smaller; ``cache`` is still a
     share of ``sizes``, and these are what is read. ``conditions``: what storage and processors are
-    like, to have the time of each epoch computed. ``progress`` is called after each epoch.
+    like, to have the time of each epoch computed. ``read_ahead``: bytes on top of the cache for
+    what a prefetch process reads before it is needed, as far as the storage of ``conditions`` has
+    time for it; 0: as without one. What training shows reaches scores as many batches later as the
+    workers of ``conditions`` are ahead. ``progress`` is called after each epoch.
 
     Raises :class:`~stoker.errors.ConfigError` for arguments out of range, for scorers that need
     more than losses, and for a cache that the recipe finds too small.
@@ -91,6 +97,8 @@ def replay(
         raise ConfigError(f"the trace has {len(accesses)} epochs and {epochs} are asked for")
     lengths = as_sizes(sizes, num_samples)
     batch_size = default_batch(num_samples) if batch_size is None else batch_size
+    if read_ahead < 0:
+        raise ConfigError(f"read_ahead={read_ahead} is out of range: give 0 bytes or more")
     if epochs < 1 or batch_size < 1:
         raise ConfigError(
             f"epochs={epochs}, batch_size={batch_size} are out of range: give 1 or more"
@@ -99,9 +107,12 @@ def replay(
     kept = as_cached(cached, lengths)
     told = as_losses(losses, num_samples, seed)
     per_epoch = []
-    held = held_share(share, lengths, kept)
-    with ReplayedCache(chosen, kept, held, seed, batch_size=batch_size) as replayed:
-        job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses)
+    held, lag = held_share(share, lengths, kept), 0
+    if read_ahead and conditions is not None:
+        lag = conditions.workers * conditions.ahead
+    window = read_ahead
+    with ReplayedCache(chosen, kept, held, seed, batch_size=batch_size, window=window) as replayed:
+        job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses, lag=lag)
         if conditions is not None:
             job.keep_time(conditions, lengths)
         for _ in range(epochs):
@@ -206,7 +217,7 @@ class Job:
     """One training: plans, serves and scores its epochs one after the other.
 
     ``cache`` was made for ``recipe``; it is not closed. ``accesses``: those of each epoch, in place
-    of the sampler's.
+    of the sampler's. ``lag``: batches served before the losses of one are known.
     """
 
     def __init__(
@@ -218,6 +229,8 @@ class Job:
         batch_size: int,
         seed: int,
         accesses: _Trace | Visits | None = None,
+        *,
+        lag: int = 0,
     ) -> None:
         count, policy = len(cache.sizes), cache.policy
         self.cache = cache
@@ -259,12 +272,15 @@ class Job:
             scorer,
             ranks=LazyRanks(0, 1, launched_ranks),
         )
-        self._controller.open(Opened(cache))
+        self._ahead = ReplayedAhead(cache, self._controller.share) if cache.window else None
+        self._controller.open(Opened(cache, ahead=self._ahead))
+        self._lag = lag
         self._clock: Clock | None = None
 
     def keep_time(self, conditions: Conditions, sizes: NDArray[np.int64]) -> None:
         """Have the time of each epoch computed, if samples ``sizes`` long (``i64[N]``) are read."""
         self._clock = Clock(conditions, sizes, knows_next=self._knows_next, seed=self._seed)
+        self._asked_at, self._reads_a_second = 0.0, conditions.reads_a_second(float(sizes.mean()))
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
@@ -284,19 +300,39 @@ class Job:
         assert begun.plan is not None
         epoch, reads = begun.plan.epoch, cache.package_reads
         tally, right = Tally(epoch, self.cache.sizes), _Right()
+        unscored: deque[ServedBatch] = deque()
         for number, spec in enumerate(self._controller.batch_specs(begun)):
+            if self._ahead is not None:
+                self._ahead.read(spec.ids, self._could_be_read())
             served = cache.serve(spec.ids, spec.keys)
+            if self._ahead is not None:
+                fetched = int(np.count_nonzero(served.outcomes == Outcome.FETCHED))
+                self._ahead.served(spec, epoch, fetched)
             tally.add(served.ids, served.outcomes)
             if self._clock is not None:
                 self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
             if self._is_scored:
-                batch = ServedBatch(number, epoch, served.ids, served.outcomes, spec.positions)
-                losses = self._losses(served.ids, epoch)
-                self._controller.receive(batch)
-                self._controller.observe({"losses": losses})
-                right.add(losses)
+                ids = served.ids
+                unscored.append(ServedBatch(number, epoch, ids, served.outcomes, spec.positions))
+                if len(unscored) > self._lag:
+                    self._observe(unscored.popleft(), right)
             yield Step(begun.plan, spec.positions, served)
+        for batch in unscored:
+            self._observe(batch, right)
         return self._end(tally, right, cache.package_reads - reads)
+
+    def _could_be_read(self) -> float:
+        """Return how many samples storage gives in the time that has passed since the last call."""
+        if self._clock is None:
+            return math.inf
+        passed, self._asked_at = self._clock.now - self._asked_at, self._clock.now
+        return passed * self._reads_a_second
+
+    def _observe(self, batch: ServedBatch, right: _Right) -> None:
+        losses = self._losses(batch.ids, batch.epoch)
+        self._controller.receive(batch)
+        self._controller.observe({"losses": losses})
+        right.add(losses)
 
     def _run_at_once(self) -> EpochResult:
         """Run the next epoch in runs of batches: what :meth:`steps` does, where none stands in.

@@ -17,7 +17,13 @@ from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.job import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
-from stoker.epoch.placing import ON_THEIR_WAY, EpochCache, follow
+from stoker.epoch.placing import (
+    ON_THEIR_WAY,
+    EpochCache,
+    follow,
+    may_be_served_by_others,
+)
+from stoker.epoch.read_ahead import with_window
 from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
@@ -33,6 +39,7 @@ from stoker.source.packed import Offsets, Packed, unpack
 from stoker.store import MemoryTier
 from stoker.store.arena import Arena, Samples
 from stoker.store.claims import Served
+from stoker.store.store import Store
 from stoker.store.tier import Ids, Keys, Mask, NullTier, RegionTier
 from stoker.types import Outcome, format_bytes
 
@@ -51,8 +58,10 @@ class ReplayedCache(EpochCache):
 
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
     one :meth:`serve` batches, and :meth:`follow` their scores. Also a context manager. Used by one
-    thread. ``beside``: the cache of the job that came first, whose memory is used; it divides it,
-    and closes it. ``wrap`` makes the policy of the recipe's. ``batch_size``: samples of a batch.
+    thread. ``window``: bytes on top of the cache for samples that are read ahead (see
+    :class:`~stoker.sim.ahead.ReplayedAhead`). ``beside``: the cache of the job that came first,
+    whose memory is used; it divides it, and closes it. ``wrap`` makes the policy of the recipe's.
+    ``batch_size``: samples of a batch.
 
     Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
     """
@@ -65,6 +74,7 @@ class ReplayedCache(EpochCache):
         seed: int,
         *,
         batch_size: int = 1,
+        window: int = 0,
         beside: ReplayedCache | None = None,
         wrap: Callable[[Policy], Policy] = lambda policy: policy,
     ) -> None:
@@ -83,6 +93,8 @@ class ReplayedCache(EpochCache):
         self._arranges = beside is None
         self._regions = self.policy.regions()
         self._names = [region.name for region in self._regions]
+        self.window = window if self.capacity and beside is None else 0
+        """Bytes on top of them for what is read ahead."""
         self._time = 0.0
         self._reads_told = 0
         self._plan: Plan | None = None
@@ -91,8 +103,8 @@ class ReplayedCache(EpochCache):
         if beside is not None:
             self._arena = beside._arena
         elif self.capacity:
-            self._arena = AccountingArena(sizes, self.capacity, seed=seed)
-            self._arena.configure(self._regions)
+            self._arena = AccountingArena(sizes, self.capacity + self.window, seed=seed)
+            self._arena.configure(with_window(self._regions, self.capacity, self.window))
         tier = self._tier()
         coarse = min(data_bytes // _PACKAGES, _LARGEST_PACKAGE)
         fitted = fit(recipe, self.capacity, sizes, least_package=coarse)
@@ -104,7 +116,7 @@ class ReplayedCache(EpochCache):
         self._seed = seed
         self._packages = self._make_packages(source)
         if recipe.preload:
-            tier.put_many(self._ids(), _no_bytes(len(sizes)))
+            tier.put_many(self._ids(), no_bytes(len(sizes)))
 
     # --- epochs ---
 
@@ -150,7 +162,22 @@ class ReplayedCache(EpochCache):
     @property
     def serves_runs(self) -> bool:
         """Whether batches may be served by :meth:`serve_run`: none but what is asked for is."""
-        return self._recipe.substitution is None and self._arena is not None
+        return self._recipe.substitution is None and self._arena is not None and not self.window
+
+    @property
+    def store(self) -> Store:
+        """What serves batches."""
+        return self._store
+
+    @property
+    def memory(self) -> MemoryTier:
+        """The tier over the arena, where there is one."""
+        assert isinstance(self._store.tier, MemoryTier)
+        return self._store.tier
+
+    def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
+        return may_be_served_by_others(self._store, self._names, ids)
 
     def serve_run(self, ids: NDArray[np.uint32], keys: Keys, after: Keys, batch: int) -> Outcomes:
         """Serve a run of batches ``u32[n]`` in one call; return its outcomes ``i8[n]``.
@@ -268,7 +295,7 @@ class ReplayedCache(EpochCache):
         )
 
 
-def _no_bytes(count: int) -> Packed:
+def no_bytes(count: int) -> Packed:
     """Return so many samples of no bytes."""
     return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
 

@@ -1,0 +1,96 @@
+"""Replays that read ahead, as the prefetch process does."""
+
+import numpy as np
+import pytest
+import torch
+
+import stoker
+from stoker import recipes
+from stoker.epoch.read_ahead import window_bytes
+from stoker.errors import ConfigError
+from stoker.sim import Conditions, SimResult, replay
+from stoker.sim.replay import Job
+from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.signals import GivenLosses, with_made_up_graph
+from stoker.source.in_memory import MemorySource
+from stoker.testing import SlowSource
+
+N, EPOCHS, BATCH, SHARE = 1200, 4, 16, 0.3
+SIZES = np.random.default_rng(0).integers(40, 200, N)
+LOSSES = np.random.default_rng(1).lognormal(0, 1, N)
+WINDOW = window_bytes(1 << 30, round(SHARE * SIZES.sum()), BATCH * SIZES.mean(), 2, 1)
+AMPLE = Conditions(compute_rate=100.0, workers=2)
+
+
+def replayed(name: str, window: int, given: Conditions | None = AMPLE) -> SimResult:
+    recipe = with_made_up_graph(recipes.get(name))
+    return replay(
+        recipe, N, EPOCHS, SHARE, SIZES, LOSSES, batch_size=BATCH, conditions=given,
+        read_ahead=window,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["minio", "belady", "oracle", "quiver"])
+def test_what_stays_for_good_hits_the_same(name: str) -> None:
+    plain, ahead = replayed(name, 0), replayed(name, WINDOW)
+    assert ahead.hit_ratio == pytest.approx(plain.hit_ratio, abs=0.005)
+    assert ahead.substituted_ratio == pytest.approx(plain.substituted_ratio, abs=0.005)
+
+
+@pytest.mark.parametrize("name", ["lru", "s3fifo", "shade", "foresight:repeat=3:annealed=0"])
+def test_what_waits_in_the_cache_takes_room(name: str) -> None:
+    assert replayed(name, WINDOW).hit_ratio < replayed(name, 0).hit_ratio
+
+
+@pytest.mark.parametrize("name", ["lru", "foresight:repeat=3:annealed=0"])
+def test_storage_that_does_not_keep_up_reads_little_ahead(name: str) -> None:
+    scarce = Conditions(compute_rate=1e6, iops=100.0, workers=2)
+    distance = [
+        abs(replayed(name, WINDOW, given).hit_ratio - replayed(name, 0, given).hit_ratio)
+        for given in (AMPLE, scarce)
+    ]
+    assert distance[1] < distance[0]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_access_is_counted_once_and_again_the_same(name: str) -> None:
+    one, other = replayed(name, WINDOW, None), replayed(name, WINDOW, None)
+    assert one == other
+    for epoch in one.per_epoch:
+        parts = epoch.hits, epoch.substituted, epoch.fetched, epoch.packaged
+        assert sum(parts) == epoch.accesses
+
+
+def test_the_arena_stays_sound() -> None:
+    recipe = recipes.get("s3fifo")
+    with ReplayedCache(recipe, SIZES, SHARE, 0, window=WINDOW) as cache:
+        job = Job(recipe, cache, GivenLosses(LOSSES, N), 2, BATCH, 0)
+        for _ in range(2):
+            for number, _ in enumerate(job.steps()):
+                if number % 20 == 0:
+                    cache.memory.arena.verify()
+
+
+def test_less_than_no_bytes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="read_ahead"):
+        replayed("lru", -1)
+
+
+@pytest.mark.parametrize("name", ["foresight:repeat=3:annealed=0", "minio"])
+def test_a_loader_with_prefetch_and_workers_hits_the_same(name: str) -> None:
+    samples = MemorySource([bytes(int(size)) for size in SIZES])
+    with stoker.Loader(
+        stoker.SampleDataset(SlowSource(samples, latency=0.0005), decode=len),
+        batch_size=BATCH,
+        num_workers=2,
+        cache=stoker.Cache(f"{SHARE:.0%}", stands_aside=False),
+        recipe=name,
+        epochs=EPOCHS,
+        return_meta=True,
+    ) as loader:
+        for _ in range(EPOCHS):
+            for _, meta in loader:
+                loader.observe(torch.as_tensor(LOSSES[meta.ids]), meta=meta)
+        stats = loader.stats
+    found = replayed(name, WINDOW)
+    assert found.hit_ratio == pytest.approx(stats.hits / stats.accesses, abs=0.02)
