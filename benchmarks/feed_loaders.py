@@ -71,8 +71,7 @@ class Files:
 
 def tensor_of(samples: Sequence[bytes]) -> tuple[torch.Tensor, int]:
     """Collate: the samples' bytes one after the other, and how many samples there are."""
-    joined = np.frombuffer(b"".join(samples), np.uint8)
-    return torch.from_numpy(joined.copy()), len(samples)
+    return torch.frombuffer(bytearray().join(samples), dtype=torch.uint8), len(samples)
 
 
 def through_stoker(place: Objects | Files, run: Run) -> dict[str, Any]:
