@@ -636,7 +636,7 @@ def test_the_order_decides(source: Path, tmp_path: Path) -> None:
     order = tmp_path / "warm.txt"
     order.write_text("".join(f"b/{i:02d}.bin\n" for i in (7, 3, 19)))
     quota = sum(SIZES[f"b/{i:02d}.bin"] for i in (7, 3, 19))
-    it = setup(source, quota, options=("--json", f"--order={order}"))
+    it = setup(source, quota, options=(*WAITING, f"--order={order}"))
     done = it.run("sh", "-c", "cat a/*.bin b/*.bin | sha256sum", cwd=source)
     assert done.status == 0
     assert done.report["order"] == {"listed": 3, "placed": 3, "outside": 0}
