@@ -47,6 +47,7 @@ HOURS = (
     "importance",
     "importance_time",
     "accuracy_of_repeats",
+    "block",
     "label_noise",
     "fair_trial",
 )

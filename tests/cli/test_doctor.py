@@ -78,6 +78,7 @@ def test_training_that_outruns_storage_needs_a_cache(few_digits: Path, slow: Non
     assert facts["samples"] == 300
     assert facts["latency"]["p50"] == pytest.approx(0.005, rel=0.6)
     assert facts["bound_by"] == "storage"
+    assert any("foresight:block=32" in note for note in facts["notes"])
     assert facts["rates"]["storage"] == pytest.approx(400, rel=0.3)
     assert facts["smallest_cache"] == pytest.approx(1 - facts["rates"]["storage"] / 1000)
     assert facts["epoch_without_cache"]["stall_share"] == pytest.approx(0.6, abs=0.13)
@@ -92,7 +93,7 @@ def test_training_that_outruns_storage_needs_a_cache(few_digits: Path, slow: Non
 def test_slow_training_needs_none(few_digits: Path, slow: None) -> None:
     output = measure(few_digits, "--compute-rate", "50")
     assert "bound by" in output and "compute; an epoch takes at least 6.0 s" in output
-    assert "none: even without one storage keeps up" in output
+    assert "none: even without one storage keeps up" in output and "block=" not in output
     assert "cache='20%'" in output
 
 

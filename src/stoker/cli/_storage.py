@@ -34,6 +34,7 @@ _FIRST = 2.0
 """How much longer the step of single reads lasts than the others: its tail is of interest."""
 _STAGE = "resized:288"
 """The stage that is measured: what 224 pixels are cut from."""
+_SMALL = 256 << 10  # bytes of a sample, below which requests may bind sooner than bytes
 _WORTH = 0.8
 """Factor below which smaller samples are worth making, where that makes no epoch longer."""
 _USUAL = 0.2
@@ -201,7 +202,7 @@ def diagnose(url: str, source: Source, found: Probe, compute_rate: float | None)
         "epoch_with_advice": _epoch(rates, len(source), advice["cached"]),
         "page_cache": {"applies": is_local, "suffices": is_local and data_bytes <= available},
         "advice": advice,
-        "notes": _notes(found, is_local),
+        "notes": _notes(found, is_local) + _note_on_blocks(rates, data_bytes / len(source)),
     }
 
 
@@ -312,6 +313,17 @@ def _notes(found: Probe, is_local: bool) -> list[str]:
     elif steps[-1] is found.best and steps[-1].reads_per_second > 1.2 * steps[-2].reads_per_second:
         notes.append("throughput still grew at the highest concurrency: the maximum may be higher")
     return notes
+
+
+def _note_on_blocks(rates: bounds.Rates, mean_size: float) -> list[str]:
+    """Return what to say where storage may be bound by requests: nothing for large samples."""
+    if bounds.bound_by(rates) != "storage" or mean_size > _SMALL:
+        return []
+    return [
+        f"samples of {format_bytes(round(mean_size))} are small: if it is requests that bind here, "
+        "and not bytes, `stoker pack` and recipe='foresight:block=32' read 32 with one (docs/"
+        "foresight.md)"
+    ]
 
 
 def show_diagnosis(facts: dict[str, Any], console: Console) -> None:
