@@ -1,5 +1,6 @@
 """Where samples live: in memory, in files, in object stores, or behind your own class."""
 
+from stoker.source.arrow_files import ArrowSource
 from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
@@ -16,6 +17,7 @@ from stoker.source.shards import ShardSource
 from stoker.source.tfrecord import TFRecordSource
 
 __all__ = [
+    "ArrowSource",
     "BaseSource",
     "FileSource",
     "FsspecSource",

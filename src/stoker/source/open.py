@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.source import mds, numpy_files, parquet, parquet_index, tfrecord
+from stoker.source import arrow_files, mds, numpy_files, parquet, parquet_index, tfrecord
+from stoker.source.arrow_files import ArrowSource
 from stoker.source.base import Source
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
@@ -23,10 +24,15 @@ from stoker.source.tfrecord import TFRecordSource
 Place = str | Path
 _ENDINGS: dict[Any, tuple[str, ...]] = {
     ParquetSource: parquet.ENDINGS,
+    ArrowSource: arrow_files.ENDINGS,
     NumpySource: numpy_files.ENDINGS,
     TFRecordSource: tfrecord.ENDINGS,
 }
-_MAGICS: dict[Any, bytes] = {ParquetSource: parquet_index.MAGIC, NumpySource: numpy_files.MAGIC}
+_MAGICS: dict[Any, bytes] = {
+    ParquetSource: parquet_index.MAGIC,
+    ArrowSource: arrow_files.MAGIC,
+    NumpySource: numpy_files.MAGIC,
+}
 
 
 def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
@@ -38,6 +44,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ``/data/x.jpg``, a list of paths               :class:`FileSource`
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
     ``/data/*.parquet``, a folder of such files    :class:`ParquetSource`
+    ``*.arrow``, ``*.feather``, a folder of them   :class:`ArrowSource`
     a folder of MDS shards with ``index.json``     :class:`MDSSource`
     ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
     ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`
