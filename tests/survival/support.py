@@ -138,8 +138,17 @@ class Fleet:
             time.sleep(min(left, 0.2))
 
     def pick(self) -> int:
-        """Return a random member's place."""
-        return random.randrange(len(self.members))
+        """Return the place of a random member that is at work: it has finished a round."""
+        working: list[int] = []
+
+        def is_any_at_work() -> bool:
+            self.check()
+            beats = [self.board.get(place, Field.BEATS) for place in self._first]
+            working[:] = [place for place in self._first if beats[place] > self._first[place]]
+            return bool(working)
+
+        until(is_any_at_work, PATIENCE)
+        return random.choice(working)
 
     def kill(self, place: int) -> None:
         """Kill one member and put another in its place."""

@@ -41,7 +41,7 @@ def test_two_hundred_kills(tmp_path: Path, soak: float, policy: Policy) -> None:
     with Fleet(arena, [reader, reader, writer, put_only, claimant, claimant], tmp_path) as fleet:
         fleet.await_start()
         while kills < _KILLS or time.monotonic() < end:
-            some_time(0, 0.05)
+            some_time(0, 0.01)
             fleet.kill(fleet.pick())
             kills += 1
             fleet.check()
