@@ -101,7 +101,8 @@ def test_scores_that_tell_nobody_apart(name: str, value: float) -> None:
 
 def test_embeddings_that_are_all_the_same() -> None:
     """Everyone is everyone's neighbour, so that few stand in for all; the coverage says so."""
-    served, _, loader = run("spidercache", with_losses(lambda ids: torch.ones(len(ids))))
+    alike = with_losses(lambda ids: torch.ones(len(ids)))
+    served, _, loader = run("spidercache", alike, neighbor_max=500)
     assert served[0].max() == 1 and loader.stats.substituted > 0
     for epoch, stats in zip(served, loader.epoch_stats, strict=True):
         assert stats.coverage == pytest.approx((epoch > 0).mean())
@@ -174,8 +175,8 @@ def test_embeddings_of_changing_dimension() -> None:
 
 
 def test_a_batch_smaller_than_k_neighbours() -> None:
-    """By default 500 are asked for: of batches of 8, and of 160 samples in all."""
-    _, told, loader = run("spidercache", signals)
+    """The paper's 500 are asked for: of batches of 8, and of 160 samples in all."""
+    _, told, loader = run("spidercache", signals, neighbor_max=500)
     assert not told
     assert len(np.unique(loader.scores.values)) > 10
 
