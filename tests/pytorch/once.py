@@ -52,6 +52,7 @@ RECIPES: dict[str, Recipe] = {
     "minio": recipes.get("minio"),
     "foresight": recipes.get("foresight"),
     "repeats": recipes.foresight(repeat=EPOCHS, annealed=0.0, window=1.5, static=0.0),
+    "blocks": recipes.foresight(block=4),
     "importance": recipes.foresight(importance=True, repeat=2, annealed=0.0),
     "quiver": recipes.get("quiver"),
     "low": LOW,

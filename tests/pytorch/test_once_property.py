@@ -24,8 +24,9 @@ NAMES = [name for name in RECIPES if name != "spidercache" or HAS_FAISS]
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> Segment:
+def segments(draw: st.DrawFn, recipe: str) -> Segment:
     steps = draw(st.integers(0, 14))
+    caches = ["60%", "60%", "90%", "0"]
     return Segment(
         world_size=draw(st.integers(1, WORLD)),
         workers=draw(st.sampled_from([0, 0, 1, 2, 4])),
@@ -35,7 +36,8 @@ def segments(draw: st.DrawFn) -> Segment:
         again=draw(st.sampled_from([0, 0, steps and draw(st.integers(1, steps))])),
         kill=draw(st.booleans()),
         probe=draw(st.sampled_from([0, 0, 2, 3])),
-        cache=draw(st.sampled_from(["60%", "60%", "90%", "0"])),
+        # Without a cache there is no room for blocks.
+        cache=draw(st.sampled_from(caches[:-1] if recipe == "blocks" else caches)),
         persistent=draw(st.booleans()),
     )
 
@@ -48,7 +50,7 @@ def scripts(draw: st.DrawFn, recipe: str) -> Script:
         # Few samples cannot be repeated far apart.
         batch_size=draw(st.integers(2, 3 if recipe == "repeats" else 5)),
         drop_last=draw(st.sampled_from([False, False, False, True])),
-        segments=draw(st.lists(segments(), min_size=2, max_size=4)),
+        segments=draw(st.lists(segments(recipe), min_size=2, max_size=4)),
     )
 
 
