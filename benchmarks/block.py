@@ -78,7 +78,7 @@ def distances(smoke: bool) -> Report:
             requests=f"1/{count / requests(plan):.3g}",
         )
     table.remarks = [
-        "apart_5, apart_50, apart_95: quantiles in % of the accesses between sample i and i + 1, "
+        "apart_5, apart_50, apart_95: quantiles of the accesses between sample i and i + 1, "
         "and the least of them. held: most samples read and not yet due, of all samples. alike: "
         f"pairs of {BLOCK} adjacent samples in a batch of {BATCH}, in the mean. requests: for each "
         "sample, if nothing was cached before.",
@@ -157,7 +157,8 @@ def report(folder: Path, about: str, smoke: bool) -> Report:
         )
     table.remarks = [
         "measured. to_uniform: mean over seeds of the difference to the uniform training of the "
-        "same seed, error its standard error. Windows are a fifth of an epoch, as the cache is.",
+        "same seed, error its standard error. Windows are a fifth of an epoch, as the cache is, "
+        "if none is given.",
     ]
     return table
 
