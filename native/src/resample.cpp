@@ -84,11 +84,21 @@ using AddRows = void (*)(const std::uint8_t* const*, const std::uint16_t*, std::
                          std::uint16_t*);
 constexpr std::array<AddRows, 4> kAddRows = {add_rows<1>, add_rows<2>, add_rows<3>, add_rows<4>};
 
+using Pixel [[gnu::vector_size(8)]] = std::uint16_t;
+using Lanes [[gnu::vector_size(16)]] = std::uint16_t;
+
+inline Lanes shares(const std::uint16_t* pixels, const std::uint16_t* weights) {
+  std::uint16_t parts[kLanes];
+  for (std::size_t i = 0; i < kLanes; ++i) parts[i] = share(pixels[i], weights[i]);
+  Lanes lanes;
+  std::memcpy(&lanes, parts, sizeof(lanes));
+  return lanes;
+}
+
 // Writes a row of the result; the number of pairs is known where it is small, which unrolls loops.
 template <std::size_t Known>
 void sum_columns(const Weights& across, const std::vector<std::uint16_t>& weights,
                  const std::uint16_t* row, const Square& out, std::uint8_t* to) {
-  using Pixel [[gnu::vector_size(8)]] = std::uint16_t;
   const std::size_t pairs = Known != 0 ? Known : (across.taps + 1) / 2;
   const std::uint16_t* weight = weights.data();
   const std::ptrdiff_t column = out.column, channel = out.channel;
@@ -96,16 +106,13 @@ void sum_columns(const Weights& across, const std::vector<std::uint16_t>& weight
   const std::uint32_t* const count = across.count.data();
   for (std::size_t x = 0, size = out.size; x < size; ++x) {
     const std::uint16_t* const pixels = row + std::size_t{4} * first[x];
-    std::uint16_t sums[kLanes] = {};
+    Lanes sums = {};
     for (std::size_t pair = 0; pair < pairs; ++pair) {
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        const std::uint16_t part = share(pixels[kLanes * pair + i], weight[kLanes * pair + i]);
-        sums[i] = static_cast<std::uint16_t>(sums[i] + part);
-      }
+      sums += shares(pixels + kLanes * pair, weight + kLanes * pair);
     }
     weight += kLanes * pairs;
     Pixel both[2];
-    std::memcpy(both, sums, sizeof(both));
+    std::memcpy(both, &sums, sizeof(both));
     const auto half = static_cast<std::uint16_t>(128 + count[x] / 2);
     const Pixel pixel = (both[0] + both[1] + half) >> 8;
     for (std::ptrdiff_t i = 0; i < 3; ++i) to[i * channel] = static_cast<std::uint8_t>(pixel[i]);
