@@ -2,10 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <list>
 #include <span>
 #include <tuple>
+#include <vector>
 
 #include "gil.h"
 #include "stoker/jpeg.h"
@@ -47,17 +50,42 @@ stoker::Square square_of(const Out& out) {
           out.stride(2)};
 }
 
-bool cut_jpeg(nb::handle data, const Sides& sides, std::uint32_t shrink, const Seen& seen,
-              const Box& box, bool mirrored, const Out& out) {
-  const View view(data);
-  const auto [width, height] = sides;
-  const auto [left, top, right, bottom] = seen;
-  const auto [x, y, across, down] = box;
-  const stoker::JpegPart part{
-      width, height, shrink, {x, across, left, right}, {y, down, top, bottom}, mirrored};
-  const stoker::Square square = square_of(out);
+// One file, its part and its place, held while the GIL is released.
+class Job {
+ public:
+  explicit Job(const nb::tuple& values)
+      : view_(values[0]), out_(nb::cast<Out>(values[6], false)), square_(square_of(out_)) {
+    const auto [width, height] = nb::cast<Sides>(values[1]);
+    const auto [left, top, right, bottom] = nb::cast<Seen>(values[3]);
+    const auto [x, y, across, down] = nb::cast<Box>(values[4]);
+    part_ = {width,
+             height,
+             nb::cast<std::uint32_t>(values[2]),
+             {x, across, left, right},
+             {y, down, top, bottom},
+             nb::cast<bool>(values[5])};
+  }
+  bool run() const { return stoker::cut_jpeg(view_.bytes(), part_, square_); }
+
+ private:
+  const View view_;
+  const Out out_;
+  const stoker::Square square_;
+  stoker::JpegPart part_;
+};
+
+std::vector<bool> cut_jpegs(const nb::list& values) {
+  std::list<Job> jobs;
+  for (const nb::handle each : values) {
+    const auto job = nb::cast<nb::tuple>(each);
+    if (job.size() != 7) throw nb::value_error("a job has seven values");
+    jobs.emplace_back(job);
+  }
+  std::vector<bool> taken;
+  taken.reserve(jobs.size());
   const GilReleased released;
-  return stoker::cut_jpeg(view.bytes(), part, square);
+  for (const Job& job : jobs) taken.push_back(job.run());
+  return taken;
 }
 
 void resize(const Pixels& pixels, const Box& box, bool mirrored, const Out& out) {
@@ -81,10 +109,10 @@ NB_MODULE(_images, m) {
   bind_errors(m);
   m.attr("JPEG_VERSION") = stoker::jpeg_version();
   m.attr("MOST_SHRINK") = stoker::Resampler::kMostShrink;
-  m.def("cut_jpeg", &cut_jpeg, "data"_a, "sides"_a, "shrink"_a, "seen"_a, "box"_a, "mirrored"_a,
-        "out"_a.noconvert(),
-        "Resize box (left, top, width, height) of a JPEG whose sides are (width, height) into "
-        "out u8[size, size, 3]; False if another decoder must read it. box and seen (left, top, "
+  m.def("cut_jpegs", &cut_jpegs, "jobs"_a,
+        "Resize parts of JPEGs; return which ones, as others are left to another decoder. A job is "
+        "(data, sides, shrink, seen, box, mirrored, out): box (left, top, width, height) of a file "
+        "whose sides are (width, height) goes into out u8[size, size, 3]. box and seen (left, top, "
         "right, bottom), the pixels that the filter looks at, are those of the image at one "
         "shrink-th of its size.");
   m.def("resize", &resize, "pixels"_a.noconvert(), "box"_a, "mirrored"_a, "out"_a.noconvert(),

@@ -6,15 +6,17 @@ import numpy.typing as npt
 JPEG_VERSION: str
 MOST_SHRINK: float
 
-def cut_jpeg(
-    data: bytes | memoryview,
-    sides: tuple[int, int],
-    shrink: int,
-    seen: tuple[int, int, int, int],
-    box: tuple[float, float, float, float],
-    mirrored: bool,
-    out: npt.NDArray[np.uint8],
-) -> bool: ...
+Job = tuple[
+    bytes | memoryview,
+    tuple[int, int],
+    int,
+    tuple[int, int, int, int],
+    tuple[float, float, float, float],
+    bool,
+    npt.NDArray[np.uint8],
+]
+
+def cut_jpegs(jobs: list[Job]) -> list[bool]: ...
 def resize(
     pixels: npt.NDArray[np.uint8],
     box: tuple[float, float, float, float],

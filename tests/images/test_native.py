@@ -19,7 +19,7 @@ from stoker.errors import ConfigError
 from stoker.images import EncodedImage, Train, decode
 from stoker.images.boxes import Box
 from stoker.images.native import native
-from stoker.images.resize import cut_jpeg, part_of, resize_part
+from stoker.images.resize import cut_jpegs, jpeg_job, part_of, resize_part
 
 pytestmark = pytest.mark.skipif(
     native() is None or decode.simplejpeg() is None,
@@ -56,7 +56,8 @@ def cut(raw: bytes, shrink: int, box: Box, size: int, context: bool = False) -> 
     image = EncodedImage(raw)
     part = part_of(image.sides(shrink), box, size, context=context)
     out = np.empty((size, size, 3), np.uint8)
-    return out if cut_jpeg(image, shrink, part, False, out) else None
+    job = jpeg_job(image, shrink, part, False, out)
+    return out if job is not None and cut_jpegs([job]) == [True] else None
 
 
 @given(SIDES, SIDES, SAMPLINGS, st.integers(1, 100), st.integers(0, 2), SHRINKS, SHARES)
@@ -140,13 +141,20 @@ def test_what_the_module_itself_refuses() -> None:
         (1, seen, (0, -4, 20, 20)),
     ):
         with pytest.raises(ConfigError, match=r"."):
-            library.cut_jpeg(raw, sides, shrink, window, box, False, out)
+            library.cut_jpegs([(raw, sides, shrink, window, box, False, out)])
+    good = (raw, sides, 1, seen, (0, 0, 20, 20), False)
     with pytest.raises(ValueError, match="square"):
-        library.cut_jpeg(raw, sides, 1, seen, (0, 0, 20, 20), False, out[:4])
-    assert not library.cut_jpeg(raw, (sides[0] + 1, sides[1]), 1, seen, (0, 0, 9, 9), False, out)
-    for wrong in (out.astype(float), out[..., :2]):
-        with pytest.raises(TypeError):
-            library.cut_jpeg(raw, sides, 1, seen, (0, 0, 20, 20), False, wrong)
+        library.cut_jpegs([(*good, out), (*good, out[:4])])
+    other = (raw, (sides[0] + 1, sides[1]), *good[2:])
+    assert library.cut_jpegs([(*good, out), (*other, out)]) == [True, False]
+    assert library.cut_jpegs([]) == []
+    out.flags.writeable = False
+    for wrong in (out.astype(float), out[..., :2], out):
+        with pytest.raises(RuntimeError, match="cast"):
+            library.cut_jpegs([(*good, wrong)])
+    for wrong_job in ((), good, ("text", *good[1:], out), (*good[:3], (-1, 0, 9, 9), *good[4:])):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            library.cut_jpegs([wrong_job])
 
 
 def test_any_strides_are_written() -> None:
@@ -175,10 +183,11 @@ def test_other_threads_run_meanwhile() -> None:
     sys.setswitchinterval(60)  # the GIL is given away by nothing but a call that releases it
     other = threading.Thread(target=count)
     try:
-        assert native().cut_jpeg(raw, (3000, 2400), 1, part.seen, part.box, False, out)
+        job = jpeg_job(image, 1, part, False, out)
+        assert job is not None
         other.start()
         seen = counted[0]
-        assert cut_jpeg(image, 1, part, False, out)
+        assert cut_jpegs([job]) == [True]
         assert counted[0] > seen
     finally:
         stop.set()

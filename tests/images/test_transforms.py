@@ -88,14 +88,14 @@ def test_large_images_are_shrunk_as_they_are_decoded(
         parts.append(part)
         resize.resize_part(image, part, *rest)
 
-    def noted_file(image: Any, shrink: int, part: resize.Part, *rest: Any) -> bool:
-        is_cut = resize.cut_jpeg(image, shrink, part, *rest)
-        if is_cut:
+    def noted_file(image: Any, shrink: int, part: resize.Part, *rest: Any) -> Any:
+        job = resize.jpeg_job(image, shrink, part, *rest)
+        if job is not None:
             parts.append(part)
-        return is_cut
+        return job
 
     monkeypatch.setattr("stoker.images.transforms.resize_part", noted)
-    monkeypatch.setattr("stoker.images.transforms.cut_jpeg", noted_file)
+    monkeypatch.setattr("stoker.images.transforms.jpeg_job", noted_file)
     raw = photographs()[0]
     height, width = decode_image(raw).shape[:2]
     for size in (224, 112, 56, 28):
@@ -187,6 +187,27 @@ def test_threads_and_pickles_do_not_matter() -> None:
     assert all(view.base is together.pixels for view in views)
     expected = transform(images[9], np.random.default_rng(9))
     np.testing.assert_array_equal(alone.pixels[9], expected)
+
+
+def test_many_are_filled_as_one_by_one(libraries: str) -> None:
+    images = [photographs()[0], MODES["PNG"](), b"no image", MODES["progressive JPEG"]()]
+    images += [photographs()[1][:-900] + b"\xff\xd9", photographs()[2]]
+    alone, together = (Canvas(Train(24), range(6)) for _ in range(2))
+    drawings, bad = {}, set()
+    for row, image in enumerate(images):
+        try:
+            drawings[row] = together.begin(row, image)
+        except SampleCorrupt:
+            bad.add(row)
+    bad |= together.finish(drawings).keys()
+    for row, image in enumerate(images):
+        if row in bad:
+            with pytest.raises(SampleCorrupt):
+                alone.fill(row, image)
+        else:
+            np.testing.assert_array_equal(alone.fill(row, image), together.pixels[row])
+    assert 2 in bad and len(bad) <= 2
+    assert together.finish({}) == {}
 
 
 @cache

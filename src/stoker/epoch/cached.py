@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
 from stoker.store.tier import Keys, NullTier
 from stoker.types import Outcome
+
+_TOGETHER = 16  # images at once: those that a data set decodes itself take memory meanwhile
 
 
 class Fetched(NamedTuple):
@@ -103,26 +105,41 @@ class CachedSamples:
         """
         decoded: list[Any] = [None] * len(served)
         corrupt: dict[int, SourceError] = {}
-        data = served.data.data
-        bounds = served.offsets.tolist()
-        for row, index in enumerate(served.ids.tolist()):
-            if row in served.errors:
-                continue
-            own = data[bounds[row] : bounds[row + 1]]
-            try:
-                if canvas is None:
-                    decoded[row] = self.stage.decoded(index, own)
+        data, bounds, ids = served.data.data, served.offsets.tolist(), served.ids.tolist()
+        own = {
+            row: data[bounds[row] : bounds[row + 1]]
+            for row in range(len(served))
+            if row not in served.errors
+        }
+        if canvas is not None:
+            failed = self._drawn({rows[row]: each for row, each in own.items()}, canvas)
+            for row in own:
+                if (error := failed.get(rows[row])) is None:
+                    decoded[row] = canvas.pixels[rows[row]]
                 else:
-                    decoded[row] = self._drawn(index, own, canvas, rows[row])
-            except SampleCorrupt as error:
-                corrupt[row] = error
+                    corrupt[row] = self.dataset.named(ids[row], error)
+                    corrupt[row].__cause__ = error
+            return decoded, corrupt
+        for row, each in own.items():
+            try:
+                decoded[row] = self.stage.decoded(ids[row], each)
+            except SampleCorrupt as reason:
+                corrupt[row] = reason
         return decoded, corrupt
 
-    def _drawn(self, index: int, data: memoryview, canvas: Canvas, row: int) -> Any:
-        try:
-            return canvas.fill(row, self.stage.image(data))
-        except SampleCorrupt as error:
-            raise self.dataset.named(index, error) from error
+    def _drawn(self, data: dict[int, memoryview], canvas: Canvas) -> dict[int, SampleCorrupt]:
+        """Fill rows of the canvas with what becomes of bytes; return why some cannot be filled."""
+        failed = {}
+        places = iter(data.items())
+        while group := list(islice(places, _TOGETHER)):
+            drawings = {}
+            for row, each in group:
+                try:
+                    drawings[row] = canvas.begin(row, self.stage.image(each))
+                except SampleCorrupt as error:
+                    failed[row] = error
+            failed.update(canvas.finish(drawings))
+        return failed
 
     def _was_copy(self, outcome: int) -> bool:
         """Whether the bytes may be others than the source has."""

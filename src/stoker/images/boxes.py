@@ -20,7 +20,8 @@ class Box(NamedTuple):
 
     def over(self, divisor: int) -> Box:
         """Return the same part of the image at a ``divisor``-th of its size."""
-        return Box(*(value / divisor for value in self))
+        left, top, width, height = self
+        return Box(left / divisor, top / divisor, width / divisor, height / divisor)
 
 
 def random_box(

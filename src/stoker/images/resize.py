@@ -19,6 +19,9 @@ from stoker.images.boxes import Box
 from stoker.images.decode import EncodedImage, to_pil
 from stoker.images.native import native
 
+Job = tuple[Any, ...]
+"""What :func:`jpeg_job` returns."""
+
 _here = threading.local()  # a Resizer keeps buffers, and serves one thread at a time
 
 
@@ -70,19 +73,28 @@ def part_of(sides: tuple[int, int], box: Box, size: int, *, context: bool = Fals
     return Part(Box(box.left, box.top, width, height), seen)
 
 
-def cut_jpeg(
+def jpeg_job(
     image: EncodedImage, shrink: int, part: Part, is_flipped: bool, out: NDArray[np.uint8]
-) -> bool:
-    """Do :func:`resize_part` of a JPEG at a ``shrink``-th of its size, decoding only the part.
+) -> Job | None:
+    """Return what :func:`cut_jpegs` takes to write a part of a JPEG into ``out``, as resize_part.
 
-    One call without the GIL. False if the image must be decoded first: Stoker was built without
-    what does this, or the file is none for it, such as a progressive or a damaged one.
+    ``part`` is that of the image at a ``shrink``-th of its size. None where Stoker was built
+    without what does this, or the image is none for it.
     """
     library = native()
     if library is None or image.jpeg is None or not _fits(library, part, len(out)):
-        return False
-    sides = image.width, image.height
-    return bool(library.cut_jpeg(image.jpeg, sides, shrink, part.seen, part.box, is_flipped, out))
+        return None
+    return image.jpeg, (image.width, image.height), shrink, part.seen, part.box, is_flipped, out
+
+
+def cut_jpegs(jobs: list[Job]) -> list[bool]:
+    """Decode only those parts, resize and write them, in one call without the GIL.
+
+    Returns which ones are written: others, such as progressive and damaged files, must be decoded
+    first.
+    """
+    done: list[bool] = native().cut_jpegs(jobs) if jobs else []
+    return done
 
 
 def resize_part(image: Any, part: Part, is_flipped: bool, out: NDArray[np.uint8]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images.boxes import Box, centre_box, random_box
 from stoker.images.decode import EncodedImage, shrink_for
-from stoker.images.resize import Part, cut_jpeg, part_of, resize_part, sides_of
+from stoker.images.resize import Job, Part, cut_jpegs, jpeg_job, part_of, resize_part, sides_of
 
 
 class Cut(NamedTuple):
@@ -66,34 +66,26 @@ class ImageTransform(ABC):
         every Loader seeds for each sample. Raises :class:`~stoker.errors.SampleCorrupt` for bytes
         that do not decode, and for an image without pixels.
         """
-        if rng is None and self.is_random:
-            rng = np.random.default_rng(random.getrandbits(64))
         if out is None:
             out = np.empty(self.shape, np.uint8)
+        return self.begin(image, rng).into(out)
+
+    def begin(self, image: Any, rng: np.random.Generator | None = None) -> Drawing:
+        """Do what a call does before pixels are decoded, and raise what that does."""
+        if rng is None and self.is_random:
+            rng = np.random.default_rng(random.getrandbits(64))
         if isinstance(image, bytes | bytearray | memoryview):
             image = EncodedImage(memoryview(image), self.max_pixels)
-        rows = out.transpose(1, 2, 0) if self.layout == "chw" else out
         if isinstance(image, EncodedImage):
-            self._fill_from_file(image, rng, rows)
-        else:
-            pixels = _rgb(image)
-            cut = self.cut(*sides_of(pixels), rng)
-            resize_part(pixels, self._part(cut, sides_of(pixels)), cut.is_flipped, rows)
-        return out
+            cut = self.cut(image.width, image.height, rng)
+            shrink = shrink_for(min(cut.box[2:]), self.size)
+            return Drawing(self, image, cut, shrink, self.part(cut, image.sides(shrink), shrink))
+        pixels = _rgb(image)
+        cut = self.cut(*sides_of(pixels), rng)
+        return Drawing(self, pixels, cut, 1, self.part(cut, sides_of(pixels)))
 
-    def _fill_from_file(
-        self, image: EncodedImage, rng: np.random.Generator | None, rows: NDArray[np.uint8]
-    ) -> None:
-        cut = self.cut(image.width, image.height, rng)
-        shrink = shrink_for(min(cut.box[2:]), self.size)
-        part = self._part(cut, image.sides(shrink), shrink)
-        if cut_jpeg(image, shrink, part, cut.is_flipped, rows):
-            return
-        whole, shrunk = image.decoded(shrink, shrink * part.seen.bottom)
-        part = self._part(cut, sides_of(whole), shrunk)
-        resize_part(whole, part, cut.is_flipped, rows)
-
-    def _part(self, cut: Cut, sides: tuple[int, int], shrink: int = 1) -> Part:
+    def part(self, cut: Cut, sides: tuple[int, int], shrink: int = 1) -> Part:
+        """Return ``cut`` in an image of ``sides``, at a ``shrink``-th of its size."""
         return part_of(sides, cut.box.over(shrink), self.size, context=cut.has_context)
 
     def _check(self) -> None:
@@ -103,6 +95,43 @@ class ImageTransform(ABC):
             raise ConfigError(f"layout={self.layout!r} is not known: use 'chw' or 'hwc'")
         if self.max_pixels is not None and not self.max_pixels >= 1:
             raise ConfigError(f"max_pixels={self.max_pixels!r}: give 1 or more")
+
+
+class Drawing(NamedTuple):
+    """An image of which it is known what is kept of it."""
+
+    transform: ImageTransform
+    image: EncodedImage | NDArray[np.uint8]
+    cut: Cut
+    shrink: int
+    part: Part
+
+    def into(self, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Write the pixels into ``out``, an array of the transform's shape, and return it.
+
+        Raises :class:`~stoker.errors.SampleCorrupt` for what does not decode.
+        """
+        job = self.job(out)
+        if job is None or not all(cut_jpegs([job])):
+            self.decode_into(out)
+        return out
+
+    def job(self, out: NDArray[np.uint8]) -> Job | None:
+        """Return what :func:`cut_jpegs` can do instead of :meth:`into`; None: nothing."""
+        if isinstance(self.image, np.ndarray):
+            return None
+        return jpeg_job(self.image, self.shrink, self.part, self.cut.is_flipped, self._rows(out))
+
+    def decode_into(self, out: NDArray[np.uint8]) -> None:
+        """Do :meth:`into` by decoding the image first, as :func:`cut_jpegs` cannot do it."""
+        whole, part = self.image, self.part
+        if not isinstance(whole, np.ndarray):
+            whole, shrunk = whole.decoded(self.shrink, self.shrink * part.seen.bottom)
+            part = self.transform.part(self.cut, sides_of(whole), shrunk)
+        resize_part(whole, part, self.cut.is_flipped, self._rows(out))
+
+    def _rows(self, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return out.transpose(1, 2, 0) if self.transform.layout == "chw" else out
 
 
 @dataclass(frozen=True)
