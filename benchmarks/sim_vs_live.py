@@ -97,10 +97,16 @@ def trained(
     recipe: recipes.Recipe, sizes: np.ndarray, losses: np.ndarray, epochs: int, iops: float
 ) -> tuple[stoker.Stats, list[float]]:
     """Train behind the storage; return what was counted, and the seconds of each epoch."""
-    samples = MemorySource([bytes(int(size)) for size in sizes])
+    samples = MemorySource(
+        [sample.to_bytes(4, "little") + bytes(int(size) - 4) for sample, size in enumerate(sizes)]
+    )
     source = SlowSource(samples, latency=LATENCY, iops=iops, concurrency=64)
+
+    def rescore(batch: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(losses[batch.numpy()])
+
     loader = stoker.Loader(
-        stoker.SampleDataset(source, decode=len),
+        stoker.SampleDataset(source, decode=id_of),
         batch_size=BATCH,
         num_workers=WORKERS,
         persistent_workers=True,
@@ -108,6 +114,7 @@ def trained(
         recipe=recipe,
         epochs=epochs,
         return_meta=True,
+        rescore=rescore if recipe.scorer(len(sizes)).rescores else None,
     )
     seconds = []
     with loader:
@@ -124,6 +131,11 @@ def trained(
             seconds.append(time.perf_counter() - begin)
             loader.end_epoch(float(np.concatenate(right).mean()))
         return loader.stats, seconds
+
+
+def id_of(data: memoryview) -> int:
+    """Return which sample this is."""
+    return int.from_bytes(data[:4], "little")
 
 
 def window_of(sizes: np.ndarray) -> int:

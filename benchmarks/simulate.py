@@ -334,22 +334,28 @@ def speed(args: argparse.Namespace) -> Report:
                 _timed, (name.removesuffix("+sizes"), n, epochs, real)
             )
         accesses = sum(epoch.accesses for epoch in found.per_epoch)
-        rate, weight = accesses / seconds / 1e6, num_bytes / n
+        # By processor time, of both threads: it hardly depends on what else the machine does.
+        rate, weight = accesses / cpu / 1e6, num_bytes / n
         report.row(
             recipe=name,
             seconds=seconds,
             cpu_seconds=cpu,
-            million_accesses_a_second=rate,
+            million_accesses_a_cpu_second=rate,
             bytes_a_sample=weight,
         )
-        if name in ("lru", "infobatch", "belady"):
-            report.target(f"{name}, million accesses a second", rate, 3, at_least=True)
-            report.target(f"{name}, bytes a sample", weight, 100)
+        wanted = 5 if name in FAST else 3
+        report.target(f"{name}, million accesses a CPU second", rate, wanted, at_least=True)
+        report.target(f"{name}, bytes a sample", weight, 100)
         report.target(f"{name}, seconds of {epochs} epochs", seconds, 120)
     return report
 
 
-SPEED = ("lru", "infobatch", "belady", "shade", "lru+sizes", "belady+sizes")
+FAST = ("lru", "minio", "foresight")
+SPEED = (
+    *FAST,
+    *("fifo", "s3fifo", "sieve", "lfu", "random", "belady", "infobatch", "shade"),
+    *("foresight:repeat=4", "foresight:importance=true", "lru+sizes", "belady+sizes"),
+)
 
 
 def imagenet(args: argparse.Namespace) -> Report:

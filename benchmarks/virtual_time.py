@@ -142,7 +142,7 @@ def main() -> None:
             seconds, _, stalls, hits = trained(name, storage, samples, losses, epochs)
             found = replay(
                 getattr(recipes, name)(**RECIPES[name]), count, epochs, SHARE, sizes=sizes,
-                losses=losses, batch_size=BATCH, conditions=given,
+                losses=losses, batch_size=BATCH, conditions=given, read_ahead=int(window),
             )  # fmt: skip
             later = found.after(1)
             ratio = later.seconds / sum(seconds[1:])
