@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 from support.memory import settle
+from support.servers import bucket, moto  # noqa: F401  (fixtures: one server for all folders)
 
 # A shell starts what runs in its background with the first two ignored, nohup with the third, and
 # children take that over; tests of signals want them as they are.

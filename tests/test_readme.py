@@ -17,7 +17,6 @@ from support.images import write_images
 from support.parts import number_of, numbers
 from support.redis_servers import needs_server
 from support.s3 import Bucket
-from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
 from stoker import Cache
 from stoker.cli.root import root
@@ -105,7 +104,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in text] == []
 
 
-def test_from_s3(bucket: Bucket, tmp_path: Path) -> None:  # noqa: F811
+def test_from_s3(bucket: Bucket, tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
     files = [path for path in images.rglob("*") if path.is_file()]
     bucket.put({f"train/{file.relative_to(images)}": file.read_bytes() for file in files})

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from bundles_bench import Bench
 from support.processes import warm
-from support.servers import bucket, moto  # noqa: F401
 
 
 @pytest.fixture

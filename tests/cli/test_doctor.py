@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from images.photographs import photographs
 from source.conftest import cache_home  # noqa: F401  (fixtures)
 from support.s3 import Bucket
-from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
 from stoker import ImageFolder, Loader, bounds
 from stoker.cli import _storage
@@ -114,7 +113,7 @@ def test_little_memory_leads_to_the_disk(
     assert "disk" in facts["advice"]["arguments"]["cache"]
 
 
-def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:  # noqa: F811
+def test_an_object_store(few_digits: Path, bucket: Bucket) -> None:
     files = [path for path in few_digits.rglob("*") if path.is_file()][:60]
     bucket.put({f"train/{file.relative_to(few_digits)}": file.read_bytes() for file in files})
     given = [

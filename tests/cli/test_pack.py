@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from images.photographs import photographs
 from support.s3 import Bucket
-from support.servers import bucket, moto  # noqa: F401
 
 from stoker import Cache, ImageFolder, Loader
 from stoker.cli.root import root
@@ -79,7 +78,7 @@ def test_what_is_left_out_is_said(
     assert len(ImageFolder(tmp_path / "packed")) == 5
 
 
-def test_a_bucket_is_packed_into(folders: Path, bucket: Bucket) -> None:  # noqa: F811
+def test_a_bucket_is_packed_into(folders: Path, bucket: Bucket) -> None:
     names = [f"--to-option={name}={value}" for name, value in bucket.options().items()]
     said = run("pack", folders, f"{bucket.url}/packed", "--shard-size", "200KiB", *names)
     (pattern,) = re.findall(r"s3://\S+\.tar", said)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.parts import NUM_IMAGES, ids_in, images
 from support.s3 import Bucket
-from support.servers import bucket, moto  # noqa: F401  (fixtures)
 
 from stoker import Cache
 from stoker.errors import ConfigError
@@ -17,7 +16,7 @@ from stoker.source import ImagePrefixSource
 
 
 @pytest.fixture
-def filled(bucket: Bucket, image_root: Path) -> Bucket:  # noqa: F811
+def filled(bucket: Bucket, image_root: Path) -> Bucket:
     """A bucket with the images of ``image_root`` below ``train/``."""
     files = [path for path in image_root.rglob("*") if path.is_file()]
     bucket.put({f"train/{file.relative_to(image_root)}": file.read_bytes() for file in files})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.bad_server import BadServer
-from support.servers import bucket, free_port, moto, serve  # noqa: F401
+from support.servers import free_port, serve
 
 
 @pytest.fixture(autouse=True)
