@@ -3,8 +3,10 @@
 from stoker.source.arrow_files import ArrowSource
 from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.files import FileSource
+from stoker.source.hdf5 import HDF5Source
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.in_memory import MemorySource
+from stoker.source.lmdb_source import LMDBSource
 from stoker.source.mds import MDSSource
 from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
@@ -15,15 +17,18 @@ from stoker.source.parquet import ParquetSource
 from stoker.source.sample_format import SampleFormat
 from stoker.source.shards import ShardSource
 from stoker.source.tfrecord import TFRecordSource
+from stoker.source.zarr_source import ZarrSource
 
 __all__ = [
     "ArrowSource",
     "BaseSource",
     "FileSource",
     "FsspecSource",
+    "HDF5Source",
     "ImageFolderSource",
     "ImagePrefixSource",
     "ImageShardSource",
+    "LMDBSource",
     "MDSSource",
     "MemorySource",
     "NumpySource",
@@ -35,6 +40,7 @@ __all__ = [
     "ShardSource",
     "Source",
     "TFRecordSource",
+    "ZarrSource",
     "as_source",
     "join_parts",
     "open_image_folder",

@@ -7,11 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.source import arrow_files, mds, numpy_files, parquet, parquet_index, tfrecord
+from stoker.source import (
+    arrow_files,
+    hdf5,
+    lmdb_source,
+    mds,
+    numpy_files,
+    parquet,
+    parquet_index,
+    tfrecord,
+    zarr_source,
+)
 from stoker.source.arrow_files import ArrowSource
 from stoker.source.base import Source
 from stoker.source.files import FileSource
+from stoker.source.hdf5 import HDF5Source
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+from stoker.source.lmdb_source import LMDBSource
 from stoker.source.mds import MDSSource
 from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
@@ -20,6 +32,7 @@ from stoker.source.parquet import ParquetSource
 from stoker.source.remote.address import OBJECT_SCHEMES
 from stoker.source.shards import ShardSource, expand
 from stoker.source.tfrecord import TFRecordSource
+from stoker.source.zarr_source import ZarrSource
 
 Place = str | Path
 _ENDINGS: dict[Any, tuple[str, ...]] = {
@@ -27,11 +40,20 @@ _ENDINGS: dict[Any, tuple[str, ...]] = {
     ArrowSource: arrow_files.ENDINGS,
     NumpySource: numpy_files.ENDINGS,
     TFRecordSource: tfrecord.ENDINGS,
+    HDF5Source: hdf5.ENDINGS,
+    ZarrSource: zarr_source.ENDINGS,
+    LMDBSource: lmdb_source.ENDINGS,
 }
+_OF_SEVERAL = (ParquetSource, ArrowSource, NumpySource, TFRecordSource)
 _MAGICS: dict[Any, bytes] = {
     ParquetSource: parquet_index.MAGIC,
     ArrowSource: arrow_files.MAGIC,
     NumpySource: numpy_files.MAGIC,
+    HDF5Source: hdf5.MAGIC,
+}
+_INSIDE: dict[Any, tuple[str, ...]] = {
+    LMDBSource: ("data.mdb",),
+    ZarrSource: ("zarr.json", ".zarray", ".zgroup"),
 }
 
 
@@ -45,6 +67,8 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ``/data/train-{000..099}.tar``, a list of tars :class:`ShardSource`
     ``/data/*.parquet``, a folder of such files    :class:`ParquetSource`
     ``*.arrow``, ``*.feather``, a folder of them   :class:`ArrowSource`
+    ``x.h5``, ``x.zarr``, a folder of LMDB         :class:`HDF5Source`, :class:`ZarrSource`,
+                                                   :class:`LMDBSource`
     a folder of MDS shards with ``index.json``     :class:`MDSSource`
     ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
     ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`
@@ -97,7 +121,7 @@ def _kind(locations: list[str], several: bool) -> tuple[Any, Any]:
     if _are_shards(locations):
         return ShardSource, expand(locations)
     if (kind := _format_of(locations[0])) is not None:
-        return kind, locations
+        return kind, locations if kind in _OF_SEVERAL else _only(locations, kind)
     remote = [location for location in locations if "://" in location]
     if several or not remote:
         if remote:
@@ -120,13 +144,23 @@ def _format_of(location: str) -> Any:
         return kind
     if path.is_dir():
         inside = list(path.iterdir())
-        kinds = {_by_ending(file.name) for file in inside} - {None}
+        names = {file.name for file in inside}
+        for kind, marks in _INSIDE.items():
+            if names & set(marks):
+                return kind
+        kinds = {_by_ending(file.name) for file in inside} & set(_OF_SEVERAL)
         # Folders in it are classes, beside which there may be any file.
         is_flat = not any(file.is_dir() for file in inside)
         return kinds.pop() if len(kinds) == 1 and is_flat else None
     with path.open("rb") as file:
         begin = file.read(8)
     return next((kind for kind, magic in _MAGICS.items() if begin.startswith(magic)), None)
+
+
+def _only(locations: list[str], kind: Any) -> str:
+    if len(locations) > 1:
+        raise ConfigError(f"{kind.__name__} takes one path, not {len(locations)}: open one")
+    return locations[0]
 
 
 def _of_mds(where: Place | Sequence[Place]) -> str | None:

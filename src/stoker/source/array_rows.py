@@ -1,0 +1,232 @@
+"""Rows along the first axis of arrays that a library reads: HDF5, Zarr."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.errors import ConfigError, SampleCorrupt, SourceError
+from stoker.shared import SharedArray
+from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
+from stoker.source.files import list_paths
+from stoker.source.own_handle import OwnHandle
+from stoker.source.packed import Offsets, Packed, gather, offsets_of, pack
+from stoker.source.row_source import KeptUnits
+from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, values_of
+
+_THREADS = 16
+
+
+class ArrayRowSource(PackedSource):
+    """Rows of several arrays of one length, which are the columns of a sample.
+
+    A chunk of rows is read whole, and the last ``kept_bytes`` of such stay in each process that
+    reads; where an array has no chunks, neighbours are read together. Threads take turns, since the
+    libraries have locks of their own. Works in children of every start method, also after the
+    parent has read.
+    """
+
+    format: SampleFormat
+    """What the bytes of a sample are; ``format.decode`` takes them apart."""
+
+    def _hold(
+        self,
+        path: Path,
+        make: Callable[[str], Any],
+        columns: str | Sequence[str] | None,
+        kept_bytes: int,
+    ) -> None:
+        """Open the arrays: ``make(path)`` has ``names()``, ``array(name)`` and ``close()``."""
+        if kept_bytes < 0:
+            raise ConfigError(f"kept_bytes={kept_bytes}: give bytes, 0 or more")
+        files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
+        if not files:
+            raise ConfigError(f"path={str(path)!r}: there is nothing to read")
+        listing = list_paths(files, _THREADS)
+        self._path, self._identity = str(path), listing.local_identity
+        self._handle = OwnHandle(functools.partial(make, str(path)), _close)
+        with self._handle.use() as opened:
+            names, is_single = chosen(columns, opened.names())
+            arrays = [opened.array(name) for name in names]
+            self._rows = _length(str(path), names, arrays)
+            fields = [opened.field(name) for name in names]
+            self._chunks = [_chunk_rows(array) for array in arrays]
+            sizes = sum(
+                _row_bytes(field, array) for field, array in zip(fields, arrays, strict=True)
+            )
+        self.format = SampleFormat(tuple(fields), is_single)
+        self._is_exact = all(field.shape is not None or field.kind == "number" for field in fields)
+        all_same = np.full(self._rows, sizes + self.format.overhead, np.int64)
+        self._sizes = SharedArray.copy_of(all_same, "sizes")
+        self._fingerprint = f"{listing.fingerprint}-{names}{is_single}"
+        self._kept_bytes = kept_bytes
+        self._kept = KeptUnits(kept_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._kept = KeptUnits(self._kept_bytes)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each sample, i64[N], read-only; see :attr:`sizes_are_exact`."""
+        return self._sizes.read_only
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """Whether all rows have the same size; else they are estimates."""
+        return self._is_exact
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the files' names, sizes and times, and the columns."""
+        return self._fingerprint
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the files' change times."""
+        return self._identity
+
+    @property
+    def decode(self) -> Callable[[bytes], Any]:
+        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
+        return self.format.decode
+
+    def name(self, sample_id: int) -> str:
+        """Return the path and the row."""
+        return f"{self._path}#{sample_id}"
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return all values of a source of one column of numbers, ``[N, ...]``.
+
+        Raises :class:`ConfigError` for another column, and what a read does.
+        """
+        data, offsets, errors = self.read_packed(np.arange(len(self)))
+        if errors:
+            raise errors[min(errors)]
+        if not self.format.is_single:
+            raise ConfigError("values() is for a source of one column: open it with columns='name'")
+        return values_of(Packed(data, offsets), self.format.fields[0])
+
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
+        """Return the samples in one array; see :meth:`Source.read_packed`."""
+        wanted = check_ids(ids, len(self))
+        errors: Errors = {}
+        with self._handle.use() as opened:
+            columns = [
+                self._column(opened, number, wanted, errors)
+                for number in range(len(self.format.fields))
+            ]
+        return without(errors, *self.format.joined(columns))
+
+    def _column(
+        self, opened: Any, number: int, rows: npt.NDArray[np.uint32], errors: Errors
+    ) -> Column:
+        """Return the values of a column at these rows; adds to ``errors`` by position."""
+        field, size = self.format.fields[number], self._chunks[number]
+        bounds = _runs(rows) if size == 0 else _chunks(rows, size, self._rows)
+        begins = bounds[:, 0]
+        part = np.searchsorted(begins, rows, "right") - 1
+        parts: list[Packed] = []
+        for place, (begin, end) in enumerate(bounds.tolist()):
+            unit = (number << 40) + begin
+            kept = self._kept.get(unit) if size else None
+            if kept is None:
+                try:
+                    values = opened.array(field.name)[begin:end]
+                    packed = _packed(field, values)
+                except Exception as error:  # the libraries raise what they like
+                    for row in np.flatnonzero(part == place).tolist():
+                        errors.setdefault(row, self._error(int(rows[row]), error))
+                    packed = Packed(np.empty(0, np.uint8), np.zeros(end - begin + 1, np.int64))
+                else:
+                    kept = Column(packed, np.ones(end - begin, np.bool_))
+                    if size:
+                        self._kept.put(unit, kept)
+            parts.append(packed if kept is None else kept.packed)
+        index = rows.astype(np.int64) - begins[part] if len(rows) else np.empty(0, np.int64)
+        return Column(gather(parts, part, index), np.ones(len(rows), np.bool_))
+
+    def _error(self, row: int, error: Exception) -> SourceError:
+        return SampleCorrupt(f"{self.name(row)} cannot be read: {error}", [row])
+
+    def close(self) -> None:
+        """Close the file in this process and refuse further reads."""
+        self._handle.close()
+        self._kept = KeptUnits(0)
+
+
+def numbers_or_text(name: str, array: Any, text: str | None) -> Field:
+    """Return the field of an array's rows; ``text`` is the kind of those of variable length."""
+    if text is None:
+        return as_field(name, np.dtype(array.dtype), tuple(map(int, array.shape[1:])))
+    if array.ndim != 1:
+        raise ConfigError(f"{name!r} has several texts in a row, which is not supported")
+    return Field(name, "text" if text == "text" else "bytes")
+
+
+def _close(opened: Any) -> None:
+    opened.close()
+
+
+def _length(path: str, names: Sequence[str], arrays: Sequence[Any]) -> int:
+    """Return the rows of all arrays; raises ConfigError where they differ, or there are none."""
+    lengths = {
+        name: int(a.shape[0]) if a.ndim else 0 for name, a in zip(names, arrays, strict=True)
+    }
+    if len(set(lengths.values())) > 1 or not min(lengths.values()):
+        raise ConfigError(f"{path} has arrays of {lengths} rows: choose columns of one length")
+    return next(iter(lengths.values()))
+
+
+def _chunk_rows(array: Any) -> int:
+    chunks = array.chunks
+    return int(chunks[0]) if chunks else 0
+
+
+def _row_bytes(field: Field, array: Any) -> int:
+    if field.kind in ("number", "array"):
+        return int(np.dtype(field.dtype).itemsize * np.prod(field.shape or ()))
+    some = _packed(field, array[: min(32, array.shape[0])])
+    return int(np.ceil(len(some.data) / (len(some.offsets) - 1)))
+
+
+def _packed(field: Field, values: npt.NDArray[Any]) -> Packed:
+    """Return the rows ``[n, ...]`` as bytes."""
+    if field.kind in ("number", "array"):
+        flat = np.ascontiguousarray(values, field.dtype)
+        row = flat.itemsize * int(np.prod(flat.shape[1:]))
+        sizes = np.full(len(flat), row, np.int64)
+        return Packed(flat.reshape(-1).view(np.uint8), offsets_of(sizes))
+    return Packed(*pack([_as_bytes(value) for value in values.tolist()]))
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes()
+
+
+def _runs(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Return [begin, end) of the runs of neighbours among the rows, i64[r, 2]."""
+    own = np.unique(rows).astype(np.int64)
+    breaks = np.flatnonzero(np.diff(own) > 1)
+    begins = own[np.concatenate([[0], breaks + 1]).astype(np.int64)] if len(own) else own
+    ends = own[np.concatenate([breaks, [len(own) - 1]]).astype(np.int64)] + 1 if len(own) else own
+    return np.stack([begins, ends], 1)
+
+
+def _chunks(rows: npt.NDArray[np.uint32], size: int, length: int) -> npt.NDArray[np.int64]:
+    """Return [begin, end) of the chunks that have the rows, i64[r, 2]."""
+    begins = np.unique(rows.astype(np.int64) // size) * size
+    return np.stack([begins, np.minimum(begins + size, length)], 1)
