@@ -403,6 +403,14 @@ def test_no_machine_indexes_the_shards_again(
     ids = np.arange(len(SIZES))
     assert beside.read(ids) == made.read(ids)
     assert [beside.key(i) for i in ids] == [made.key(i) for i in ids]
+    # Some of them, in another order.
+    some = [shards[3], shards[0], shards[2]]
+    scans.clear()
+    part = ShardSource(some)
+    assert not scans
+    alone = ShardSource(some, cache_index=False)
+    assert part.fingerprint == alone.fingerprint and part.extensions == alone.extensions
+    assert part.read(np.arange(len(part))) == alone.read(np.arange(len(alone)))
     # Resumed, of shards that another call wrote too.
     Path(shards[1]).unlink()
     (tmp_path / "packed" / INDEX).unlink()

@@ -300,8 +300,8 @@ class Session:
         is_shared_out = substitution is not None and substitution.has_claims
         wants_homes = setup.cache.locality and epochs.is_planned and epochs.shuffle
         has_homes = wants_homes and not setup.recipe.preload and setup.capacity > 0
-        if self.controller.planner.reads_blocks:
-            has_homes = False  # a node keeps the blocks that it reads until they are due
+        # A node keeps the blocks that it reads until they are due.
+        has_homes = has_homes and not self.controller.planner.reads_blocks
         if not (has_homes or is_shared_out):
             return None
         nodes = self._network.find_nodes(ranks)

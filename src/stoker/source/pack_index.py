@@ -67,21 +67,33 @@ def to_bytes(layouts: Sequence[Layout], name: Callable[[int], str], sizes: Seque
 
 
 def from_bytes(stored: bytes, names: Sequence[str], sizes: Offsets) -> StoredIndex:
-    """Return the index of shards of these ``names`` and ``sizes`` (``i64[S]``).
+    """Return the index of shards of these ``names`` and ``sizes`` (``i64[S]``), some or all of it.
 
     Raises an exception of any kind for bytes that are none, and where it is that of other shards.
     """
     arrays = decode(stored)
     told = arrays.pop("shard_names").tobytes().decode().split("\0")
-    if told != list(names) or not np.array_equal(arrays.pop("shard_sizes"), sizes):
+    place, told_sizes = {name: i for i, name in enumerate(told)}, arrays.pop("shard_sizes")
+    chosen = np.array([place.get(name, -1) for name in names], np.int64)
+    if (chosen < 0).any() or len(np.unique(chosen)) < len(chosen) or len(told) != len(told_sizes):
         raise SampleCorrupt("it is of other shards")
+    if not np.array_equal(told_sizes[chosen], sizes):
+        raise SampleCorrupt("it is of shards that were replaced")
     shards, probes = arrays.pop("probe_shards"), arrays.pop("probes").reshape(-1, 2)
     index = ShardIndex.from_arrays(arrays)
-    index.check(sizes)
-    if len(shards) != len(probes) or (shards >= len(sizes)).any():
+    index.check(told_sizes)
+    if len(shards) != len(probes) or (shards >= len(told)).any():
         raise SampleCorrupt("its probes are of no shard")
-    if (probes[:, 0] < 0).any() or (probes[:, 0] > sizes[shards] - PROBE).any():
+    if (probes[:, 0] < 0).any() or (probes[:, 0] > told_sizes[shards] - PROBE).any():
         raise SampleCorrupt("its probes are beyond the shards")
-    if len(np.unique(index.shards)) > len(np.unique(shards)):
+    if not np.isin(index.shards, shards).all():
         raise SampleCorrupt("it has shards without a probe")
-    return StoredIndex(index, shards.astype(np.uint32), probes)
+    now = np.full(len(told), -1, np.int64)
+    now[chosen] = np.arange(len(chosen))
+    is_wanted = now[shards] >= 0
+    which = now[shards[is_wanted]].astype(np.uint32)
+    if len(told) > len(chosen) or (np.diff(chosen) < 0).any():
+        index = index.of_shards(chosen)
+    if len(index.first) < 2:
+        raise SampleCorrupt("these shards are empty")
+    return StoredIndex(index, which, probes[is_wanted])

@@ -84,6 +84,33 @@ class ShardIndex:
         total: Offsets = np.diff(offsets_of(framed)[self.first])
         return total
 
+    def of_shards(self, chosen: Offsets) -> ShardIndex:
+        """Return the index that these shards (i64[S], in any order) alone would have.
+
+        Samples have to be in the order of the shards, as :meth:`check` asks.
+        """
+        shard_of = self.shards[self.first[:-1]]
+        begins, ends = (np.searchsorted(shard_of, chosen, side) for side in ("left", "right"))
+        samples = _ranges(begins, ends - begins)
+        counts = np.diff(self.first)[samples]
+        parts = _ranges(self.first[samples], counts)
+        lengths = np.diff(self.offsets)[samples]
+        renumbered = np.zeros(1 + int(max(chosen.max(), shard_of.max())), np.uint32)
+        renumbered[chosen] = np.arange(len(chosen))
+        # Extensions are numbered as they first come.
+        found, firsts, kinds = np.unique(self.kinds[parts], return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        return ShardIndex(
+            first=offsets_of(counts),
+            shards=renumbered[self.shards[parts]],
+            starts=self.starts[parts],
+            sizes=self.sizes[parts],
+            kinds=np.argsort(order)[kinds].astype(np.uint32),
+            extensions=tuple(self.extensions[kind] for kind in found[order].tolist()),
+            names=self.names[_ranges(self.offsets[:-1][samples], lengths)],
+            offsets=offsets_of(lengths),
+        )
+
     def check(self, sizes: Offsets) -> None:
         """Raise SampleCorrupt unless it makes sense for shards of ``sizes`` bytes, i64[S]."""
         samples, parts = len(self.first) - 1, len(self.shards)
@@ -109,7 +136,8 @@ class ShardIndex:
             goes_on[self.first[:-1]] = False
             follows = np.diff(self.starts, prepend=0) >= 0
             follows &= np.diff(self.shards.astype(np.int64), prepend=0) == 0
-            is_sound = bool(within.all() and follows[goes_on].all())
+            in_order = np.diff(self.shards.astype(np.int64)) >= 0
+            is_sound = bool(within.all() and follows[goes_on].all() and in_order.all())
         if not is_sound:
             raise SampleCorrupt("the index does not fit the shards")
 
@@ -132,6 +160,13 @@ class ShardIndex:
         """Return what :meth:`as_arrays` was made from."""
         extensions = tuple(arrays["extensions"].tobytes().decode().split("\0"))
         return cls(**{**arrays, "extensions": extensions})  # type: ignore[arg-type]
+
+
+def _ranges(begins: npt.NDArray[Any], counts: npt.NDArray[Any]) -> Offsets:
+    """Return the numbers of ranges one after the other, ``counts`` [n] from ``begins`` [n] on."""
+    before = np.cumsum(counts) - counts
+    numbers: Offsets = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)
+    return numbers
 
 
 def _divides(bounds: Offsets, total: int) -> bool:
