@@ -33,7 +33,16 @@ def test_json_holds_what_would_be_used() -> None:
 
 def test_table_names_core_memory_and_extras() -> None:
     output = CliRunner().invoke(root, ["doctor"]).output
-    for word in ("native core", "found", "memory", "cgroup limit", "/dev/shm", "extra torch"):
+    words = (
+        "native core",
+        "found",
+        "memory",
+        "cgroup limit",
+        "/dev/shm",
+        "extra torch",
+        "of JPEGs",
+    )
+    for word in words:
         assert word in output
 
 
