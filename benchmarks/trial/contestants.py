@@ -87,13 +87,13 @@ _ALL = {
     "infobatch": Contestant("infobatch:prune={value}", "paper", "prune", (0.5, 0.25)),
     "shade": Contestant("shade:b0={value}", "paper", "b0", (10, 40)),
     "shade x3": Contestant(
-        "shade:repetition={value}:important={cache}", "paper", "repetition", (3, 2)
+        "shade:repetition=3:important={cache}:b0={value}", "paper", "b0", (10, 40)
     ),
     "shade x3, hits first": Contestant(
-        "shade:repetition={value}:important={cache}:order=hits_first",
+        "shade:repetition=3:important={cache}:order=hits_first:b0={value}",
         "paper",
-        "repetition",
-        (3, 2),
+        "b0",
+        (10, 40),
     ),
     "icache": Contestant("icache:warm_up={value}", "paper", "warm_up", (2, 5)),
     "impact": Contestant("impact:max_warm_up={value}", "paper", "max_warm_up", (4, 10)),

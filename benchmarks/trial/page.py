@@ -21,7 +21,7 @@ def made_part(summary: Summary) -> str:
     facts = (
         f"{about['samples']:,} images of CIFAR-10 as JPEG files, {about['epochs']} epochs of "
         f"batches of {about['batch_size']}, {about['model']} network, judged on "
-        f"{about['test_samples']:,} held-out images, seeds {seeds[0]} to {seeds[-1]}. Storage "
+        f"{about['test_samples']:,} held-out images with {len(seeds)} paired seeds. Storage "
         f"serves {about['reads']:,g} reads a second, training takes {about['compute']:,g} samples "
         "a second when it does not wait."
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trial.contestants import CONTESTANTS
 from trial.intervals import Interval, of_mean
 from trial.summary import Summary
@@ -20,10 +18,10 @@ def draw(summary: Summary, folder: Path) -> None:
     import matplotlib
 
     # The same picture for the same figures.
-    matplotlib.rcParams["svg.hashsalt"] = "trial"
+    matplotlib.rcParams |= {"svg.hashsalt": "trial", "svg.fonttype": "none"}
     judged = Judged(summary)
     seeds = {len(judged.pairs(name)) for name in judged.names}
-    told = f"{min(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    told = f"paired seeds: {min(seeds)}"
     hits = {
         name: [of_mean([100 * hit_share(run) for run, _ in judged.pairs(name)])]
         for name in judged.names
@@ -41,7 +39,7 @@ def draw(summary: Summary, folder: Path) -> None:
     _dots(
         sooner,
         folder / "trial-time.svg",
-        f"Times sooner than the default at: accuracy measured, seconds simulated, {told}",
+        f"How much sooner it is as accurate as the default: seconds simulated, {told}",
         "times sooner, with 95 % intervals; a seed that does not get there counts as 0",
         labels,
     )
@@ -57,19 +55,17 @@ def _dots(
     axes: Any = figure.add_subplot()
     names = list(rows)[::-1]
     for place, kind in enumerate(kinds):
-        found = [rows[name][place] for name in names]
-        means = np.array([one.mean for one in found])
-        sides = np.array([[one.mean - one.low, one.high - one.mean] for one in found]).T
-        at = np.arange(len(names)) + 0.22 * ((len(kinds) - 1) / 2 - place)
-        colours = [_COLOURS[CONTESTANTS[name].kind] for name in names]
-        axes.errorbar(means, at, xerr=np.nan_to_num(sides), fmt="none", ecolor=colours, capsize=2)
-        marker = "osD"[place]
-        axes.scatter(means, at, c=colours, marker=marker, s=18, zorder=3)
+        marker, shift = "osD"[place], 0.22 * ((len(kinds) - 1) / 2 - place)
+        for row, name in enumerate(names):
+            mean, *bounds = rows[name][place]
+            colour = _COLOURS[CONTESTANTS[name].kind]
+            axes.plot(bounds, [row + shift] * 2, color=colour, linewidth=1)
+            axes.scatter([mean], [row + shift], c=colour, marker=marker, s=18, zorder=3)
         if kind:
             axes.scatter([], [], c="black", marker=marker, s=18, label=kind)
     for name, colour in _COLOURS.items():
         axes.scatter([], [], c=colour, marker="s", s=30, label=name)
-    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
     axes.set(title=title, xlabel=label, xlim=(0, None))
     axes.title.set_size(10)
     axes.grid(axis="x", alpha=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,15 @@ Summary = dict[str, Any]
 
 
 def summary_of(folder: Path, about: dict[str, Any], names: Iterable[str]) -> Summary:
-    """Return what is known of the runs in ``folder``, of these contestants."""
+    """Return what is known of the runs in ``folder``, of these contestants.
+
+    Of the seeds judged those that all contestants have run; all, if there is none such.
+    """
     known = list(names)
     judged = [run for run in _read(folder / "judge") if run["contestant"] in known]
+    count = Counter(run["seed"] for run in judged)
+    whole = [run for run in judged if count[run["seed"]] == len(known)]
+    judged = whole or judged
     tuned = [run for run in _read(folder / "tune") if run["contestant"] in known]
     return {
         "about": about,

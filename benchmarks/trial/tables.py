@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from harness import Report
 
-from trial.contestants import BUDGET, CACHE, CONTESTANTS, DEFAULT, STATIC
+from trial.contestants import BUDGET, CACHE, CONTESTANTS, DEFAULT, RATES
 from trial.intervals import Interval, of_mean, of_ratio
 from trial.papers import PAPERS
 from trial.summary import READS, Run, Summary
@@ -108,7 +108,7 @@ def tables(summary: Summary, smoke: bool = False) -> list[Report]:
     found = [_accuracy(judged, smoke), _time(judged, smoke), _hits(judged, smoke)]
     if summary["validated"]:
         found.append(_validation(summary))
-    found += [_tuning(summary), *_papers(judged)]
+    found += [_tuning(summary), _infobatch(summary), *_papers(judged)]
     for report in found:
         report.origin = origin
     return found
@@ -280,6 +280,29 @@ def _tuning(summary: Summary) -> Report:
     return report
 
 
+def _infobatch(summary: Summary) -> Report:
+    """Return what InfoBatch's accuracy loses, a cause at a time, of the runs of tuning."""
+    report = Report("InfoBatch, a half of the easy samples left out: measured, in tuning")
+    told = {
+        DEFAULT: "uniform epochs",
+        "random pruning as infobatch": "as few random samples in each epoch",
+        "infobatch, weights of mean 1": "infobatch, weights scaled to a mean of 1",
+        "infobatch": "infobatch",
+        "infobatch, as many visits": "infobatch, as many visits as uniform epochs",
+    }
+    for name, row in told.items():
+        found = {
+            run["setting"][0]: 100 * run["accuracy"]
+            for run in summary["tuned"]
+            if run["name"] == name and run["setting"][1] in (None, 0.5)
+        }
+        cells = {f"rate {rate:g}": round(found[rate], 1) for rate in RATES if rate in found}
+        if cells:
+            report.row(training=row, **cells)
+    report.remarks = ["Accuracy, % of the held-out images of tuning; one seed."]
+    return report
+
+
 def _setting(name: str, setting: list[Any]) -> str:
     rate, value = setting
     if CONTESTANTS[name].like is not None:
@@ -322,6 +345,3 @@ def _figure(judged: Judged, kind: str, of: str, to: str) -> str:
     other = judged.mean(to, lambda run: sum(run["seconds"]))
     own = judged.mean(of, lambda run: sum(run["seconds"]))
     return f"{other / own:.2f} times, simulated"
-
-
-__all__ = ["CHOSEN", "MARGINS", "STATIC", "Judged", "final", "hit_share", "served", "tables"]
