@@ -136,7 +136,7 @@ def _accuracy(judged: Judged, smoke: bool) -> Report:
         "minio and foresight visit the same samples in the same order as the default, which is "
         "checked; only their caches were run.",
     ]
-    if CHOSEN in judged.names:
+    if CHOSEN in judged.names and len(judged.pairs(CHOSEN)) > 1:
         report.target(
             f"{CHOSEN}: accuracy to the default, lower end",
             judged.difference(CHOSEN, final).low,
@@ -244,7 +244,7 @@ def _stalled(run: Run) -> float:
 
 def _validation(summary: Summary) -> Report:
     report = Report("The virtual clock (simulated) beside real time (measured)")
-    for run in summary["validated"]:
+    for run in sorted(summary["validated"], key=lambda run: -run["virtual_s"]):
         report.row(
             recipe=run["recipe"],
             real_s=run["real_s"],
