@@ -164,7 +164,8 @@ def _time(judged: Judged, smoke: bool) -> Report:
     report.remarks = [
         "How many times sooner than the default of the same seed its final accuracy is reached, "
         "or that less half a point or a point: mean over seeds with its bootstrap 95 % interval, "
-        "and how many seeds get there; one that does not counts as 0. Looked at after each epoch.",
+        "and how many seeds get there; one that does not counts as 0. Looked at after each epoch. "
+        "With less than six seeds such an interval is too narrow.",
     ]
     if CHOSEN in judged.names:
         ours = judged.sooner(CHOSEN, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,16 @@ def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - known:
         if name == "trial" or name.startswith(("trial.", "fair_trial")):
             del sys.modules[name]
+
+
+def test_the_page_is_made_of_the_committed_runs() -> None:
+    from trial.page import made_part
+
+    summary = json.loads((FOLDER / "results" / "trial.json").read_text())
+    page = (FOLDER / "results" / "trial.md").read_text()
+    assert made_part(summary) in page, (
+        "python benchmarks/fair_trial.py --report --publish benchmarks"
+    )
 
 
 def test_all_contestants_have_the_same_budget() -> None:
