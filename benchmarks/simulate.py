@@ -7,7 +7,8 @@ visits, as ours. Its Belady knows the whole trace and admits everything: so does
 loader (--data: a folder of class folders): hits of real training loops.
 --part foresight: real hits beyond the cache, also of two ranks on one arena. --part speed: accesses
 a second and memory a sample, at the number of ImageNet's images; for quiet machines. --part
-imagenet: every recipe at that number, with sizes like those of its files.
+imagenet: every recipe at that number, with sizes like those of its files. --part scale: 100 million
+samples, 6 GB of memory; not with all.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
     arguments.add_argument("--recipes", help="for --part speed and imagenet")
     args = arguments.parse_args()
     for name in PARTS if args.part == "all" else [args.part]:
-        if name == "loader" and args.data is None and args.part == "all":
+        if args.part == "all" and (name == "scale" or (name == "loader" and args.data is None)):
             continue
         PARTS[name](args).show(args.json)
 
@@ -358,6 +359,25 @@ SPEED = (
 )
 
 
+def scale(args: argparse.Namespace) -> Report:
+    """Replay 100 million samples."""
+    n, epochs = (20_000, 2) if args.smoke else (100_000_000, 2)
+    report = Report(f"{n:,} samples, {epochs} epochs, c = .2", args.smoke)
+    for name in (args.recipes or "lru").split(","):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds, cpu, num_bytes, found = pool.apply(_timed, (name, n, epochs, False))
+        report.row(
+            recipe=name,
+            seconds=seconds,
+            cpu_seconds=cpu,
+            gigabytes=num_bytes / 1e9,
+            hits=found.after(1).hit_ratio,
+            limit=recipes.get(name).predicted_hit_ratio(0.2),
+        )
+        report.target(f"{name}, bytes a sample", num_bytes / n, 100)
+    return report
+
+
 def imagenet(args: argparse.Namespace) -> Report:
     """Replay every recipe over ImageNet's number of samples, of sizes like its files."""
     n, epochs = (20_000, 4) if args.smoke else (IMAGENET, 10)
@@ -416,6 +436,7 @@ PARTS = {
     "loader": loader,
     "speed": speed,
     "imagenet": imagenet,
+    "scale": scale,
 }
 
 if __name__ == "__main__":
