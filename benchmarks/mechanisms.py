@@ -100,7 +100,7 @@ SPIDER = (
     Mechanism(
         "SpiderCache: transit by the batch",
         "spidercache:transit=0.05",
-        ("spidercache",),
+        ("spidercache", "spidercache:transit=0.25"),
         "no such region",
     ),
     Mechanism(

@@ -115,9 +115,9 @@ def test_transit_holds_the_batches_on_their_way() -> None:
 
     assert transit(Homophily()) == 0.05, "they are not known"
     found = [transit(Homophily().for_batches(share)) for share in (1e-9, 0.01, 0.2, 3.0)]
-    assert found == [0.001, 0.01, 0.2, 0.25]
-    assert Homophily(transit=0.1).for_batches(0.2) == Homophily(transit=0.1)
-    for policy in (Homophily().for_batches(0.2), Homophily(transit=0.1)):
+    assert found == [0.001, 0.01, 0.1, 0.1]
+    assert Homophily(transit=0.3).for_batches(0.2) == Homophily(transit=0.3)
+    for policy in (Homophily().for_batches(0.2), Homophily(transit=0.3)):
         assert sum(region.share for region in policy.regions()) == pytest.approx(1)
 
 

@@ -15,7 +15,7 @@ from stoker.scores import Scores
 
 TRANSIT = 0.05
 """Share of the cache for what waits for its step, where batches are not known."""
-_LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.25
+_LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.1
 _MOST_ACCESSES = 2**29 - 1
 
 
@@ -128,9 +128,9 @@ class Homophily(Policy):
         )
 
     def for_batches(self, share: float) -> Homophily:
-        """Return the policy with room for all these batches in transit, a quarter at most.
+        """Return the policy with room for all these batches in transit, a tenth at most.
 
-        The paper has no such region. A ``transit`` that was given stays.
+        The paper has no such region, and more of it costs hits. A ``transit`` that was given stays.
         """
         if self.transit is not None:
             return self

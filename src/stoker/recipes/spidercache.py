@@ -41,7 +41,7 @@ def spidercache(
     - ``importance+homophily``: the share 1 - ``start`` of the cache is a queue of key samples, each
       batch's with most neighbours, which stand in for their missing neighbours. What waits for its
       step lies in ``transit``, a share of the cache, by default as much as the batches on their way
-      take, a quarter at most; the paper has no such region.
+      take, a tenth at most; the paper has no such region.
     - ``importance+homophily+elastic``: the importance region's share goes from ``start`` to ``end``
       once the scores converge; ``m``, ``gamma``, ``window`` and ``order`` as in
       :class:`~stoker.policy.shares.ElasticSplit`. It needs the Loader's ``epochs``, and accuracy
