@@ -1,23 +1,53 @@
 """Where samples live: in memory, in files, in object stores, or behind your own class."""
 
-from stoker.source.arrow_files import ArrowSource
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from stoker.source.base import BaseSource, Source, as_source
-from stoker.source.files import FileSource
-from stoker.source.hdf5 import HDF5Source
-from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
-from stoker.source.in_memory import MemorySource
-from stoker.source.lmdb_source import LMDBSource
-from stoker.source.mds import MDSSource
-from stoker.source.numpy_files import NumpySource
-from stoker.source.objects import FsspecSource, ObjectSource
-from stoker.source.open import open_image_folder, open_source
 from stoker.source.pace import Pace, Retry
 from stoker.source.packed import join_parts, split_parts
-from stoker.source.parquet import ParquetSource
-from stoker.source.sample_format import SampleFormat
-from stoker.source.shards import ShardSource
-from stoker.source.tfrecord import TFRecordSource
-from stoker.source.zarr_source import ZarrSource
+
+if TYPE_CHECKING:
+    from stoker.source.arrow_files import ArrowSource
+    from stoker.source.files import FileSource
+    from stoker.source.hdf5 import HDF5Source
+    from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+    from stoker.source.in_memory import MemorySource
+    from stoker.source.lmdb_source import LMDBSource
+    from stoker.source.mds import MDSSource
+    from stoker.source.numpy_files import NumpySource
+    from stoker.source.objects import FsspecSource, ObjectSource
+    from stoker.source.open import open_image_folder, open_source
+    from stoker.source.parquet import ParquetSource
+    from stoker.source.sample_format import SampleFormat
+    from stoker.source.shards import ShardSource
+    from stoker.source.tfrecord import TFRecordSource
+    from stoker.source.zarr_source import ZarrSource
+
+# Loaded when it is first used: training starts several processes, and each reads one format.
+_LATER = {
+    "ArrowSource": "stoker.source.arrow_files",
+    "FileSource": "stoker.source.files",
+    "FsspecSource": "stoker.source.objects",
+    "HDF5Source": "stoker.source.hdf5",
+    "ImageFolderSource": "stoker.source.image_folder",
+    "ImagePrefixSource": "stoker.source.image_folder",
+    "ImageShardSource": "stoker.source.image_folder",
+    "LMDBSource": "stoker.source.lmdb_source",
+    "MDSSource": "stoker.source.mds",
+    "MemorySource": "stoker.source.in_memory",
+    "NumpySource": "stoker.source.numpy_files",
+    "ObjectSource": "stoker.source.objects",
+    "ParquetSource": "stoker.source.parquet",
+    "SampleFormat": "stoker.source.sample_format",
+    "ShardSource": "stoker.source.shards",
+    "TFRecordSource": "stoker.source.tfrecord",
+    "ZarrSource": "stoker.source.zarr_source",
+    "open_image_folder": "stoker.source.open",
+    "open_source": "stoker.source.open",
+}
 
 __all__ = [
     "ArrowSource",
@@ -47,3 +77,13 @@ __all__ = [
     "open_source",
     "split_parts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'stoker.source' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
