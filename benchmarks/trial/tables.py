@@ -258,7 +258,7 @@ def _validation(summary: Summary) -> Report:
         "Seconds an epoch, from the second on. real: storage with the limits in real time, two "
         "workers, prefetch as by default, a step as a sleep. virtual: one process without "
         "prefetch, unlimited storage, and the clock. 2,000 samples, 6 epochs, one run, made-up "
-        "losses.",
+        "losses. Other work shares the processors, which lengthens real time where reads do not.",
     ]
     return report
 
