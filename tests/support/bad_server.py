@@ -92,7 +92,7 @@ class BadServer:
     def _answer(self, connection: socket.socket, head: str) -> bool:
         """Answer one request; return whether the connection goes on."""
         method, path, _ = head.split(" ", 2)
-        key = path.strip("/")
+        key = path.partition("?")[0].strip("/")  # a signed address carries a query
         what = None
         if method == "GET":
             what = self.plan(key, self.asked[key], head)
