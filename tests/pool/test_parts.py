@@ -1,5 +1,6 @@
 """The parts of a pool that need no server: addresses, frames, keys, order, breakers, queue."""
 
+import os
 import threading
 import time
 import traceback
@@ -279,6 +280,28 @@ def test_slow_answers_open_it_too():
         assert not breakers.is_open("a")
         breakers.answered("a", is_slow=True)
     assert breakers.is_open("a")
+
+
+@pytest.mark.parametrize("away", range(0, 64, 7))
+def test_no_server_of_64_shares_a_breaker_with_another(away):
+    breakers = Breakers(Clock())
+    names = [f"server{k}:6379" for k in range(64)]
+    breakers.failed(names[away], is_late=True)
+    assert [name for name in names if breakers.is_open(name)] == [names[away]]
+    breakers.failed("the 65th", is_late=True)  # which takes one of theirs
+    assert breakers.is_open("the 65th")
+    assert breakers.open_count <= 2
+
+
+def test_processes_agree_on_a_breaker_that_one_of_them_met_first():
+    breakers = Breakers(Clock())
+    child = os.fork()
+    if child == 0:
+        for name in ("x", "y", "z"):
+            breakers.failed(name, is_late=name == "y")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [breakers.is_open(name) for name in "zyx"] == [False, True, False]
 
 
 # --- threads and queue ---

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from stoker.pool.values import BUCKETS, PoolKeys
 from stoker.shared import SharedArray
 
 _ROWS = 64
-_POINTS, _UNTIL, _PAUSE, _TRIPS = range(4)
+_POINTS, _UNTIL, _PAUSE, _TRIPS, _NAME = range(5)
 _LIMIT = 3  # points: an error or a slow answer is one, an answer that did not come is three
 _FIRST, _LONGEST = 1.0, 30.0  # seconds
 _PROBE = 2.0  # seconds that a probing process has before another one may probe
@@ -33,13 +33,13 @@ class Breakers:
     Closed, a server is used. :data:`_LIMIT` points in a row open it, and it is skipped for a
     pause of about a second, twice as long each time, half a minute at most, and never the same
     for any two, so that jobs do not return together. When the pause is over one process probes:
-    if the server answers the breaker closes. Names are told apart by a hash of 64 values: two that
-    collide share a breaker. Nothing here waits or takes a lock; racing processes may probe twice.
+    if the server answers the breaker closes. There are 64; servers beyond that many share them.
+    Nothing here waits or takes a lock: racing processes may probe twice, or lose a point.
     ``clock`` is one that all processes of a machine agree on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._table = SharedArray.create((_ROWS, 4), np.float64, name="stoker-pool-breakers")
+        self._table = SharedArray.create((_ROWS, 5), np.float64, name="stoker-pool-breakers")
         self._clock = clock
 
     def is_open(self, name: str) -> bool:
@@ -94,8 +94,17 @@ class Breakers:
         return int(self._table.array[:, _TRIPS].sum())
 
     def _row(self, name: str) -> np.ndarray:
-        row: np.ndarray = self._table.array[zlib.crc32(name.encode()) % _ROWS]
-        return row
+        """Return the server's row, the first of its probe sequence that no other server has."""
+        table: np.ndarray = self._table.array
+        digest = hashlib.blake2b(name.encode(), digest_size=6).digest()
+        mark = int.from_bytes(digest) + 1  # exact as a float
+        home = mark % _ROWS
+        for index in (*range(home, _ROWS), *range(home)):
+            if table[index, _NAME] == 0:
+                table[index, _NAME] = mark
+            if table[index, _NAME] == mark:  # else another process took it at the same moment
+                return cast(np.ndarray, table[index])
+        return cast(np.ndarray, table[home])
 
 
 Command = tuple[Any, ...]
