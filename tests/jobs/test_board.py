@@ -63,16 +63,21 @@ def test_a_forked_child_holds_no_slot_of_its_parent() -> None:
     assert process.stdout is not None
     with JobTable("key 1", 50) as table, process.stdout:
         taken = table.take(5, Kind.SCORE, "own", 1.5)
+        reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(writing, b".")
             signal.pause()
             os._exit(0)
         try:
+            assert os.read(reading, 1) == b"."  # it has left what it inherited
             table.close()
             with JobTable("key 1", 50) as other:
                 until(lambda: other.board.owners().tolist() == [slot])
                 assert other.take(9, Kind.SCORE, "new", 1.5) == taken
         finally:
+            os.close(reading)
+            os.close(writing)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             process.kill()

@@ -145,6 +145,13 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ArrowSource(write(path, TABLE.slice(0, 0)))
 
 
+def test_a_column_with_a_name_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"a_name_of_its_own": [1, 2]}), rows=2)
+    path.write_bytes(path.read_bytes().replace(b"a_name_of_its_own", b"a_name_of_\xffts_own"))
+    with pytest.raises(SampleCorrupt, match="has no schema"):
+        ArrowSource(path)
+
+
 @settings(
     max_examples=60,
     deadline=None,

@@ -142,7 +142,8 @@ def _walked(read: Callable[[int, int], memoryview], size: int) -> _Opened:
         if kind == _SCHEMA:
             try:
                 schema = pa.ipc.read_schema(pa.py_buffer(before))
-            except (pa.ArrowException, OSError) as error:
+                _ = schema.names  # which pyarrow decodes only now
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise SampleCorrupt(f"it has no schema of Arrow: {error}") from error
         at += whole
     if schema is None:
