@@ -26,10 +26,11 @@ from stoker.scores import Scores
 from stoker.types import Outcome
 
 if TYPE_CHECKING:
-    from stoker import recipes
+    from stoker import images, recipes, source
     from stoker.epoch.cache import Cache
     from stoker.feed import Feed
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
+    from stoker.sampler.batching import Buckets, Packing, TokenBudget
     from stoker.store.arena import Arena
 
 __version__ = "0.1.0"
@@ -39,33 +40,41 @@ _LATER = {
     "Arena": "stoker.store.arena",
     "Cache": "stoker.epoch.cache",
     "Feed": "stoker.feed",
+    **dict.fromkeys(("Buckets", "Packing", "TokenBudget"), "stoker.sampler.batching"),
     **dict.fromkeys(("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap"), "stoker.pytorch"),
 }
 
+_MODULES = ("images", "recipes", "source")
+
 __all__ = [
     "Arena",
+    "Buckets",
     "Cache",
     "Feed",
     "ImageFolder",
     "Loader",
     "Outcome",
+    "Packing",
     "Plan",
     "SampleDataset",
     "Scores",
     "Stats",
+    "TokenBudget",
     "errors",
+    "images",
     "recipes",
+    "source",
     "wrap",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "recipes":
-        return import_module("stoker.recipes")
+    if name in _MODULES:
+        return import_module(f"stoker.{name}")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "recipes"})
+    return sorted({*globals(), *_LATER, *_MODULES})

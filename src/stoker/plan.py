@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 
+_OPTIONAL = ("weights", "beyond", "blocks", "batches")
 _SPARSE = 16  # times the accesses: the largest id up to which a table of all ids pays
 
 MAX_LENGTH = 2**32 - 1
@@ -29,7 +30,7 @@ class Plan:
 
     Raises :class:`~stoker.errors.ConfigError` for a negative epoch or start, ids that are not
     one-dimensional integers of 32 bits, weights of another length, or weights or expectations
-    that are negative or not finite.
+    that are negative or not finite, or batches that do not cover the ids.
     """
 
     epoch: int
@@ -50,6 +51,9 @@ class Plan:
     blocks: NDArray[np.uint32] | None = field(default=None, repr=False)
     """u32[A], the block of each access, where blocks of adjacent samples are read at once; None:
     each sample alone. Read-only."""
+    batches: NDArray[np.int64] | None = field(default=None, repr=False)
+    """i64[B + 1], from 0 to A: batch ``b`` has the accesses ``batches[b]`` to ``batches[b + 1]``;
+    None: a batch has as many accesses as the loader says. Read-only."""
     _memory: dict[str, SharedArray] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,10 @@ class Plan:
                     "one for each"
                 )
             self._memory["blocks"] = blocks
+        if self.batches is not None:
+            batches = _in_memory(self.batches, np.dtype(np.int64), "plan.batches")
+            _check_bounds(batches.array, len(self._memory["ids"].array))
+            self._memory["batches"] = batches
         if self.beyond is not None:
             beyond = _in_memory(self.beyond, np.dtype(np.float32), "plan.beyond")
             _check_numbers(beyond.array, "expectation")
@@ -82,7 +90,7 @@ class Plan:
 
     def _show(self) -> None:
         """Make the fields read-only views of the shared memory."""
-        for name in self._memory.keys() & {"ids", "weights", "beyond", "blocks"}:
+        for name in self._memory.keys() & {"ids", *_OPTIONAL}:
             # The class is frozen for its users; only construction and unpickling come here.
             object.__setattr__(self, name, _read_only(self._memory[name]))
 
@@ -95,9 +103,8 @@ class Plan:
         names = ("epoch", "start", "following", "repeats", "_memory")
         for name, value in zip(names, state, strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "weights", None)
-        object.__setattr__(self, "beyond", None)
-        object.__setattr__(self, "blocks", None)
+        for name in _OPTIONAL:
+            object.__setattr__(self, name, None)
         self._show()
 
     def __len__(self) -> int:
@@ -113,14 +120,27 @@ class Plan:
 
     def unweighted(self) -> Plan:
         """Return this plan without weights and expectations, whose memory it releases."""
-        ids, blocks = (self._memory.get(name) for name in ("ids", "blocks"))  # type: Any, Any
-        following = self.following
-        return Plan(self.epoch, self.start, ids, None, following, None, self.repeats, blocks)
+        memory: dict[str, Any] = {name: self._memory.get(name) for name in ("ids", *_OPTIONAL)}
+        memory |= {"weights": None, "beyond": None}
+        following, repeats = self.following, self.repeats
+        return Plan(self.epoch, self.start, following=following, repeats=repeats, **memory)
 
     def _in_same_memory(self, start: int, following: Plan | None) -> Plan:
-        names = ("ids", "weights", "beyond", "blocks")
-        ids, weights, beyond, blocks = (self._memory.get(n) for n in names)  # type: Any, Any, Any, Any
-        return Plan(self.epoch, start, ids, weights, following, beyond, self.repeats, blocks)
+        memory: dict[str, Any] = {name: self._memory.get(name) for name in ("ids", *_OPTIONAL)}
+        return Plan(self.epoch, start, following=following, repeats=self.repeats, **memory)
+
+    def part(
+        self, positions: NDArray[np.int64], start: int, batches: NDArray[np.int64] | None = None
+    ) -> Plan:
+        """Return the accesses at ``positions`` i64[n] as a plan that begins at ``start``.
+
+        It has ``batches`` i64[B + 1], and does not know what follows.
+        """
+        weights = None if self.weights is None else self.weights[positions]
+        blocks = None if self.blocks is None else self.blocks[positions]
+        beyond: Any = self._memory.get("beyond")
+        ids, repeats = self.ids[positions], self.repeats
+        return Plan(self.epoch, start, ids, weights, None, beyond, repeats, blocks, batches)
 
     @property
     def next_use(self) -> NDArray[np.int64]:
@@ -184,10 +204,20 @@ class Plan:
 
     @cached_property
     def identity(self) -> str:
-        """Short hash, hexadecimal, of the ids and the epoch; a saved state carries it."""
+        """Short hash, hexadecimal, of ids, batches and the epoch; a saved state carries it."""
         digest = hashlib.blake2b(self.epoch.to_bytes(8, "little"), digest_size=8)
         digest.update(np.ascontiguousarray(self.ids, dtype="<u4").data)
+        if self.batches is not None:
+            digest.update(np.ascontiguousarray(self.batches, dtype="<i8").data)
         return digest.hexdigest()
+
+    def batch_view(self, rank: int, world_size: int) -> NDArray[np.int64]:
+        """Return i64[n], the positions of one rank's accesses: every ``world_size``-th batch."""
+        assert self.batches is not None, "there are no batches"
+        begins = self.batches[:-1][rank::world_size]
+        sizes = self.batches[1:][rank::world_size] - begins
+        ends = np.cumsum(sizes)
+        return np.repeat(begins - (ends - sizes), sizes) + np.arange(sizes.sum())
 
     def rank_view(self, rank: int, world_size: int, *, equal: bool = False) -> NDArray[np.uint32]:
         """Return u32[n], the accesses of one rank: every ``world_size``-th one from ``rank``.
@@ -224,10 +254,10 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
         )
     if isinstance(given, SharedArray) and array.dtype == dtype:
         return given
-    kinds = "iu" if dtype.kind == "u" else "iuf"
+    kinds = "iuf" if dtype.kind == "f" else "iu"
     if array.size and array.dtype.kind not in kinds:
         raise ConfigError(f"{name} has dtype {array.dtype}: give {dtype}")
-    if array.size and array.dtype.kind == "i" and kinds == "iu":
+    if array.size and array.dtype.kind == "i" and dtype.kind == "u":
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > np.iinfo(np.uint32).max:
             raise ConfigError(
@@ -236,6 +266,11 @@ def _in_memory(given: Any, dtype: np.dtype[Any], name: str) -> SharedArray:
     memory = SharedArray.create(array.shape, dtype, name=name)
     memory.array[:] = array
     return memory
+
+
+def _check_bounds(given: NDArray[np.int64], length: int) -> None:
+    if given[:1].sum() or given[-1:].sum() != length or (np.diff(given) < 1).any():
+        raise ConfigError(f"batches {given} do not cover {length} ids: give bounds from 0 to that")
 
 
 def _check_numbers(given: NDArray[np.float32], name: str) -> None:

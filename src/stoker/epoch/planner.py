@@ -16,6 +16,7 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes.base import SamplerFactory, uniform
 from stoker.sampler.base import Sampler, as_sampler
+from stoker.sampler.batched import BatchedSampler, for_ranks
 from stoker.scores import Scores
 from stoker.store.claims import still_due
 
@@ -41,14 +42,22 @@ class Walk:
 
     ``start`` is where it begins, ``stride`` how many samples a step takes over all ranks, and
     ``end`` where the plan ends. With ``stride=None`` a step takes ``world_size`` times what this
-    rank got.
+    rank got. With ``batches``, those of the plan, a step takes ``world_size`` of them.
     """
 
-    def __init__(self, start: Cursor, stride: int | None, end: int | None, world_size: int) -> None:
+    def __init__(
+        self,
+        start: Cursor,
+        stride: int | None,
+        end: int | None,
+        world_size: int,
+        batches: NDArray[np.int64] | None = None,
+    ) -> None:
         self.start = start
         self._stride = stride
         self._end = end
         self._world_size = world_size
+        self._batches = batches
         self._cursor = start
 
     @property
@@ -58,6 +67,12 @@ class Walk:
 
     def step(self, samples: int) -> None:
         """Count a batch of so many samples that the training loop got."""
+        if self._batches is not None:
+            steps = self._cursor.steps + 1 - self.start.steps
+            end = self._batches[min(steps * self._world_size, len(self._batches) - 1)]
+            consumed = self.start.consumed + int(end)
+            self._cursor = Cursor(self.start.epoch, consumed, self._cursor.steps + 1)
+            return
         # The stride, not this rank's samples: the last batch of another rank may be longer.
         taken = self._stride or samples * self._world_size
         consumed = self._cursor.consumed + taken
@@ -94,6 +109,7 @@ class Planner:
         self._basis = population.scores(scores)
         self._lengths: dict[tuple[int, int, bool], int] = {}
         self._orders: dict[tuple[int, int, int], NDArray[np.int64]] = {}
+        self._batches: dict[tuple[int, int, int], NDArray[np.int64]] = {}
         self._identity: tuple[int, str] | None = None
         self._resumed: tuple[Cursor, NDArray[np.uint32]] | None = None
         self._foreseen: Plan | None = None  # the order of an epoch to come
@@ -179,19 +195,15 @@ class Planner:
 
         What was served before ``at`` in the place of other samples is left out, and those come.
         """
-        sampler = self._divided()
-        if not at.consumed:
+        sampler, batches = self._divided(), self.batches(at)
+        if not at.consumed and batches is None:
             return sampler.plan(self._basis, at.epoch)
         whole = self._undivided(at.epoch)
         due = self._due(whole, at)
         left = self.left(at)
         # Filled up from the start of the epoch's order, or cut.
         positions = np.concatenate([due, np.arange(max(0, left - len(due))) % len(whole)])[:left]
-        weights = None if whole.weights is None else whole.weights[positions]
-        start = at.epoch * sampler.longest + at.consumed
-        blocks = None if whole.blocks is None else whole.blocks[positions]
-        ids, repeats = whole.ids[positions], whole.repeats
-        return Plan(at.epoch, start, ids, weights, repeats=repeats, blocks=blocks)
+        return whole.part(positions, at.epoch * sampler.longest + at.consumed, batches)
 
     def plan(self, at: Cursor) -> Plan:
         """Return the plan of the whole job from ``at`` on, in ids of the base data set.
@@ -251,22 +263,54 @@ class Planner:
         population = self._population
         if not population.label:
             return order.followed_by(following)
-        beyond = None if order.beyond is None else population.spread(order.beyond)
-        ids = population.ids(order.ids)
-        weights, repeats, blocks = order.weights, order.repeats, order.blocks
-        return Plan(order.epoch, order.start, ids, weights, following, beyond, repeats, blocks)
+        return Plan(
+            order.epoch,
+            order.start,
+            population.ids(order.ids),
+            order.weights,
+            following,
+            None if order.beyond is None else population.spread(order.beyond),
+            order.repeats,
+            order.blocks,
+            order.batches,
+        )
 
     # --- how ranks divide it ---
 
     def left(self, at: Cursor) -> int:
         """Return the accesses from ``at`` on of all ranks together, which divide them equally."""
         world_size = self._ranks.now().world_size
+        if (batches := self.batches(at)) is not None:
+            return int(batches[-1])
         if not at.consumed:
             return self._length(at.epoch, world_size, self._drop_last)
         left = max(0, self._length(at.epoch, 1, False) - at.consumed)
         if self._drop_last:
             return left - left % world_size
         return left + (-left % world_size if self._settings.shuffle else 0)
+
+    def batches(self, at: Cursor) -> NDArray[np.int64] | None:
+        """Return i64[B + 1], the batches from ``at`` on, which ranks divide: :attr:`Plan.batches`.
+
+        None where a batch has a fixed number of samples.
+        """
+        if self._settings.grouping is None:
+            return None
+        key = at.epoch, at.consumed, self._ranks.now().world_size
+        if key not in self._batches:
+            bounds = self._undivided(at.epoch).batches
+            assert bounds is not None
+            done = min(at.consumed, int(bounds[-1]))
+            left = np.append(0, bounds[bounds > done] - done)
+            fill, drop_last = self._settings.shuffle, self._drop_last
+            divided = for_ranks(left, key[-1], drop_last=drop_last, fill=fill)
+            if not at.consumed and len(divided) < 2:
+                raise ConfigError(
+                    f"drop_last leaves none of {len(left) - 1} batches to {key[-1]} ranks: use "
+                    "fewer ranks or drop_last=False"
+                )
+            self._batches[key] = divided
+        return self._batches[key]
 
     @property
     def most_places(self) -> int:
@@ -323,17 +367,19 @@ class Planner:
         return self._sampler(self._ranks.now().world_size, drop_last=self._drop_last)
 
     def _sampler(self, pad_to: int, *, drop_last: bool) -> Sampler:
-        key = pad_to, drop_last
+        grouping = self._settings.grouping
+        key = (pad_to, drop_last) if grouping is None else (1, False)  # ranks divide batches
         if key not in self._samplers:
             made = self._make_now(
                 len(self._population),
                 seed=self._settings.seed,
                 shuffle=self._settings.shuffle,
-                pad_to=pad_to,
-                drop_last=drop_last,
+                pad_to=key[0],
+                drop_last=key[1],
                 epochs=self._settings.epochs,
             )
-            self._samplers[key] = as_sampler(made)
+            sampler = as_sampler(made)
+            self._samplers[key] = sampler if grouping is None else BatchedSampler(sampler, grouping)
         return self._samplers[key]
 
     def _undivided(self, epoch: int) -> Plan:
@@ -348,6 +394,7 @@ class Planner:
 
     def _forget(self) -> None:
         self._lengths.clear()
+        self._batches.clear()
         self._orders.clear()
         self._identity = None
 

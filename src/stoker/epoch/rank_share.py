@@ -103,14 +103,21 @@ class RankShare:
     def accesses(self, at: Cursor) -> int:
         """Return how many accesses of the epoch this rank has from ``at`` on."""
         rank, world_size = self._ranks.now()
+        if (batches := self._planner.batches(at)) is not None:
+            return int(np.diff(batches)[rank::world_size].sum())
         return len(range(rank, self._planner.left(at), world_size))
 
     def batches(self, at: Cursor) -> int:
         """Return how many batches of the epoch this rank has from ``at`` on."""
+        if (batches := self._planner.batches(at)) is not None:
+            rank, world_size = self._ranks.now()
+            return len(range(rank, len(batches) - 1, world_size))
         return self._in_batches(self.accesses(at))
 
     def planned_batches(self, epochs: int) -> int:
         """Return how many batches this rank has in so many epochs, as far as can be foreseen."""
+        if self._settings.grouping is not None:
+            return sum(self.batches(Cursor(epoch)) for epoch in range(epochs))
         rank, world_size = self._ranks.now()
         lengths = self._planner.lengths(epochs)
         return sum(self._in_batches(len(range(rank, length, world_size))) for length in lengths)
@@ -119,6 +126,8 @@ class RankShare:
     def most_accesses(self) -> int:
         """Accesses that this rank has at most in an epoch."""
         rank, world_size = self._ranks.now()
+        if self._settings.grouping is not None:  # its batches may be those of the short samples
+            return self._planner.most_places
         return len(range(rank, self._planner.longest, world_size))
 
     # --- accesses, and the keys of samples after them ---
@@ -155,31 +164,36 @@ class RankShare:
         """Return the training loop's way through ``plan``, which begins at ``at``."""
         world_size = self._ranks.now().world_size
         stride = (self._settings.batch_size or 1) * world_size
-        return Walk(at, stride, at.consumed + len(plan), world_size)
+        return Walk(at, stride, at.consumed + len(plan), world_size, plan.batches)
 
     def indices(self) -> Iterator[int]:
         """Yield this rank's share of the coming iteration, in indices of the population's view."""
         order = self._planner.order(self.coming)
         return iter(order.ids[self._own(self._planner.with_ids(order))].tolist())
 
+    def index_batches(self) -> Iterator[list[int]]:
+        """Yield this rank's batches of the coming iteration, as :meth:`indices` does."""
+        order = self._planner.order(self.coming)
+        for positions in self._own_batches(order):
+            yield order.ids[positions].tolist()
+
     def batch_specs(self, plan: Plan, at: Cursor) -> Iterator[BatchSpec]:
         """Yield this rank's batches of ``plan``, which begins at ``at``.
 
         One by one with ``batch_size=None``.
         """
-        plan.rank_view(*self._ranks.now(), equal=self._settings.shuffle)  # refuses unequal parts
-        size, end = self._settings.batch_size or 1, self._batched(plan)
-        for begin in range(0, end, size):
-            positions = self._own(plan, begin, min(begin + size, end))
+        first = 0
+        for positions in self._own_batches(plan):
             wanted = plan.ids[positions]
             yield BatchSpec(
                 wanted,
                 at.consumed + positions,
                 None if plan.weights is None else plan.weights[positions],
                 self._policy.keys(wanted, self._scores, plan, positions),
-                first=begin,
+                first=first,
                 single=self._settings.batch_size is None,
             )
+            first += len(positions)
 
     def rescoring_specs(self, ids: NDArray[np.uint32]) -> Iterator[BatchSpec]:
         """Yield the batches of this rank's part of ``ids`` ``u32[m]``, which are scored again.
@@ -202,10 +216,24 @@ class RankShare:
     def _own(self, plan: Plan, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
         """Return i64[n], positions in ``plan`` of this rank's accesses ``first`` to ``end``."""
         rank, world_size = self._ranks.now()
+        if plan.batches is not None:
+            return plan.batch_view(rank, world_size)[first:end]
         own = range(rank, len(plan), world_size)[first:end]
         if self._planner.locality is None:
             return np.arange(own.start, own.stop, own.step)
         return self._planner.divided_order(plan)[own.start : own.stop : own.step]
+
+    def _own_batches(self, plan: Plan) -> Iterator[NDArray[np.int64]]:
+        """Yield i64[n], the positions in ``plan`` of each of this rank's batches."""
+        rank, world_size = self._ranks.now()
+        if plan.batches is not None:
+            own = range(rank, len(plan.batches) - 1, world_size)
+            yield from (np.arange(*plan.batches[batch : batch + 2]) for batch in own)
+            return
+        plan.rank_view(rank, world_size, equal=self._settings.shuffle)  # refuses unequal parts
+        size, end = self._settings.batch_size or 1, self._batched(plan)
+        for begin in range(0, end, size):
+            yield self._own(plan, begin, min(begin + size, end))
 
     def _in_batches(self, accesses: int) -> int:
         size = self._settings.batch_size or 1
@@ -214,6 +242,8 @@ class RankShare:
     def _batched(self, plan: Plan) -> int:
         """Return this rank's accesses of ``plan`` that make it into a batch."""
         rank, world_size = self._ranks.now()
+        if plan.batches is not None:
+            return len(plan)
         accesses = len(range(rank, len(plan), world_size))
         return accesses - (
             accesses % (self._settings.batch_size or 1) if self._settings.drop_last else 0

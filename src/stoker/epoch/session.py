@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ from stoker.jobs.board import JobTable
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.recipes.base import uniform
+from stoker.sampler.batched import Grouping
+from stoker.sampler.batching import Batching
 from stoker.scores import Scores
 from stoker.source.base import Source
 from stoker.store.registry import SharedArena
@@ -64,8 +67,8 @@ class Session:
 
     A front end (the Loader, the Feed) has :attr:`requests` served by whatever threads or processes
     it runs, and tells the :attr:`controller` what came of them. ``rescore`` is the user's function,
-    or None; ``trace`` the file that what happens is written to. Used by the training process only,
-    from one thread.
+    or None; ``trace`` the file that what happens is written to; ``batching`` says what batches are,
+    where they have no fixed size. Used by the training process only, from one thread.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense together.
     """
@@ -79,9 +82,12 @@ class Session:
         *,
         rescore: Any = None,
         trace: str | os.PathLike[str] | None = None,
+        batching: Batching | None = None,
     ) -> None:
         recipe, num_samples = setup.recipe, setup.population.num_samples
         epochs = settings.of_recipe(recipe, setup.cache.sharing.probe)
+        if batching is not None:
+            epochs = _batched(epochs, batching, setup)
         scorer = as_scorer(recipe.scorer(num_samples))
         check_rescore(rescore, recipe, scorer)
         if epochs.is_planned:
@@ -89,6 +95,8 @@ class Session:
         self.setup = setup
         self.records = Records(num_samples)
         """What was counted."""
+        if epochs.grouping is not None:
+            self.records.tokens_of = epochs.grouping.tokens_of
         self.controller = Controller(
             epochs,
             setup.population,
@@ -300,8 +308,9 @@ class Session:
         is_shared_out = substitution is not None and substitution.has_claims
         wants_homes = setup.cache.locality and epochs.is_planned and epochs.shuffle
         has_homes = wants_homes and not setup.recipe.preload and setup.capacity > 0
-        # A node keeps the blocks that it reads until they are due.
+        # A node keeps the blocks that it reads until they are due, and batches stay as they are.
         has_homes = has_homes and not self.controller.planner.reads_blocks
+        has_homes = has_homes and epochs.grouping is None
         if not (has_homes or is_shared_out):
             return None
         nodes = self._network.find_nodes(ranks)
@@ -392,6 +401,22 @@ class Session:
             "cache_bytes": self.setup.capacity,
             "data_bytes": self.setup.data_bytes,
         }
+
+
+def _batched(settings: EpochSettings, batching: Batching, setup: CacheSetup) -> EpochSettings:
+    """Return ``settings`` with batches by lengths; ConfigError where samples do not fit."""
+    source, population = setup.dataset.source, setup.population
+    lengths = batching.lengths_of(source.sizes, are_exact=source.sizes_are_exact)
+    visited = population.ids(np.arange(len(population))) if population.label else None
+    grouping = Grouping(
+        batching,
+        lengths,
+        visited,
+        seed=settings.seed,
+        shuffle=settings.shuffle,
+        drop_last=settings.drop_last,
+    )
+    return replace(settings, grouping=grouping, batch_size=grouping.typical)
 
 
 def export_scores(scores: Scores, source: Source, path: str | os.PathLike[str]) -> None:

@@ -14,6 +14,8 @@ from stoker.importance.base import Scorer
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.baselines import minio
+from stoker.sampler.batched import Grouping
+from stoker.sampler.batching import Batching
 from stoker.scores import Scores
 
 
@@ -45,6 +47,9 @@ class EpochSettings:
     """What becomes of the cache where no accuracy is told; empty if that is no matter."""
     probe: int = 0
     """Batches of a block read past the cache to measure what it is worth; 0: none."""
+    grouping: Grouping | None = None
+    """What puts the samples of an epoch into batches by their lengths, of :attr:`batch_size`
+    samples in the mean; None: each has so many."""
     is_resumable: bool = True
     """Whether states are saved, also within an epoch: the scores that its plan was made from are
     kept for them."""
@@ -225,4 +230,41 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
         raise ConfigError(
             f"rescore= gives losses, and recipe {recipe.name!r} scores by {', '.join(others)}: "
             "leave it out, or use a scorer of losses"
+        )
+
+
+def check_batching(
+    batching: Batching | None,
+    *,
+    has_size: bool,
+    recipe: Recipe,
+    is_planned: bool,
+    on_error: Any,
+    rescore: Any,
+) -> None:
+    """Raise ConfigError unless ``batching``, a Batching or None, goes with the other arguments.
+
+    ``has_size``: the user gave the size of a batch too.
+    """
+    if batching is None:
+        return
+    if not isinstance(batching, Batching):
+        raise ConfigError(
+            f"batching={batching!r} is not known: give a stoker.TokenBudget, Buckets or Packing"
+        )
+    if has_size:
+        raise ConfigError("batching= says what a batch is, and so does batch_size=: leave one out")
+    if not is_planned:
+        raise ConfigError("batching= plans batches: leave out sampler and batch_sampler, or it")
+    if recipe.substitution is not None:
+        raise ConfigError(
+            f"recipe {recipe.name!r} serves samples in the place of others, whose lengths differ: "
+            "leave out batching=, or use a recipe like 'foresight'"
+        )
+    if rescore is not None:
+        raise ConfigError("rescore= scores batches of a fixed size: leave it out, or batching=")
+    if on_error != "raise":
+        raise ConfigError(
+            f"on_error={on_error!r} puts samples of other lengths in the place of those that "
+            "fail: leave it out, or batching="
         )

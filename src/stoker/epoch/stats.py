@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any
@@ -90,6 +90,10 @@ class Stats:
     """Packages read to build new ones."""
     rebuild_reads: int = 0
     """Samples read from the source to build packages."""
+    tokens: int = 0
+    """Tokens of the samples handed out, with ``batching=``."""
+    token_places: int = 0
+    """Tokens that their batches have room for."""
     epoch_seconds: float = 0.0
     """Seconds from the beginning of each epoch to its latest batch."""
     stall_seconds: float = 0.0
@@ -127,6 +131,11 @@ class Stats:
         return self.bytes_from_cache / total if total else 0.0
 
     @property
+    def padding(self) -> float:
+        """Share of padding in the batches, from 0 to 1; 0 without ``batching=``."""
+        return 1 - self.tokens / self.token_places if self.token_places else 0.0
+
+    @property
     def verdict(self) -> str:
         """Whether training waits, for what, and what to change, in a line; empty at first."""
         return verdict_of(self)
@@ -135,10 +144,11 @@ class Stats:
     def summary(self) -> str:
         """The most important counts, in a line."""
         direct = f" ({self.direct} direct, from the page cache)" if self.direct else ""
+        padded = f", padding {self.padding:.1%}" if self.token_places else ""
         return (
             f"{self.accesses} samples, hits {self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of "
             f"bytes), fetched {self.fetched}{direct}, substituted {self.substituted}, "
-            f"stalled {self.stall_seconds:.2f} s"
+            f"stalled {self.stall_seconds:.2f} s{padded}"
         )
 
     def since(self, earlier: Stats) -> Stats:
@@ -266,6 +276,8 @@ class Records:
     """The books of one rank's loader, kept in the training process by one thread."""
 
     def __init__(self, num_samples: int) -> None:
+        self.tokens_of: Callable[[NDArray[np.uint32]], tuple[int, int]] | None = None
+        """Returns the tokens of a batch of ids ``u32[n]``, and those that it has room for."""
         self.epochs: list[Stats] = []
         """Of each epoch that has ended, abandoned ones included."""
         self.epoch = 0
@@ -275,6 +287,7 @@ class Records:
         self.last_stall = 0.0
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
+        self._tokens = self._token_places = 0
         self._rescoring_seconds = 0.0
         self._stall_seconds = self._epoch_seconds = 0.0  # the latter of epochs that are over
         self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
@@ -295,6 +308,8 @@ class Records:
             rescoring_seconds=self._rescoring_seconds,
             stall_seconds=self._stall_seconds,
             epoch_seconds=self._epoch_seconds + self._seconds,
+            tokens=self._tokens,
+            token_places=self._token_places,
             coverage=self._visits.coverage(share),
             ess=self._visits.ess(share),
             **counts,
@@ -343,6 +358,10 @@ class Records:
         """Count a batch of samples ``u32[n]`` that is handed out, and what was replaced in it."""
         self._last_at = time.perf_counter()
         self._visits.add(ids)
+        if self.tokens_of is not None:
+            tokens, places = self.tokens_of(ids)
+            self._tokens += tokens
+            self._token_places += places
         for failure in failures:
             if failure.id not in self.failures:
                 log.warning("skipped %s: %s", failure.name, failure.reason)

@@ -25,7 +25,7 @@ class Batch(ServedBatch):
 
     data: Any = None
     """An array ``[n, ...]`` where the samples are arrays or numbers of one shape and dtype, else a
-    list of ``n`` samples: bytes without a decoder."""
+    list of ``n`` samples: bytes without a decoder. With ``batching=`` a dictionary of arrays."""
     targets: NDArray[Any] | None = None
     """``[n, ...]``, the targets of the samples really served; None where there are none."""
 

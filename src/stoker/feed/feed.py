@@ -18,7 +18,7 @@ from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, Population, recipe_of
+from stoker.epoch.settings import EpochSettings, Population, check_batching, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
@@ -28,6 +28,7 @@ from stoker.feed.samples import FeedSamples, Transforms
 from stoker.feed.signals import Shown
 from stoker.images import split
 from stoker.recipes.base import Recipe
+from stoker.sampler.batching import Batching
 from stoker.source.base import Source
 
 _REST_STREAM = 0x7265737400000000  # keeps further transforms apart from the image transform
@@ -44,6 +45,9 @@ class Feed(FrontEnd):
     (:func:`stoker.source.open_source` makes one), or the path or address of images in class
     folders, whose targets are their classes. Batches are :class:`~stoker.feed.Batch`.
 
+    - ``batching``: batches by the lengths of samples, in the place of ``batch_size``: a
+      :class:`stoker.TokenBudget`, :class:`stoker.Buckets` or :class:`stoker.Packing`. The data of a
+      batch are then a dictionary of arrays of tokens.
     - ``decode``: makes a sample of its bytes; without it samples are bytes, and images of class
       folders ``u8[height, width, 3]``.
     - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
@@ -65,8 +69,9 @@ class Feed(FrontEnd):
     def __init__(
         self,
         source: Source | str | Path,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
+        batching: Batching | None = None,
         decode: Decode | None = None,
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
@@ -85,11 +90,16 @@ class Feed(FrontEnd):
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_on_error(on_error)
-        _check_counts(batch_size=batch_size, decode_threads=decode_threads, ready=ready)
+        _check_counts(batch_size, decode_threads=decode_threads, ready=ready)
         samples = FeedSamples(source, decode, targets)
         if not len(samples):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
+        if batch_size is None and batching is None:
+            raise ConfigError("say what a batch is: give batch_size= or batching=")
         self.batch_size = batch_size
+        self._stacked: Callable[[list[Any]], Any] = (
+            stacked if batching is None else batching.collate
+        )
         self._samples = samples
         samples.image_transform, self._transform = split(transform)
         self._threads = decode_threads
@@ -98,13 +108,22 @@ class Feed(FrontEnd):
         self._rescore = rescore
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
         chosen = recipe_of(recipe, is_planned=True, shuffle=shuffle, rescore=rescore)
+        check_batching(
+            batching,
+            has_size=batch_size is not None,
+            recipe=chosen,
+            is_planned=True,
+            on_error=on_error,
+            rescore=rescore,
+        )
         self._session = Session(
             CacheSetup(samples, Population(len(samples)), as_cache(cache), chosen),
-            EpochSettings(seed, epochs, batch_size, shuffle, drop_last),
+            EpochSettings(seed, epochs, batch_size or 1, shuffle, drop_last),
             self._ranks,
             Network(alone, lambda ranks: None, _join),
             rescore=rescore,
             trace=trace,
+            batching=batching,
         )
         self._controller = self._session.controller
         self._share = self._controller.share
@@ -196,10 +215,8 @@ class Feed(FrontEnd):
         self._session.restore(RankState.from_dict(state))
 
     def __repr__(self) -> str:
-        return (
-            f"<Feed of {self._session.setup}, in batches of {self.batch_size} "
-            f"by {self._threads} threads>"
-        )
+        size = self.batch_size or "several"
+        return f"<Feed of {self._session.setup}, in batches of {size} by {self._threads} threads>"
 
     # --- inside ---
 
@@ -259,12 +276,12 @@ class Feed(FrontEnd):
     def _finished(self, fetched: Fetched, seeds: list[int]) -> Any:
         """Return the data of a batch: its samples transformed, in one array if they fit."""
         if self._transform is None:
-            return stacked(fetched.decoded) if fetched.pixels is None else fetched.pixels
+            return self._stacked(fetched.decoded) if fetched.pixels is None else fetched.pixels
         if fetched.pixels is not None:  # the image transform drew from the plain seeds
             seeds = [seed ^ _REST_STREAM for seed in seeds]
         rngs = map(np.random.default_rng, seeds)
         pairs = zip(fetched.decoded, rngs, strict=True)
-        return stacked([self._transform(*pair) for pair in pairs])
+        return self._stacked([self._transform(*pair) for pair in pairs])
 
     def _rescorer(self, server: RequestServer) -> Callable[[NDArray[np.uint32], int], None] | None:
         """Return what has samples scored again by the user's function, if there is one."""
@@ -290,8 +307,8 @@ def _join(rank: int, world_size: int) -> Collective:
     )
 
 
-def _check_counts(*, batch_size: int, decode_threads: int, ready: int | None) -> None:
-    if batch_size < 1:
+def _check_counts(batch_size: int | None, *, decode_threads: int, ready: int | None) -> None:
+    if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: give 1 or more")
     if decode_threads < 0 or (ready is not None and ready < 0):
         raise ConfigError(f"decode_threads={decode_threads}, ready={ready}: give 0 or more")

@@ -18,7 +18,7 @@ from stoker.epoch.cached import OnError
 from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, recipe_of
+from stoker.epoch.settings import EpochSettings, check_batching, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
@@ -27,12 +27,15 @@ from stoker.pytorch.meta import Meta
 from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
 from stoker.pytorch.torch_session import (
+    AsTensors,
     LoaderIterator,
+    PlanBatches,
     PlanSampler,
     Rescore,
     TorchSession,
 )
 from stoker.recipes.base import Recipe
+from stoker.sampler.batching import Batching
 
 
 class Loader(FrontEnd, DataLoader[Any]):
@@ -56,6 +59,9 @@ class Loader(FrontEnd, DataLoader[Any]):
 
     Further arguments:
 
+    - ``batching``: batches by the lengths of samples, in the place of ``batch_size``: a
+      :class:`stoker.TokenBudget`, :class:`stoker.Buckets` or :class:`stoker.Packing`. Without a
+      ``collate_fn``, batches are dictionaries of tensors of tokens.
     - ``cache``: memory as payload bytes, ``8 << 30``, ``"8GiB"``, or as a share of the bytes of the
       visited samples, ``"20%"``; 0 switches it off. A :class:`stoker.Cache` says more: a disk and a
       pool below it, decoded samples, what is read ahead, how jobs and nodes share it. Memory is
@@ -106,6 +112,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         pin_memory: bool | Device = False,
         drop_last: bool = False,
         *,
+        batching: Batching | None = None,
         cache: Cache | Size = "20%",
         recipe: str | Recipe | None = None,
         epochs: int | None = None,
@@ -127,6 +134,14 @@ class Loader(FrontEnd, DataLoader[Any]):
         in_order = shuffle is False
         population = DatasetPopulation(dataset)
         chosen = recipe_of(recipe, is_planned=is_planned, shuffle=not in_order, rescore=rescore)
+        check_batching(
+            batching,
+            has_size=batch_size != 1,
+            recipe=chosen,
+            is_planned=is_planned,
+            on_error=on_error,
+            rescore=rescore,
+        )
         ranks = LazyRanks(rank, world_size, current_ranks)
         self._session = Session(
             CacheSetup(population.base, population, as_cache(cache), chosen),
@@ -135,7 +150,13 @@ class Loader(FrontEnd, DataLoader[Any]):
             Network(from_rank_zero, find_nodes, joined),
             rescore=rescore,
             trace=trace,
+            batching=batching,
         )
+        if batching is not None:
+            batch_sampler, drop_last = PlanBatches(self._session.controller.share), False
+            collate_fn = collate_fn or AsTensors(batching.collate)
+        elif is_planned:
+            sampler = PlanSampler(self._session.controller.share)
         self._torch = TorchSession(
             self._session,
             ranks,
@@ -150,7 +171,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             dataset,
             batch_size,
             None if is_planned else shuffle,
-            PlanSampler(self._session.controller.share) if is_planned else sampler,
+            sampler,
             batch_sampler,
             num_workers,
             collate_fn,
@@ -301,9 +322,9 @@ class Loader(FrontEnd, DataLoader[Any]):
         self._tell_epoch(self._torch.restore(self, state_dict))
 
     def __repr__(self) -> str:
+        size = self.batch_size or "several"
         return (
-            f"<Loader of {self._session.setup}, in batches of {self.batch_size} "
-            f"by {self.num_workers} workers>"
+            f"<Loader of {self._session.setup}, in batches of {size} by {self.num_workers} workers>"
         )
 
     # --- inside ---

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -372,6 +372,35 @@ class PlanSampler(TorchSampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Do as ``Loader.set_epoch``: Lightning and others tell the sampler, as in torch."""
         self._share.set_epoch(epoch)
+
+
+class PlanBatches(TorchSampler[list[int]]):
+    """The batches of a plan as a torch batch sampler; their order is :attr:`sampler`."""
+
+    def __init__(self, share: RankShare) -> None:
+        self.sampler = PlanSampler(share)
+        self._share = share
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._share.index_batches()
+
+    def __len__(self) -> int:
+        return self._share.batches(self._share.coming)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do as ``Loader.set_epoch``."""
+        self._share.set_epoch(epoch)
+
+
+class AsTensors:
+    """A collate function of arrays by name, ``make``, as one of tensors in the same memory."""
+
+    def __init__(self, make: Callable[[Sequence[Any]], Mapping[str, NDArray[Any]]]) -> None:
+        self._make = make
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return tensors by name; raises what ``make`` does."""
+        return {name: torch.from_numpy(array) for name, array in self._make(samples).items()}
 
 
 def sampled_batch_specs(
