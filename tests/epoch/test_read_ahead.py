@@ -21,7 +21,9 @@ def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         (10**9, 10**9, 5 * 10**7),  # a twentieth of the cache
         (10**6, 10**9, 10**6),  # no more than was asked for
         (10**9, 10**6, 60_000),  # six batches of 10 kB, as a twentieth is less
-        (10**9, 10**5, 25_000),  # but a quarter of a small cache at most
+        (10**9, 10**5, 25_000),  # but a quarter of a small cache at most,
+        (10**9, 50_000, 20_000),  # unless that holds no two batches
+        (10**9, 15_000, 15_000),  # and no more than the cache itself
         (0, 10**9, 0),
     ],
 )

@@ -45,6 +45,29 @@ def test_generators_are_given_back_also_after_an_error() -> None:
     assert draws() == expected
 
 
+def test_a_normal_number_drawn_in_advance_is_given_back_too() -> None:
+    np.random.seed(3)  # noqa: NPY002
+    first, second = np.random.randn(), np.random.randn()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    assert np.random.randn() == first  # noqa: NPY002
+    with preserved_generators():
+        seed_generators(9)
+        draws()
+    assert np.random.randn() == second  # noqa: NPY002
+
+
+def test_preserved_within_preserved() -> None:
+    with preserved_generators():
+        seed_generators(9)
+        expected = draws(), draws()
+        seed_generators(9)
+        assert draws() == expected[0]
+        with preserved_generators():
+            seed_generators(10)
+            draws()
+        assert draws() == expected[1]
+
+
 def test_seeds_differ_by_seed_epoch_and_position() -> None:
     positions = np.arange(1000)
     found = [

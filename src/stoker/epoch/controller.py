@@ -363,10 +363,9 @@ class Controller:
         """Return the plan of all ranks from ``at`` on, once everything is prepared for it."""
         scores = self._settle(at, rescore)
         plan = self.planner.plan(at)
-        is_held = self._share(plan, at)
         direct = self._running.direct
-        if direct is not None:
-            is_held = direct.begin(plan.ids) or is_held
+        is_direct = direct is not None and direct.begin(plan.ids)
+        is_held = self._share(plan, at, is_direct) or is_direct
         self._place(scores, plan, at)
         if (tracer := self._running.tracer) is not None:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
@@ -407,13 +406,13 @@ class Controller:
 
         return run
 
-    def _share(self, plan: Plan, at: Cursor) -> bool:
+    def _share(self, plan: Plan, at: Cursor, is_direct: bool) -> bool:
         """Tell other jobs of the plan; return whether this epoch begins with a probe."""
         member = self._running.member
         if member is None:
             return False
         batches = 0 if at.consumed else self.share.batches(at)
-        member.begin_epoch(plan, at.consumed + len(plan), batches)
+        member.begin_epoch(plan, at.consumed + len(plan), batches, is_aside=is_direct)
         self._followed = plan
         return not member.probe.is_over
 
@@ -455,8 +454,11 @@ class Controller:
         """Tell other jobs how far this one is, and heed what they tell."""
         plan, start = self._followed, 0 if self.walk is None else self.walk.start.consumed
         positions = batch.positions - start if plan is not None else _NO_POSITIONS
-        if member.received(positions, stall_seconds):
+        is_direct = opened.direct is not None and opened.direct.is_on
+        if member.received(positions, stall_seconds, is_aside=is_direct):
             opened.cache.write_keys(self._scores)
+        if is_direct:
+            return
         self._resume_ahead(opened)
         if opened.ahead is not None and plan is not None and member.was_shared:
             opened.ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)

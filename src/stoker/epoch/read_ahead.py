@@ -26,7 +26,8 @@ from stoker.store.store import Store
 
 _SHARE = 0.05  # of the cache, which the window takes at most
 _BATCHES = 4  # but where the cache is small it holds so many, and one for each worker,
-_SMALL_SHARE = 0.25  # up to this share
+_SMALL_SHARE = 0.25  # up to this share;
+_LEAST_BATCHES = 2  # and these of each rank in any case: what does not fit, a worker has to read
 
 
 def window_bytes(
@@ -35,7 +36,8 @@ def window_bytes(
     """Return the bytes that may lie ready for all ranks of this node together."""
     batches = (_BATCHES + num_workers) * ranks_here
     enough = min(batches * batch_bytes, capacity * _SMALL_SHARE)
-    return min(asked, int(max(capacity * _SHARE, enough)))
+    least = min(_LEAST_BATCHES * ranks_here * batch_bytes, capacity)
+    return min(asked, int(max(capacity * _SHARE, enough, least)))
 
 
 def ranks_on_node(ranks: Ranks) -> int:

@@ -239,6 +239,8 @@ class Member:
         self._slot = slot
         self._token = token
         self._plan: Plan | None = None
+        self._length = 0  # accesses of the whole job in the epoch
+        self._is_aside = False
         self._others: tuple[int, ...] = ()
         self._batches = 0
         self._at: tuple[float, int] = 0.0, 0
@@ -268,31 +270,43 @@ class Member:
         tokens = self._board.jobs["token"][self._board.owners()].tolist()
         return tuple(token for token in tokens if token != self._token)
 
-    def begin_epoch(self, plan: Plan | None, length: int, batches: int = 0) -> None:
+    def begin_epoch(
+        self, plan: Plan | None, length: int, batches: int = 0, *, is_aside: bool = False
+    ) -> None:
         """Publish when samples are needed, from the rest of an epoch of ``length`` accesses.
 
         None if only the user's sampler knows the order. ``batches`` of this process may
-        serve for a probe.
+        serve for a probe. ``is_aside``: this job reads past the cache for now, so that nothing is
+        to be kept for it.
         """
-        self._plan, self._others = plan, self.others
+        self._plan, self._length, self._others = plan, length, self.others
+        self._is_aside = is_aside
         self.was_shared = bool(self._others)
         self._since, self._batches, self._stalled = None, 0, 0.0
         self._passive.begin_epoch()
         self.probe.begin(0 if self._slot is None else batches)
         if self._slot is not None and plan is not None:
             self._at = self._board.clock(), plan.start
-            if self._is_first:
-                self._policy.begin_plan(plan, length)
+            self._publish(plan)
 
-    def received(self, positions: NDArray[np.int64], stall_seconds: float) -> bool:
+    def received(
+        self, positions: NDArray[np.int64], stall_seconds: float, *, is_aside: bool = False
+    ) -> bool:
         """Note that the loop got the plan's accesses at ``positions``, i64[n].
 
-        ``stall_seconds``: for how long it waited for them.
+        ``stall_seconds``: for how long it waited for them; ``is_aside`` as in :meth:`begin_epoch`.
 
-        Returns whether jobs came or went since the last call: then all keys must be rewritten.
+        Returns whether jobs came or went since the last call, or this one came back to the cache:
+        then all keys must be rewritten.
         """
         if self._slot is None:
             return False
+        is_back, self._is_aside = self._is_aside and not is_aside, is_aside
+        if is_aside:
+            self._note_aside(positions)
+            return False
+        if is_back and self._plan is not None:
+            self._publish(self._plan)
         now = self._board.clock()
         if self._plan is not None and len(positions):
             row = self._board.jobs[self._slot]
@@ -305,7 +319,7 @@ class Member:
         others = self.others
         changed, self._others = others != self._others, others
         self.was_shared = self.was_shared or bool(others)
-        return changed
+        return changed or is_back
 
     @property
     def _is_first(self) -> bool:
@@ -316,6 +330,32 @@ class Member:
         """Leave the table; may be called again."""
         self._slot = None
         self._table.close()
+
+    def _publish(self, plan: Plan) -> None:
+        """Publish when this job needs samples next; one of its ranks is enough."""
+        if not self._is_first:
+            return
+        if self._is_aside:
+            self._policy.withdraw()
+        else:
+            self._policy.begin_plan(plan, self._length)
+
+    def _note_aside(self, positions: NDArray[np.int64]) -> None:
+        """Note a batch that was read past the cache; others hear of it once in some batches."""
+        self._batches += 1
+        if self._batches < _BLOCK:
+            return
+        self._batches, self._since = 0, None
+        self._write_counts(self.counted())
+        if self._plan is not None and len(positions):
+            row = self._board.jobs[self._slot]
+            position = self._plan.start + int(positions.max()) + 1
+            row["position"], row["noted"] = position, self._board.clock()
+
+    def _write_counts(self, counts: Mapping[str, Any]) -> None:
+        row = self._board.jobs[self._slot]
+        for name in ("accesses", "hits", "fetched", "bytes_from_source"):
+            row[name] = int(counts.get(name, 0))
 
     def _measure_pace(self, now: float, position: int) -> None:
         began, start = self._at
@@ -358,8 +398,7 @@ class Member:
             row["compute_seconds"] = self._passive.compute_seconds
             if not row["is_probed"]:
                 row["gain"] = self._passive.gain
-        for name in ("accesses", "hits", "fetched", "bytes_from_source"):
-            row[name] = int(counts.get(name, 0))
+        self._write_counts(counts)
         self._since, self._batches, self._stalled = (now, counts), 0, 0.0
 
 

@@ -226,6 +226,11 @@ class Merged(Policy):
         board.jobs["position"][row] = plan.start
         board.jobs["period"][row] = length
 
+    def withdraw(self) -> None:
+        """Publish that this job uses nothing of the cache, until the next :meth:`begin_plan`."""
+        if self._board is not None:
+            self._board.jobs["period"][self._row(self._board)] = 0
+
     def pass_by(self, plan: Plan, positions: NDArray[np.int64]) -> None:
         """Publish that the accesses ``positions`` i64[n] of ``plan`` are done."""
         board = self._board

@@ -299,6 +299,8 @@ def check_ids(ids: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.uint32]:
         raise ConfigError(
             f"ids have shape {wanted.shape} and dtype {wanted.dtype}: give a flat array of integers"
         )
+    if wanted.dtype == np.uint32 and wanted.max() < num_samples:
+        return np.ascontiguousarray(wanted)
     wrong = (wanted < 0) | (wanted >= num_samples)
     if wrong.any():
         raise ConfigError(

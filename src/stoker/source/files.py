@@ -71,9 +71,10 @@ def list_paths(paths: Iterable[AnyPath], threads: int) -> Listing:
     """
     if isinstance(paths, str | bytes | os.PathLike):
         raise ConfigError(f"paths={paths!r} is one path: give a list of paths")
-    here = os.fsencode(Path.cwd())
+    here = os.path.join(os.fsencode(Path.cwd()), b"")  # noqa: PTH118
     try:
-        full = [os.path.join(here, os.fsencode(path)) for path in paths]  # noqa: PTH118
+        given = map(os.fsencode, paths)
+        full = [path if path[:1] == b"/" else here + path for path in given]
     except TypeError as error:
         raise ConfigError(f"paths has something that is not a path: {error}") from error
     if not full:

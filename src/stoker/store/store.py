@@ -20,7 +20,7 @@ from stoker.store.flight import Completer, Upstream
 from stoker.store.memory_tier import drop_strays, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
-from stoker.store.tier import GuardedTier, Ids, Keys, Pool, RegionTier
+from stoker.store.tier import GuardedTier, Ids, Keys, NullTier, Pool, RegionTier
 from stoker.types import Outcome
 
 FIELDS = (
@@ -133,6 +133,8 @@ class Store:
         if self._closed:
             raise SegmentError("the store is closed: make a new one to read samples")
         batch = check_ids(ids, len(self.source))
+        if self._keeps_nothing and self.pool is None and _are_distinct(batch):
+            return self._read(batch)
         cached, found = self._tier.get_many(batch, None if self._follows_scores else keys)
         choice = None
         if self._substitutes is not None:
@@ -340,6 +342,8 @@ class Store:
                 )
 
     def _guard(self) -> None:
+        # Nothing to look up, to claim or to log: workers that read past the cache do only that.
+        self._keeps_nothing = isinstance(self.tier, NullTier) and self.claims is None
         self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
         self._substitutes = self._substitutes_of(self.substitution)
 
@@ -368,6 +372,15 @@ class Store:
     def _repeats(self) -> bool:
         """Whether what stands in has its own turn too: then turns are logged, not what they got."""
         return self.substitution is not None and not self.substitution.is_once_each
+
+    def _read(self, batch: Ids) -> Served:
+        """Return distinct samples from the source."""
+        samples, errors, _, seconds = Upstream(self.source).read(batch)
+        fetched = np.full(len(batch), Outcome.FETCHED, np.int8)
+        self.counters.add(read=len(batch), source_seconds=seconds)
+        served = Served(batch, *samples, fetched, errors)
+        self._count(served)
+        return served
 
     def _count(self, served: Served) -> None:
         """Set the outcomes of what was prefetched or came with a package, and count."""
@@ -412,3 +425,7 @@ class Store:
             bytes_from_cache=sign * from_cache,
             bytes_from_source=sign * from_source,
         )
+
+
+def _are_distinct(ids: Ids) -> bool:
+    return len(set(ids.tolist())) == len(ids)

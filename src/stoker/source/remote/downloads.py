@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,6 +194,8 @@ def _tag(headers: list[bytes]) -> int:
     """Return the version that the answer states, as obstore's backend does."""
     version = _field(headers, b"etag:") or _field(headers, b"x-amz-version-id:")
     if not version and (changed := _field(headers, b"last-modified:")):
+        from email.utils import parsedate_to_datetime  # an ETag is what most storages give
+
         with contextlib.suppress(ValueError):
             version = parsedate_to_datetime(changed).isoformat()
     return tag_of(version) if version else UNKNOWN_TAG
@@ -212,6 +212,8 @@ def _field(headers: list[bytes], name: bytes) -> str:
 
 def _authorities() -> list[str]:
     """Return the file of certificates to trust: that of this machine, which libcurl is not told."""
+    import ssl  # here, as it takes a helper that only lists a while
+
     known = ssl.get_default_verify_paths()
     for file in (os.environ.get("SSL_CERT_FILE"), known.cafile, *_CERTIFICATES):
         if file and Path(file).is_file():
