@@ -36,7 +36,7 @@ import torch
 from accelerator_training import Job, from_memory, through_stoker, through_torch
 from feed_process import run_alone
 from feed_servers import Unavailable, answers, free_port, run_until_end, slow_line, web_server
-from harness import Report, interleave, machine, paired_ratio, parser
+from harness import Report, interleave, machine, paired_ratio, parser, show
 from line_rate import Web
 from line_rate import through_stoker as fetched_by
 from no_regret import jpeg
@@ -74,8 +74,7 @@ def main() -> None:
         args.rounds, args.images, args.depth = 1, 160, [18]
     with _served(args.images) as web:
         reports = [_PARTS[part](args, web) for part in args.part]
-    for report in reports:
-        report.show(args.json)
+    show(args, *reports)
     if args.output is not None:
         _write(args.output, args.device, reports)
 
@@ -251,7 +250,7 @@ def _write(folder: Path, device: str, reports: list[Report]) -> None:
     if device != "cpu":
         name = f"{torch.cuda.get_device_name()}, {name}, torch {torch.__version__}"
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"machine": name, "parts": [json.loads(report.to_json()) for report in reports]}
+    found = {"machine": name, "parts": [report.to_dict() for report in reports]}
     (folder / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")
     sections = [f"## {name}\n", *(report.to_text() for report in reports)]
     (folder / "accelerator.md").write_text("\n".join(sections))

@@ -13,7 +13,7 @@ import time
 import churn
 import numpy as np
 import peers
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         report.target(f"{name} to memcpy", shared, 1.3)
         private = paired_ratio(figures["arena"], best_memcpy(figures))
         report.remarks.append(f"{name} to the best memcpy out of private memory: {private:.3g}")
-    report.show(args.json)
+    show(args, report)
 
 
 def best_memcpy(figures: dict[str, list[float]]) -> list[float]:

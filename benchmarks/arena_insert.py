@@ -11,7 +11,7 @@ import time
 
 import churn
 import numpy as np
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     large = measure(capacity, args.turnovers, churn.LARGE, 64, rounds, report)
     report.target("3 KB insert", 1e6 * float(np.median(small["arena"])), 3, "µs a sample")
     report.target("110 KB insert to memcpy", paired_ratio(large["arena"], large["memcpy"]), 2)
-    report.show(args.json)
+    show(args, report)
 
 
 def measure(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from harness import Report
+from harness import Report, show
 from importance_data import Images
 from importance_train import Settings, train
 from tasks import Task, parser
@@ -172,7 +172,7 @@ def main() -> None:
     result.add_argument("--plans", action="store_true", help="only show what plans are like")
     args = result.parse_args()
     if args.plans:
-        distances(args.smoke).show(args.json)
+        show(args, distances(args.smoke), part="plans")
     else:
         train_and_show(args, "small", tasks, report)
 

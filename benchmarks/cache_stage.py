@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 from images import SIZE, contestants, photographs, stored
 
 import stoker
@@ -53,7 +53,7 @@ def main() -> None:
         epochs(report, paths, rounds)
     decoding(report, files, 1 if args.smoke else 12, rounds)
     pixels(report, files)
-    report.show(args.json)
+    show(args, report)
 
 
 def write(folder: Path, files: list[bytes], samples: int) -> list[Path]:

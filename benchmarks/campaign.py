@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import Report, parser
+from harness import Report, parser, show
 
 _CHECKS = ("wrong_bytes", "wrong_labels", "not_once", "hangs", "failures", "leaks")
 
@@ -47,7 +47,7 @@ def main() -> int:
     parallel = 1 if seeds else args.parallel
     results = _Campaign(wanted, args.seed, seeds).run(parallel)
     report = _report(results)
-    report.show(args.json)
+    show(args, report)
     bad = [result for result in results if any(result[name] for name in _CHECKS)]
     for result in bad:
         print(f"\nseed {result['seed']} ({result['what']}):", *result["said"], sep="\n  ")

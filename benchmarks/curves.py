@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Report
+from harness import Report, add_options, show
 from tasks import Task, run_missing
 
 from stoker import recipes
@@ -319,8 +319,7 @@ def main() -> None:
     arguments.add_argument("--minutes", type=float, default=1e9, help="start nothing new after")
     arguments.add_argument("--output", type=Path, default=Path("curves-output"))
     arguments.add_argument("--plots", type=Path, help="draw SVG pictures into this folder")
-    arguments.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_options(arguments)
     args = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
         if args.smoke:
@@ -331,8 +330,7 @@ def main() -> None:
             print("no tables yet: replays are missing", file=sys.stderr)
             return
         tables = Tables(folder, f"{args.samples} samples, {args.epochs} epochs", args.smoke)
-        for report in tables():
-            report.show(args.json)
+        show(args, *tables())
         if args.plots:
             tables.plots(args.plots)
 

@@ -6,7 +6,8 @@ seed. Controls train on uniform epochs for as many reads, or seconds, as ours to
 random samples. Training is live, through the Loader and its cache; the seconds are those of a
 virtual clock, which computes from how each sample was served what storage with ``--reads`` requests
 a second and training with ``--compute`` samples a second take. ``--validate`` only holds that clock
-against real time, which takes two minutes of a machine that is not busy.
+against real time, which takes two minutes of a machine that is not busy. ``--simulate`` only
+replays the contestants of the published trial, and publishes their hits beside the live ones.
 
 Results lie in ``--output``, one JSON file each, and only missing ones are made: stop and start
 again as you like. Tuning comes first, then judging seed after seed. ``--list`` says what is missing
@@ -37,7 +38,8 @@ from importance_model import MODELS
 from importance_record import pruned_at_random
 from tasks import Task, parser, run_missing
 from trial.contestants import CONTESTANTS, SMOKE, STATIC, Contestant, Setting, made
-from trial.page import publish
+from trial.page import publish, published
+from trial.simulated import simulated
 from trial.summary import summary_of
 from trial.tables import tables
 from trial.train import Stage, Storage, train
@@ -150,7 +152,10 @@ class Trial:
 
 def main() -> None:
     """Parse the arguments, run what is missing, print the tables."""
-    args = _parser().parse_args()
+    options = _parser()
+    args = options.parse_args()
+    if args.simulate and args.publish is None:
+        options.error("--simulate replays what is published: give --publish")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
         names = tuple(CONTESTANTS)
@@ -158,6 +163,9 @@ def main() -> None:
             args.samples, args.test_samples, args.epochs, args.seeds = 200, 100, 3, 1
             args.batch_size, args.model, args.data = 16, "tiny", None
             args.output, names = args.output if args.keep else Path(own), SMOKE
+        if args.simulate:
+            _simulate(args)
+            return
         storage = Storage(args.reads, args.compute)
         label = f"{args.model}-{args.samples}x{args.epochs}-{args.reads:g}-{args.compute:g}"
         trial = Trial(args.output / label, args.samples, args.epochs, args.seeds, names)
@@ -181,10 +189,7 @@ def main() -> None:
         }
         summary = summary_of(trial.folder, about, names)
         reports = tables(summary, args.smoke)
-        if args.json:
-            print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
-        else:
-            print("\n".join(report.to_text() for report in reports))
+        harness.print_all(reports, args.json)
         if args.publish is not None:
             publish(summary, args.publish)
 
@@ -201,6 +206,13 @@ def _prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial
         for phase, half in halves.items()
     }
     return Trial(trial.folder, len(images), trial.epochs, trial.seeds, trial.names, stage, held)
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    """Replay what was published, on the sizes of the same images, and publish that with it."""
+    summary = published(args.publish)
+    sizes = load(args.data, summary["about"]["samples"], args.test_samples).source.sizes
+    publish(summary | {"simulated": simulated(summary, sizes)}, args.publish)
 
 
 def _validations(trial: Trial) -> list[Task]:
@@ -248,10 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--validate", action="store_true", help="only hold the clock against real time"
     )
+    result.add_argument("--simulate", action="store_true", help="only replay a published trial")
     result.add_argument("--keep", action="store_true", help="--smoke keeps its results in --output")
-    result.add_argument(
-        "--publish", type=Path, metavar="FOLDER", help="write page and plots into benchmarks/"
-    )
     return result
 
 

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from feed_servers import Unavailable
-from harness import Report, parser
+from harness import Report, parser, show
 
 PARTS = ("s3", "small", "posix", "stall", "compute", "flight", "belady", "peers")
 
@@ -46,7 +46,7 @@ def main() -> None:
                 _part(name)(report, args, Path(folder))
             except Unavailable as reason:
                 report.remarks.append(f"left out: {reason}")
-            report.show(args.json)
+            show(args, report, part=name)
 
 
 def _part(name: str):

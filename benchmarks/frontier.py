@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from harness import Report
+from harness import Report, add_options, show
 
 from stoker import recipes
 from stoker.cli._options import draw_sizes
@@ -127,13 +127,12 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=20_000)
     arguments.add_argument("--sizes", default="equal", help="as of stoker simulate")
     arguments.add_argument("--plots", type=Path, help="draw SVG pictures into this folder")
-    arguments.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(arguments)
     args = arguments.parse_args()
     samples = 1_000 if args.smoke else args.samples
     sizes = draw_sizes(args.sizes, samples, 0)
     found = {plan: run(plan, sizes) for plan in plans()}
-    table(found, f"{samples} samples, {args.sizes} sizes").show(args.json)
+    show(args, table(found, f"{samples} samples, {args.sizes} sizes"))
     if args.plots:
         args.plots.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures(found).items():

@@ -15,31 +15,97 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pages
 
 # Of its own, so that no job that happens to read the same data shares the cache being measured.
 os.environ["STOKER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stoker-bench-")
 atexit.register(shutil.rmtree, os.environ["STOKER_RUNTIME_DIR"], True)
+_shown = time.monotonic()
+"""When this program began, or last showed reports."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks have: --rounds, --smoke, --json."""
+    """Return a parser with the options that all benchmarks have, and --rounds."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
+    add_options(result)
+    return result
+
+
+def add_options(result: argparse.ArgumentParser) -> None:
+    """Add the options that all benchmarks have: --smoke, --json, --publish."""
     result.add_argument(
         "--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
     )
     result.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    return result
+    result.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FOLDER",
+        help="write tables and their JSON into FOLDER/results; benchmarks is the folder of ours",
+    )
+
+
+def show(args: argparse.Namespace, *reports: Report, part: str = "") -> None:
+    """Print reports as ``args`` say, and publish them if they do.
+
+    A program that does so several times names the ``part`` that these are; each part has a file
+    of JSON and a place on its page. What a smoke test finds is not published.
+    """
+    global _shown
+    print_all(reports, args.json)
+    if args.publish is not None and not args.smoke:
+        program = Path(sys.argv[0]).stem
+        document = {
+            "command": command(),
+            "machine": machine(),
+            "recorded": _commit(),
+            "seconds": round(time.monotonic() - _shown),
+            "reports": [report.to_dict() for report in reports if report.rows],
+        }
+        name, results = f"{program}-{part}" if part else program, args.publish / "results"
+        pages.dump(document, results / f"{name}.json")
+        pages.put(results, program, name, text_of(document))
+    _shown = time.monotonic()
+
+
+def print_all(reports: Sequence[Report], as_json: bool) -> None:
+    """Print reports on standard output."""
+    if not as_json:
+        print("\n".join(report.to_text() for report in reports), flush=True)
+        return
+    told = [report.to_dict() | {"command": command(), "machine": machine()} for report in reports]
+    print(
+        json.dumps(told[0] if len(told) == 1 else told, indent=1, default=pages.plain), flush=True
+    )
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """Return the tables of what :func:`show` wrote as JSON."""
+    origin = "`{command}` on {machine}, recorded in {recorded}."
+    return "\n".join(
+        Report.from_dict(report, origin.format(**document)).to_text()
+        for report in document["reports"]
+    )
+
+
+def _commit() -> str:
+    """Return the commit that is checked out, and its date."""
+    told = ["git", "log", "-1", "--format=%h (%cs)", "--abbrev=7"]
+    folder = Path(__file__).parent
+    return subprocess.run(told, cwd=folder, capture_output=True, text=True).stdout.strip()
 
 
 def interleave(
@@ -122,24 +188,23 @@ class Report:
             return
         self.targets.append(Target(name, measured, limit, f"{unit} " if unit else "", at_least))
 
-    def show(self, as_json: bool) -> None:
-        """Print the report on standard output."""
-        print(self.to_json() if as_json else self.to_text(), flush=True)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as values of JSON, without its origin."""
+        return {
+            "title": self.title,
+            "rows": self.rows,
+            "targets": [asdict(target) | {"met": target.met} for target in self.targets],
+            "remarks": self.remarks,
+        }
 
-    def to_json(self) -> str:
-        """Return the report, the machine and the command as JSON."""
-        targets = [asdict(t) | {"met": t.met} for t in self.targets]
-        return json.dumps(
-            {
-                "title": self.title,
-                "command": command(),
-                "machine": machine(),
-                "rows": self.rows,
-                "targets": targets,
-                "remarks": self.remarks,
-            },
-            indent=1,
-        )
+    @classmethod
+    def from_dict(cls, told: dict[str, Any], origin: str = "") -> Report:
+        """Return the report that :meth:`to_dict` told."""
+        targets = [dict(target) for target in told["targets"]]
+        for target in targets:
+            del target["met"]  # follows from the others
+        made = [Target(**target) for target in targets]
+        return cls(told["title"], False, told["rows"], made, told["remarks"], origin)
 
     def to_text(self) -> str:
         """Return the report as a table in Markdown, ready for a page of results/."""
@@ -167,8 +232,15 @@ def _cell(value: Any) -> str:
 
 
 def command() -> str:
-    """Return the command line of this run, with paths as the user gave them."""
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    """Return the command line of this run, with paths as the user gave them.
+
+    Where its tables are published is left out.
+    """
+    words = sys.argv[1:]
+    if "--publish" in words:
+        at = words.index("--publish")
+        del words[at : at + 2]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def machine() -> str:

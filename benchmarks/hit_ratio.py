@@ -13,7 +13,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from harness import Report, parser
+from harness import Report, parser, show
 
 import stoker
 from stoker.cli._digits import write_digits
@@ -55,7 +55,7 @@ def main() -> None:
                 row = measure(paths, name, share, epochs, args)
                 report.row(**row)
                 report.target(f"{name} at {share:.0%}, distance", row["distance"], LIMIT)
-    report.show(args.json)
+    show(args, report, part="" if args.prefetch_bytes == "0" else "prefetch")
 
 
 def measure(

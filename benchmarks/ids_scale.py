@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
-from harness import Report, parser, private_bytes
+from harness import Report, parser, private_bytes, show
 from torch.utils.data import DataLoader, Dataset
 
 import stoker
@@ -95,7 +95,7 @@ def main() -> None:
         report.target(f"{method} worker on top of a plain one, {last:,} ids", on_top, 60, "MiB")
         growth = used - private[method, first, False]
         report.target(f"{method} worker, growth from {first:,} ids", growth, 5, "MiB")
-    report.show(args.json)
+    show(args, report)
 
 
 def arena_times(count: int, repeats: int) -> tuple[float, float]:

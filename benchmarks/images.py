@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
@@ -69,7 +69,7 @@ def main() -> None:
         report.row(photographs="110 KB", contestant=f"Loader, {name}", images_per_second=1 / median)
     ratio = paired_ratio(threads["1 thread"], threads["2 threads"])
     report.target("two threads on two cores to one", ratio, 1.8, at_least=True)
-    report.show(args.json)
+    show(args, report)
 
 
 def plot(rows: list[dict[str, Any]], target: Path) -> None:

@@ -34,7 +34,7 @@ from importance_cases import (
 from importance_data import Images, load
 from importance_model import MODELS
 from importance_record import Record, pruned_at_random
-from importance_tables import show
+from importance_tables import show_all
 from importance_train import Settings, replay, top_k_hits, train
 from tasks import Task, parser, run_missing
 
@@ -156,7 +156,7 @@ def main() -> None:
         )
         if not args.report:
             run_missing(bench.tasks(), args.minutes)
-        show(bench.folder, len(bench.images), settings, args.smoke, args.json)
+        show_all(bench.folder, len(bench.images), settings, args)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections import defaultdict
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import Report
+from harness import Report, show
 from importance_cases import BY_CODE, LIVE_AT, REPLAYS, SHARES, TRAINED_AT, TRAININGS
 from importance_train import TOP, Settings
 
@@ -22,7 +23,7 @@ LATE = 6
 """Last epochs that steady hits are taken from: two of iCache's cycles of three."""
 
 
-def show(folder: Path, samples: int, settings: Settings, smoke: bool, as_json: bool) -> None:
+def show_all(folder: Path, samples: int, settings: Settings, args: argparse.Namespace) -> None:
     """Print every table; save the plot where matplotlib is."""
     trained, replayed = _results(folder / "train"), _results(folder / "replay")
     about = (
@@ -30,17 +31,14 @@ def show(folder: Path, samples: int, settings: Settings, smoke: bool, as_json: b
         f"{len({found['seed'] for found in trained})} seeds"
     )
     reports = (
-        _hits(replayed, about, smoke),
-        _against(replayed, about, smoke),
-        _live(trained, replayed, about, smoke),
-        _accuracy(trained, about, smoke, 0.0),
-        _accuracy(trained, about, smoke, 0.2),
-        _precision(trained, about, smoke),
+        _hits(replayed, about, args.smoke),
+        _against(replayed, about, args.smoke),
+        _live(trained, replayed, about, args.smoke),
+        _accuracy(trained, about, args.smoke, 0.0),
+        _accuracy(trained, about, args.smoke, 0.2),
+        _precision(trained, about, args.smoke),
     )
-    if as_json:
-        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
-    else:
-        print("\n".join(report.to_text() for report in reports if report.rows))
+    show(args, *(report for report in reports if report.rows))
     _plot(replayed, folder / "hits.png", about)
 
 

@@ -29,7 +29,7 @@ from importance_cases import fitted
 from importance_data import Images, load
 from importance_model import Trainer
 from importance_time_cases import CACHE, FORESIGHT, PLAIN, SMOKE, TIMED, Timed
-from importance_time_tables import show
+from importance_time_tables import show_all
 from tasks import Task, parser, run_missing
 
 import stoker
@@ -133,7 +133,7 @@ def main() -> None:
             except Unavailable as reason:
                 print(f"left out: {reason}", file=sys.stderr)
                 return
-        show(folder, args, as_json=args.json)
+        show_all(folder, args)
 
 
 def _measure(args: argparse.Namespace, folder: Path) -> None:

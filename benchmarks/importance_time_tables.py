@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import Report
+from harness import Report, show
 from importance_time_cases import ABLATIONS, CACHE, DEFAULT, PAPERS, PUBLISHED, TIMED
 
 Found = dict[str, Any]
@@ -20,7 +20,7 @@ LATE = 6
 """Last epochs that steady ones are taken from: two of iCache's cycles of three."""
 
 
-def show(folder: Path, args: argparse.Namespace, *, as_json: bool) -> None:
+def show_all(folder: Path, args: argparse.Namespace) -> None:
     """Print every table."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     by_name: dict[str, list[Found]] = defaultdict(list)
@@ -39,10 +39,7 @@ def show(folder: Path, args: argparse.Namespace, *, as_json: bool) -> None:
         for paper, names in ABLATIONS.items()
         if set(names) <= by_name.keys() or not args.foresight
     ]
-    if as_json:
-        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
-    else:
-        print("\n".join(report.to_text() for report in reports))
+    show(args, *reports)
 
 
 def _late(one: Found) -> list[Found]:

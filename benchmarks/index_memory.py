@@ -12,7 +12,7 @@ import resource
 import time
 
 import numpy as np
-from harness import Report, parser, private_bytes
+from harness import Report, parser, private_bytes, show
 
 from stoker.importance.knn import HnswIndex, VectorTable
 
@@ -68,7 +68,7 @@ def main() -> None:
     row("the rebuild", begin)
     report.remarks.append(f"{index.rebuilds} rebuild")
     index.close()
-    report.show(args.json)
+    show(args, report)
 
 
 def peak_bytes() -> int:

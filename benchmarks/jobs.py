@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from feed_process import Running
-from harness import Report, paired_ratio, parser
+from harness import Report, paired_ratio, parser, show
 
 import stoker
 from stoker import recipes
@@ -72,7 +72,7 @@ def main() -> None:
     for name in args.part:
         report = Report(f"Jobs: {name}", args.smoke)
         PARTS[name](report, 1 if args.smoke else args.rounds, args.smoke)
-        report.show(args.json)
+        show(args, report, part=name)
 
 
 def two(report: Report, rounds: int, smoke: bool) -> None:

@@ -36,7 +36,7 @@ from feed_loaders import tensor_of
 from feed_process import run_alone
 from feed_servers import Unavailable, web_server
 from feed_waiting import Waiting
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 import stoker
 from stoker.source.objects import ObjectSource
@@ -277,7 +277,7 @@ def main() -> None:
                 {"alone": by_itself, "fetchers": fetchers}[name](report, args)
         except Unavailable as reason:
             report.remarks.append(f"left out: {reason}")
-        report.show(args.json)
+        show(args, report, part=name)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 from stoker.cli._digits import write_digits
 from stoker.cli._loaders import epoch_timers
@@ -44,7 +44,7 @@ def main() -> None:
                 )
             ratio = paired_ratio(plain, results["stoker.Loader"])
             report.target(f"speed with {workers} workers to torch", ratio, 1, at_least=True)
-    report.show(args.json)
+    show(args, report)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from harness import Report
+from harness import Report, add_options, show
 
 from stoker import recipes
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
@@ -181,7 +181,7 @@ class Found:
         return {**shares, "vector_bytes": self.vector_bytes}
 
 
-def run(text: str, samples: int, epochs: int, seeds: int) -> Found:
+def run(text: str, samples: int, epochs: int, seeds: int, cache: float = CACHE) -> Found:
     """Replay a recipe with each seed; shares in percent of the accesses that count."""
     found = Found()
     for seed in range(seeds):
@@ -189,7 +189,7 @@ def run(text: str, samples: int, epochs: int, seeds: int) -> Found:
         recipe = recipes.get(text)
         if text.startswith("spidercache"):
             recipe = replace(recipe, scorer=_embedded(recipe, seed, made))
-        late = replay(recipe, samples, epochs, CACHE, seed=seed, batch_size=BATCH)
+        late = replay(recipe, samples, epochs, cache, seed=seed, batch_size=BATCH)
         late = late.after(epochs // 2)
         found.add(
             hits=100 * late.hit_ratio,
@@ -240,8 +240,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3, help="0 to one less")
     arguments.add_argument("--samples", type=int, default=10_000)
     arguments.add_argument("--neighbours", type=int, default=4_000, help="samples of SpiderCache's")
-    arguments.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(arguments)
     args = arguments.parse_args()
     seeds, epochs = (1, 4) if args.smoke else (args.seeds, 24)
     counts = [1_000, 1_000] if args.smoke else [args.samples, args.neighbours]
@@ -252,7 +251,7 @@ def main() -> None:
     for mechanisms, count in zip((MECHANISMS, SPIDER), counts, strict=True):
         run_one = partial(run, samples=count, epochs=epochs, seeds=seeds)
         table(report, mechanisms, run_one)
-    report.show(args.json)
+    show(args, report)
 
 
 if __name__ == "__main__":

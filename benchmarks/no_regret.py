@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from feed_process import run_alone
 from feed_servers import Unavailable, slow_folder, slow_line, web_server
-from harness import parser
+from harness import parser, show
 from no_regret_loaders import Task, through_stoker, through_torch
 from no_regret_map import draw, table
 from PIL import Image
@@ -275,7 +275,7 @@ def _show(cells: list[Cell], book: Book, remarks: list[str], args: argparse.Name
         draw(lines, args.output / "no_regret.svg", list(STORAGES), list(SIZES), list(WORKERS))
     except ImportError:
         report.remarks.append("no map: pip install matplotlib")
-    report.show(args.json)
+    show(args, report)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from feed_servers import Unavailable as NoStorage
 from feed_servers import slow_folder
-from harness import Report, parser
+from harness import Report, parser, show
 from nodes_network import Node, Unavailable, nodes
 
 MB_PER_S = 60
@@ -69,7 +69,7 @@ def _show_training(args: Any) -> None:
                     _measure(report, args, data, count, locality)
         except (Unavailable, NoStorage) as why:
             report.remarks.append(f"left out: {why}")
-    report.show(args.json)
+    show(args, report)
 
 
 def _measure(report: Report, args: Any, data: Path, count: int, locality: bool) -> None:
@@ -170,7 +170,7 @@ def _show_exchange(args: Any) -> None:
             rank.join()
     report.row(scores=count, ranks=4, median_s=float(np.median(slowest)), worst_s=slowest.max())
     report.target(f"exchange of {count:,} scores", float(np.median(slowest)), 1, "s")
-    report.show(args.json)
+    show(args, report, part="exchange")
 
 
 def _exchange(rank: int, meeting: str, count: int, results: Any) -> None:

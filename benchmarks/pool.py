@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier
@@ -55,7 +55,7 @@ def main() -> None:
             part()
         except Unavailable as reason:
             report.remarks.append(str(reason))
-    report.show(args.json)
+    show(args, report)
 
 
 def small(report: Report, name: str, servers: int, count: int, rounds: int) -> None:

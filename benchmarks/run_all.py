@@ -4,13 +4,16 @@ Options are passed on: ``--json`` to all of them, ``--smoke`` to those that no t
 ``--data DIR`` (a folder of class folders, or one with those in train/ and test/; CIFAR-10 for the
 published numbers) goes to those that read images. With ``--output DIR`` each table is written to a
 file there, plots beside them, and existing tables are not made again. So are the runs that take
-hours, which resume where they were stopped and run only with it, or tiny with ``--smoke``. Ends
-with status 1 when one of them failed; a target that is not met is printed and is no failure.
+hours, which resume where they were stopped and run only with it, or tiny with ``--smoke``. With
+``--publish benchmarks`` each writes its part of the pages of results too. ``--list`` runs nothing
+and says how long each took when it was last published. Ends with status 1 when one of them failed;
+a target that is not met is printed and is no failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -41,6 +44,7 @@ BENCHMARKS = (
     "curves",
     "frontier",
     "mechanisms",
+    "papers",
 )
 HOURS = (
     "no_regret",
@@ -51,7 +55,13 @@ HOURS = (
     "label_noise",
     "fair_trial",
 )
-TESTED = ("cache_stage", "frontier", "mechanisms", "no_regret")  # tests/benchmarks runs them tiny
+TESTED = (
+    "cache_stage",
+    "frontier",
+    "mechanisms",
+    "no_regret",
+    "papers",
+)  # tests/benchmarks runs them tiny
 ON_A_DEVICE = ("accelerator",)  # by hand, where there is one; on the processor with --smoke
 READ_IMAGES = ("hit_ratio", "loader_cached", "stands_down", "feed", "simulate")
 
@@ -63,7 +73,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document a benchmark")
     parser.add_argument("--data", type=Path, help="images for those that read them")
     parser.add_argument("--output", type=Path, help="folder for tables, plots and trainings")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="as each of them takes it")
+    parser.add_argument("--list", action="store_true", help="how long each took; runs nothing")
     args = parser.parse_args()
+    if args.list:
+        print("\n".join(f"{name}: {_took(name)}" for name in BENCHMARKS + HOURS))
+        return 0
     names = BENCHMARKS + HOURS * (args.smoke or args.output is not None)
     if args.smoke:
         names = tuple(name for name in names if name not in TESTED) + ON_A_DEVICE
@@ -71,6 +86,16 @@ def main() -> int:
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _took(name: str) -> str:
+    """Return the time of the runs whose results are committed, as they recorded it."""
+    results = Path(__file__).parent / "results"
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    seconds = [one["seconds"] for one in found if f"/{name}.py" in one.get("command", "")]
+    if seconds:
+        return f"{sum(seconds)} s"
+    return "hours" if name in HOURS else "not recorded"
 
 
 def _table(name: str, args: argparse.Namespace) -> Path:
@@ -115,6 +140,8 @@ def _options(name: str, args: argparse.Namespace) -> list[str]:
         options += ["--data", str(inside if inside.is_dir() else args.data)]
     if args.output and name in HOURS and not args.smoke:
         options += ["--output", str(args.output / name)]
+    if args.publish:
+        options += ["--publish", str(args.publish)]
     if args.output and name in ("curves", "frontier"):
         options += ["--plots", str(args.output / "plots")]
     return options

@@ -13,7 +13,6 @@ are rescored, are compared with those of the whole epochs after its warm-up.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 from importance_cases import fitted
 from importance_data import load
 from importance_model import Trainer
@@ -51,10 +50,7 @@ def main() -> None:
     args = arguments.parse_args()
     torch.set_num_threads(min(2, torch.get_num_threads()))
     reports = [_beside_steps(args), _between_epochs(args)]
-    if args.json:
-        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
-    else:
-        print("\n".join(report.to_text() for report in reports))
+    show(args, *reports)
 
 
 def _beside_steps(args: argparse.Namespace) -> Report:

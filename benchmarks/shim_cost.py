@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import Report, parser
+from harness import Report, parser, show
 
 import stoker._core
 from stoker.tiering.layout import State, create_counters
@@ -38,7 +38,7 @@ def main() -> None:
             report.row(call=name, real_ns=real, more_ns=more)
             if ", placed" not in name and name.split(",")[0] in LIMITS:
                 report.target(f"{name}: more", more, LIMITS[name.split(",")[0]], "ns")
-    report.show(args.json)
+    show(args, report)
 
 
 def measure(root: Path, rounds: int, calls: int) -> list[tuple[str, float, float]]:

@@ -69,7 +69,7 @@ def main() -> None:
                     args.output.write_text(json.dumps(rows, indent=1))
             report.row(recipe=name, storage=storage, **rows[key])
             report.target(f"{key}, points of hits", 100 * abs(rows[key]["distance"]), 1)
-    report.show(args.json)
+    harness.show(args, report)
 
 
 def row_of(name: str, iops: float, count: int, epochs: int) -> dict[str, Any]:

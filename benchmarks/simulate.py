@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Report, parser
+from harness import Report, parser, show
 
 from stoker import recipes
 from stoker.importance.baselines import LossHistory
@@ -53,7 +53,7 @@ def main() -> None:
     for name in PARTS if args.part == "all" else [args.part]:
         if args.part == "all" and (name == "scale" or (name == "loader" and args.data is None)):
             continue
-        PARTS[name](args).show(args.json)
+        show(args, PARTS[name](args), part=name)
 
 
 # --- closed forms ---

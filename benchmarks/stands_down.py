@@ -24,7 +24,7 @@ from feed_loaders import Files, InMemory, Run
 from feed_local import images_of, through_torch
 from feed_posix import choose, digits
 from feed_process import run_alone
-from harness import Report, parser
+from harness import Report, parser, show
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -163,7 +163,7 @@ def main() -> None:
         place = choose(root, 300 if args.smoke else 5_000)
         for path in place.paths:
             Path(path).read_bytes()
-        _report(place, 1 if args.smoke else args.rounds, args.smoke).show(args.json)
+        show(args, _report(place, 1 if args.smoke else args.rounds, args.smoke))
 
 
 def _report(place: Files, rounds: int, smoke: bool) -> Report:

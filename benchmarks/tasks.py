@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import harness
+
 
 def parser(
     description: str | None,
@@ -42,8 +44,7 @@ def parser(
     )
     result.add_argument("--output", type=Path, default=Path(output))
     result.add_argument("--report", action="store_true", help="only print what is there")
-    result.add_argument("--smoke", action="store_true", help="tiny: shows that it runs")
-    result.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    harness.add_options(result)
     return result
 
 

@@ -32,7 +32,7 @@ from statistics import median
 
 import numpy as np
 from feed_servers import Unavailable, slow_folder
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 from slow_counts import Asked, Counts
 
 EPOCHS, SHARE = 3, 0.56
@@ -118,7 +118,7 @@ def main() -> None:
                 shutil.rmtree(case.folder)
     except Unavailable as error:
         report.remarks.append(str(error))
-    report.show(args.json)
+    show(args, report)
 
 
 def cases(folder: Path, args: argparse.Namespace) -> Iterator[Case]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from feed_servers import Unavailable, slow_folder
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 from slow_counts import Counts
 
 SIZE, PER_FOLDER = 3_000, 1_000  # bytes of a file, files of a folder
@@ -78,7 +78,7 @@ def main() -> None:
             slow(report, Path(folder) / "slow", args)
         except Unavailable as error:
             report.remarks.append(str(error))
-    report.show(args.json)
+    show(args, report)
 
 
 def local(report: Report, folder: Path, args: argparse.Namespace) -> None:
@@ -86,7 +86,7 @@ def local(report: Report, folder: Path, args: argparse.Namespace) -> None:
     write(folder / "source", args.files)
     plain, under = compare(folder / "source", args.files, args.rounds, None)
     for who, runs in (("plain", plain), ("stoker run", under)):
-        show(report, f"local, {who}", runs)
+        add_rows(report, f"local, {who}", runs)
     judge(report, "local", plain, under, MORE_LOCAL)
     for number in (0, 1):
         longest = statistics.median(float(run.took[number].max()) for run in under)
@@ -105,7 +105,7 @@ def slow(report: Report, folder: Path, args: argparse.Namespace) -> None:
     with slow_folder(folder / "source", OPEN_MS, READ_MS, 0, 0, counts_file) as far:
         plain, under = compare(far, args.slow_files, args.rounds, counts)
     for who, runs in (("plain", plain), ("stoker run", under)):
-        show(report, f"slow, {who}", runs)
+        add_rows(report, f"slow, {who}", runs)
     judge(report, "slow", plain, under, MORE_SLOW)
     asked = statistics.median(run.operations[0] for run in plain)
     more = statistics.median(run.operations[0] for run in under) / asked
@@ -180,7 +180,7 @@ def passes(command: list[str], told: Path | None, count: int, counts: Counts | N
     return Passes(took, report, settled, (asked[1] - asked[0], asked[2] - asked[1]))
 
 
-def show(report: Report, who: str, runs: list[Passes]) -> None:
+def add_rows(report: Report, who: str, runs: list[Passes]) -> None:
     """Add the two rows of a program: medians over the rounds."""
     for number in (0, 1):
         times = [run.took[number] for run in runs]

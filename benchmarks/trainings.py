@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from harness import Report
+from harness import Report, show
 from importance_data import Images, load
 from importance_train import Settings
 from tasks import Task, run_missing
@@ -32,4 +32,4 @@ def train_and_show(args: argparse.Namespace, model: str, tasks: Tasks, table: Ta
             images = load(args.data, args.samples, args.test_samples, tests_on_rest=True)
             run_missing(tasks(images, settings, folder, args.seeds), args.minutes)
         about = f"{args.samples} images, {args.epochs} epochs, {model} network"
-        table(folder, about, args.smoke).show(args.json)
+        show(args, table(folder, about, args.smoke))

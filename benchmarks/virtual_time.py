@@ -161,7 +161,7 @@ def main() -> None:
                 simulated_hits=found.hit_ratio,
             )
     report.target("largest difference of an epoch's time from the second on", max(worst), 0.1)
-    report.show(args.json)
+    harness.show(args, report)
 
 
 if __name__ == "__main__":

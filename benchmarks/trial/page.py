@@ -1,16 +1,16 @@
-"""The page of the trial: what is between its two markers is written here, and only here."""
+"""The page of the trial: its facts, plots and tables, from the summary of all runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pages
+
 from trial.plots import draw
 from trial.summary import Summary
 from trial.tables import tables
 
-BEGIN = "<!-- made by benchmarks/fair_trial.py from trial.json: do not edit -->"
-END = "<!-- end -->"
 PLOTS = ("trial-hits", "trial-time")
 
 
@@ -27,23 +27,23 @@ def made_part(summary: Summary) -> str:
     )
     pictures = "\n\n".join(f"![{name.replace('-', ' ')}](../plots/{name}.svg)" for name in PLOTS)
     reports = "\n".join(report.to_text() for report in tables(summary))
-    return f"{BEGIN}\n\n{facts}\n\n{pictures}\n\n{reports}\n{END}"
+    return f"{facts}\n\n{pictures}\n\n{reports}".rstrip()
+
+
+def published(folder: Path) -> Summary:
+    """Return what :func:`publish` wrote, or what is known where it has not."""
+    file = folder / "results" / "trial.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def publish(summary: Summary, folder: Path) -> None:
-    """Write ``results/trial.json``, the made part of ``results/trial.md``, and the plots."""
-    (folder / "results").mkdir(parents=True, exist_ok=True)
-    (folder / "plots").mkdir(exist_ok=True)
-    lines = [
-        f' "{key}": [\n  ' + ",\n  ".join(json.dumps(run) for run in summary[key]) + "\n ]"
-        for key in ("judged", "tuned", "validated")
-    ]
-    about = f' "about": {json.dumps(summary["about"])}'
-    text = "{\n" + ",\n".join([about, *lines]) + "\n}\n"
-    (folder / "results" / "trial.json").write_text(text)
-    page = folder / "results" / "trial.md"
-    before = page.read_text() if page.exists() else f"# A fair trial\n\n{BEGIN}\n{END}\n"
-    head, _, rest = before.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(head + made_part(summary) + tail)
-    draw(summary, folder / "plots")
+    """Write ``results/trial.json``, the made part of ``results/trial.md``, and the plots.
+
+    What was simulated before stays where ``summary`` has none.
+    """
+    summary = {"simulated": published(folder).get("simulated", {})} | summary
+    results, plots = folder / "results", folder / "plots"
+    pages.dump(summary, results / "trial.json")
+    pages.put(results, "fair_trial", "trial", made_part(summary))
+    plots.mkdir(exist_ok=True)
+    draw(summary, plots)

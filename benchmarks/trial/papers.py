@@ -99,7 +99,7 @@ PAPERS: dict[str, tuple[Figure, ...]] = {
             "the same, after 200 epochs",
             "accuracy",
             "infobatch",
-            "differs: fewer steps and larger ones, see the table above",
+            "differs: fewer steps and larger ones, see [why](trial.md#infobatchs-loss)",
         ),
     ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trial.contestants import CONTESTANTS
@@ -30,9 +32,10 @@ def draw(summary: Summary, folder: Path) -> None:
     _dots(
         hits,
         folder / "trial-hits.svg",
-        f"Live hits over all epochs, cache 20 %: measured, {told}",
+        f"Live hits over all epochs, cache 20 %: measured, {told}; dashed: simulated",
         "hits, % of accesses, with 95 % intervals",
         [""],
+        {name: 100 * share for name, share in summary.get("simulated", {}).items()},
     )
     sooner = {name: [judged.sooner(name, margin) for margin in MARGINS] for name in judged.names}
     labels = ["its final accuracy", *(f"less {margin:g} points" for margin in MARGINS[1:])]
@@ -46,9 +49,14 @@ def draw(summary: Summary, folder: Path) -> None:
 
 
 def _dots(
-    rows: dict[str, list[Interval]], path: Path, title: str, label: str, kinds: list[str]
+    rows: dict[str, list[Interval]],
+    path: Path,
+    title: str,
+    label: str,
+    kinds: list[str],
+    dashed: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Draw a row for each name, with a dot and an interval for each kind."""
+    """Draw a row for each name: a dot and an interval for each kind, and the dashed value."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.34 * len(rows)), layout="constrained")
@@ -63,6 +71,9 @@ def _dots(
             axes.scatter([mean], [row + shift], c=colour, marker=marker, s=18, zorder=3)
         if kind:
             axes.scatter([], [], c="black", marker=marker, s=18, label=kind)
+    for row, name in enumerate(names):
+        if name in dashed:
+            axes.plot([dashed[name]] * 2, [row - 0.4, row + 0.4], color="black", linestyle="--")
     for name, colour in _COLOURS.items():
         axes.scatter([], [], c=colour, marker="s", s=30, label=name)
     axes.set_yticks(range(len(names)), names)

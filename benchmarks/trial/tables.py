@@ -26,6 +26,7 @@ class Judged:
 
     def __init__(self, summary: Summary) -> None:
         self.about = summary["about"]
+        self.simulated = summary.get("simulated", {})
         self.runs: dict[str, dict[int, Run]] = defaultdict(dict)
         for run in summary["judged"]:
             self.runs[run["name"]][run["seed"]] = run
@@ -108,7 +109,7 @@ def tables(summary: Summary, smoke: bool = False) -> list[Report]:
     found = [_accuracy(judged, smoke), _time(judged, smoke), _hits(judged, smoke)]
     if summary["validated"]:
         found.append(_validation(summary))
-    found += [_tuning(summary), _infobatch(summary), *_papers(judged)]
+    found += [_tuning(summary), _infobatch(summary)]
     for report in found:
         report.origin = origin
     return found
@@ -192,6 +193,7 @@ def _hits(judged: Judged, smoke: bool) -> Report:
         report.row(
             contestant=name,
             hits=hits.told(1),
+            **_simulated(judged, name),
             substituted=share("substituted"),
             packaged=share("packaged"),
             visits=round(an_epoch(_visits) / judged.about["samples"], 2),
@@ -205,7 +207,8 @@ def _hits(judged: Judged, smoke: bool) -> Report:
         )
     report.remarks = [
         "hits, substituted, packaged: % of the accesses of all epochs, the first one and the full "
-        "ones at the end included. visits: to a full epoch. faster: than the default, an epoch. "
+        "ones at the end included. simulated: hits in a replay of the same recipe and sizes, with "
+        "made-up losses. visits: to a full epoch. faster: than the default, an epoch. "
         "ess, coverage: effective sample size and distinct samples of an epoch, to N.",
         "The clock asks for what was really fetched, and for nothing besides, also where a real "
         "prefetcher could not know what would be substituted: that favours those that substitute.",
@@ -220,6 +223,13 @@ def _hits(judged: Judged, smoke: bool) -> Report:
         ratio = judged.mean(best, _an_epoch) / slowest
         report.target(f"{CHOSEN}: faster an epoch than {best}", ratio, 1.0, at_least=True)
     return report
+
+
+def _simulated(judged: Judged, name: str) -> dict[str, float | None]:
+    if not judged.simulated:
+        return {}
+    share = judged.simulated.get(name)
+    return {"simulated": None if share is None else round(100 * share, 1)}
 
 
 def _share_of(judged: Judged, name: str, key: str) -> float:
@@ -312,37 +322,40 @@ def _setting(name: str, setting: list[Any]) -> str:
     return told if value is None else f"{told}, {CONTESTANTS[name].parameter} {value:g}"
 
 
-def _papers(judged: Judged) -> list[Report]:
-    """Return for each paper what it found, what came out here, and why they differ."""
-    reports = []
-    for paper, figures in PAPERS.items():
-        report = Report(f"{paper}: theirs, and the trial's")
-        for figure in figures:
-            if {figure.of, figure.to or DEFAULT} <= set(judged.names):
-                report.row(
-                    figure=figure.told,
-                    theirs=figure.theirs,
-                    trial=_figure(judged, figure.kind, figure.of, figure.to or DEFAULT),
-                    verdict=figure.verdict,
-                )
-        if report.rows:
-            reports.append(report)
-    return reports
+def beside_papers(judged: Judged) -> dict[str, list[dict[str, str]]]:
+    """Return rows for each paper: what it found, what came out here, and why they differ."""
+    return {
+        paper: [
+            {
+                "figure": figure.told,
+                "theirs": figure.theirs,
+                "ours": _figure(judged, figure.kind, figure.of, figure.to or DEFAULT),
+                "kind": f"[trial](trial.md), {_KINDS.get(figure.kind, 'measured')}",
+                "verdict": figure.verdict,
+            }
+            for figure in figures
+            if {figure.of, figure.to or DEFAULT} <= set(judged.names)
+        ]
+        for paper, figures in PAPERS.items()
+    }
+
+
+_KINDS = {"seconds": "seconds simulated"}
 
 
 def _figure(judged: Judged, kind: str, of: str, to: str) -> str:
     if kind == "accuracy":
-        return f"{judged.difference(of, final)} points, measured"
+        return f"{judged.difference(of, final)} points"
     if kind == "hits":
-        return f"{100 * judged.mean(of, hit_share):.1f} %, measured"
+        return f"{100 * judged.mean(of, hit_share):.1f} %"
     if kind == "served":
-        return f"{100 * judged.mean(of, served):.1f} %, measured"
+        return f"{100 * judged.mean(of, served):.1f} %"
     if kind == "hits to":
         ratio = judged.mean(of, served) / judged.mean(to, served)
-        return f"{ratio:.1f} times, measured"
+        return f"{ratio:.1f} times"
     if kind == "visits":
         share = judged.mean(of, lambda run: run["totals"]["accesses"] / len(run["seconds"]))
-        return f"{share / judged.about['samples']:.2f} of all, measured"
+        return f"{share / judged.about['samples']:.2f} of all"
     other = judged.mean(to, lambda run: sum(run["seconds"]))
     own = judged.mean(of, lambda run: sum(run["seconds"]))
-    return f"{other / own:.2f} times, simulated"
+    return f"{other / own:.2f} times"

@@ -1,37 +1,14 @@
-"""The fair trial: its page is what its runs say, and its intervals and controls are right."""
+"""The fair trial: its budget, intervals and controls are right."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known = set(sys.modules)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in set(sys.modules) - known:
-        if name == "trial" or name.startswith(("trial.", "fair_trial")):
-            del sys.modules[name]
-
-
-def test_the_page_is_made_of_the_committed_runs() -> None:
-    from trial.page import made_part
-
-    summary = json.loads((FOLDER / "results" / "trial.json").read_text())
-    page = (FOLDER / "results" / "trial.md").read_text()
-    assert made_part(summary) in page, (
-        "python benchmarks/fair_trial.py --report --publish benchmarks"
-    )
+pytestmark = pytest.mark.usefixtures("benchmarks_on_path")
 
 
 def test_all_contestants_have_the_same_budget() -> None:
