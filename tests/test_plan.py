@@ -52,6 +52,13 @@ def test_next_use_of_five_million_accesses_is_vectorised() -> None:
     np.testing.assert_array_equal(ids[sampled], ids[next_use[sampled]])
 
 
+def test_a_sample_that_never_comes_again_comes_after_all_others() -> None:
+    never = np.full(2, np.finfo(np.float32).max / 2)  # a Subset's, and of a weight of 0
+    plan = Plan(0, 0, np.array([0], np.uint32), beyond=never)
+    assert plan.first_use(2)[1] > 2**59
+    assert plan.next_use[0] > 2**59
+
+
 def test_beyond_the_end_the_expected_use_counts() -> None:
     beyond = np.array([5, 0, 2.5], np.float32)
     plan = Plan(0, 0, np.array([0, 1, 0, 1], np.uint32), beyond=beyond)

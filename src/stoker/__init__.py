@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from stoker import images, recipes, source
     from stoker.epoch.cache import Cache
     from stoker.feed import Feed
+    from stoker.mixing import mix
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
     from stoker.sampler.batching import Buckets, Packing, TokenBudget
+    from stoker.sampler.mixture import Stages
     from stoker.store.arena import Arena
 
 __version__ = "0.1.0"
@@ -41,6 +43,8 @@ _LATER = {
     "Cache": "stoker.epoch.cache",
     "Feed": "stoker.feed",
     **dict.fromkeys(("Buckets", "Packing", "TokenBudget"), "stoker.sampler.batching"),
+    "Stages": "stoker.sampler.mixture",
+    "mix": "stoker.mixing",
     **dict.fromkeys(("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap"), "stoker.pytorch"),
 }
 
@@ -58,10 +62,12 @@ __all__ = [
     "Plan",
     "SampleDataset",
     "Scores",
+    "Stages",
     "Stats",
     "TokenBudget",
     "errors",
     "images",
+    "mix",
     "recipes",
     "source",
     "wrap",

@@ -16,6 +16,8 @@ from stoker.shared import SharedArray
 _OPTIONAL = ("weights", "beyond", "blocks", "batches")
 _SPARSE = 16  # times the accesses: the largest id up to which a table of all ids pays
 
+_NEVER = np.float32(2**60)  # accesses; with a position added still 64 bits
+
 MAX_LENGTH = 2**32 - 1
 """Most accesses in one plan: an id and a position are sorted as one 64-bit number."""
 
@@ -155,7 +157,7 @@ class Plan:
             memory = _next_use(self.ids, later)
             if (beyond := self._beyond_horizon) is not None:
                 unknown = memory.array == self.horizon
-                memory.array[unknown] += beyond[self.ids[unknown]].astype(np.int64)
+                memory.array[unknown] += _whole(beyond[self.ids[unknown]])
             self._memory["next_use"] = memory
         return _read_only(self._memory["next_use"])
 
@@ -176,7 +178,7 @@ class Plan:
             first = np.full(num_samples, self.horizon, np.int64)
         if self.following is None and self.beyond is not None:
             known = min(num_samples, len(self.beyond))
-            first[:known] += self.beyond[:known].astype(np.int64)
+            first[:known] += _whole(self.beyond[:known])
         # The last assignment to an element wins, so the earliest access comes last.
         first[self.ids[::-1]] = np.arange(len(self), dtype=np.uint32)[::-1]
         return first
@@ -238,6 +240,11 @@ class Plan:
                 f"lengths: make it with pad_to={world_size}"
             )
         return self.ids[rank::world_size]
+
+
+def _whole(times: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return i64[n], times in accesses; those that never come, very late."""
+    return np.minimum(times, _NEVER).astype(np.int64)
 
 
 def _read_only(memory: SharedArray) -> NDArray[Any]:

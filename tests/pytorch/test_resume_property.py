@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.parts import number_of, numbers
 
+import stoker
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.testing.sources import SlowSource
 
 EPOCHS = 2
+MIXTURE = "a mixture"
 
 
 class Job(NamedTuple):
@@ -45,12 +47,20 @@ def noisy(number: int) -> tuple[int, float]:
     return number, torch.rand(()).item() + np.random.rand()  # noqa: NPY002
 
 
+def dataset_of(count: int) -> SampleDataset:
+    return SampleDataset(SlowSource(numbers(count), latency=0.0), number_of, noisy)
+
+
 def loader_of(count: int, job: Job, rank: int, recipe: str) -> Loader:
+    dataset: Any = dataset_of(count)
+    if recipe == MIXTURE:
+        parts = {"many": dataset, "few": dataset_of(3)}
+        dataset = stoker.mix(parts, {"many": 0.7, "few": 0.3}, epoch_samples=count)
     return Loader(
-        SampleDataset(SlowSource(numbers(count), latency=0.0), number_of, noisy),
+        dataset,
         batch_size=job.batch_size,
         num_workers=job.num_workers,
-        recipe=recipe,
+        recipe="foresight" if recipe == MIXTURE else recipe,
         cache=Cache("50%", prefetch="1MiB" if job.prefetch else 0),
         rank=rank,
         world_size=job.world_size,
@@ -122,7 +132,7 @@ def run(count: int, script: list[Job], recipe: str) -> dict[tuple[int, int], Acc
 
 @pytest.mark.filterwarnings("ignore:a running job's cache")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("recipe", ["minio", "belady"])
+@pytest.mark.parametrize("recipe", ["minio", "belady", MIXTURE])
 @settings(
     max_examples=12,
     deadline=None,

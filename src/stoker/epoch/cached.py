@@ -112,7 +112,7 @@ class CachedSamples:
             if row not in served.errors
         }
         if canvas is not None:
-            failed = self._drawn({rows[row]: each for row, each in own.items()}, canvas)
+            failed = self._drawn({rows[row]: (ids[row], each) for row, each in own.items()}, canvas)
             for row in own:
                 if (error := failed.get(rows[row])) is None:
                     decoded[row] = canvas.pixels[rows[row]]
@@ -127,15 +127,17 @@ class CachedSamples:
                 corrupt[row] = reason
         return decoded, corrupt
 
-    def _drawn(self, data: dict[int, memoryview], canvas: Canvas) -> dict[int, SampleCorrupt]:
-        """Fill rows of the canvas with what becomes of bytes; return why some cannot be filled."""
+    def _drawn(
+        self, data: dict[int, tuple[int, memoryview]], canvas: Canvas
+    ) -> dict[int, SampleCorrupt]:
+        """Fill rows of the canvas with samples, id and bytes; return why some cannot be filled."""
         failed = {}
         places = iter(data.items())
         while group := list(islice(places, _TOGETHER)):
             drawings = {}
-            for row, each in group:
+            for row, sample in group:
                 try:
-                    drawings[row] = canvas.begin(row, self.stage.image(each))
+                    drawings[row] = canvas.begin(row, self.stage.image(*sample))
                 except SampleCorrupt as error:
                     failed[row] = error
             failed.update(canvas.finish(drawings))

@@ -211,7 +211,7 @@ class Controller:
         opened = self._running
         stall = 0.0
         if self.records is not None:
-            self.records.add_batch(batch.ids, failures)
+            self.records.add_batch(batch, failures)
             stall = self.records.last_stall
         if opened.tracer is not None:
             opened.tracer.batch(batch, stall)
@@ -325,6 +325,7 @@ class Controller:
             stats=self.stats(),
             failures=() if self.records is None else tuple(self.records.failures.values()),
             generator=generator,
+            by_source=self._by_source(),
         )
 
     def restore(self, state: RankState) -> None:
@@ -351,6 +352,12 @@ class Controller:
         self._resumed = state.cursor.epoch if state.has_begun else None
         if self.records is not None:
             self.records.restore(state.stats, state.failures, self.stats())
+            if self.records.sources is not None:
+                self.records.sources.restore(state.by_source or {})
+
+    def _by_source(self) -> dict[str, list[int]] | None:
+        sources = None if self.records is None else self.records.sources
+        return None if sources is None else sources.state()
 
     # --- how an epoch begins ---
 

@@ -26,6 +26,7 @@ from stoker.epoch.cached import (
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.direct import DirectReading
+from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
@@ -93,7 +94,11 @@ class Session:
         if epochs.is_planned:
             check_known_end(recipe, epochs.epochs)
         self.setup = setup
-        self.records = Records(num_samples)
+        mixture = setup.population.mixture
+        books = None
+        if mixture is not None:
+            books = SourceBooks(mixture, epochs.seed, setup.stage.source.sizes)
+        self.records = Records(num_samples, books)
         """What was counted."""
         if epochs.grouping is not None:
             self.records.tokens_of = epochs.grouping.tokens_of
@@ -534,6 +539,19 @@ class FrontEnd:
         Of this rank and its workers.
         """
         return self._session.controller.stats()
+
+    @property
+    def source_stats(self) -> dict[str, SourceStats]:
+        """Counts of each source of a mixture, by name; likewise, of batches handed out.
+
+        Draws the order of the epoch again, to know how often each source was visited. ConfigError
+        for a data set that is no mixture.
+        """
+        controller, sources = self._session.controller, self._session.records.sources
+        if sources is None:
+            raise ConfigError("this is no mixture: stats counts its one source, or see stoker.mix")
+        at = controller.share.coming if controller.walk is None else controller.walk.cursor
+        return sources.stats(at.epoch, controller.planner.served(at))
 
     @property
     def epoch_stats(self) -> list[Stats]:

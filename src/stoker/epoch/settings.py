@@ -14,8 +14,10 @@ from stoker.importance.base import Scorer
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.baselines import minio
+from stoker.recipes.mixed import mixed
 from stoker.sampler.batched import Grouping
 from stoker.sampler.batching import Batching
+from stoker.sampler.mixture import Mixture
 from stoker.scores import Scores
 
 
@@ -77,12 +79,20 @@ class Population:
 
     ``ids`` (``u32[n]``) are those of the data set that the indices of the view stand for, in any
     order, some perhaps several times; None: all, in order. Scores and caches speak of ids of the
-    data set whatever part of it is visited. Immutable.
+    data set whatever part of it is visited. ``mixture``: how the sources that it consists of are
+    mixed, if there are several. Immutable.
     """
 
-    def __init__(self, num_samples: int, ids: NDArray[np.uint32] | None = None) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        ids: NDArray[np.uint32] | None = None,
+        mixture: Mixture | None = None,
+    ) -> None:
         self.num_samples = num_samples
         """Samples of the data set, visited or not."""
+        self.mixture = mixture
+        """How sources are mixed; None: there is one."""
         self._ids = ids
 
     def __len__(self) -> int:
@@ -164,15 +174,27 @@ def check_known_end(recipe: Recipe, epochs: int | None) -> None:
 
 
 def recipe_of(
-    recipe: str | Recipe | None, *, is_planned: bool, shuffle: bool, rescore: Any
+    recipe: str | Recipe | None,
+    *,
+    is_planned: bool,
+    shuffle: bool,
+    rescore: Any,
+    mixture: Mixture | None = None,
 ) -> Recipe:
     """Return the recipe of a training, as the user gave it or the default.
 
     What is visited in order is best cached by ``minio``. Raises ConfigError for one that does not
-    exist, or does not go with a sampler of the user's; warns if it lacks ``rescore``.
+    exist, or does not go with a sampler of the user's or a mixture; warns if it lacks ``rescore``.
     """
     chosen = as_recipe(recipe, is_planned=is_planned)
-    if not is_planned:
+    if mixture is not None:
+        if not (is_planned and shuffle):
+            raise ConfigError(
+                "a mixture is drawn at random by its weights: leave out shuffle, sampler and "
+                "batch_sampler"
+            )
+        chosen = mixed(chosen, mixture)
+    elif not is_planned:
         _check_own_order(chosen)
     elif not shuffle and not chosen.preload:
         chosen = minio()

@@ -14,6 +14,7 @@ from stoker.epoch.resized import ResizedSource
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import ImageTransform
 from stoker.images.resized import Resized
+from stoker.sampler.mixture import Mixture
 from stoker.source.base import BaseSource, Source, read_whole
 from stoker.source.in_memory import MemorySource
 from stoker.store.counters import Counters
@@ -36,6 +37,9 @@ class Samples:
     """Whether the source has the bytes that :meth:`decode` takes, so that others can read them."""
     image_transform: ImageTransform | None = None
     """What comes before :meth:`finish` and, if it decodes, in the place of :meth:`decode`."""
+
+    mixture: Mixture | None = None
+    """How the sources that the samples come from are mixed; None: there is one source."""
 
     own_form: str | None = None
     """What identifies to other jobs how :meth:`decode` works without code of the user's; None: they
@@ -62,20 +66,15 @@ class Samples:
         :class:`~stoker.errors.SampleCorrupt`, whatever the function raises.
         """
         raw = bytes(data)
-        if self._decode is None:
-            return raw
-        try:
-            return self._decode(raw)
-        except SampleCorrupt:
-            raise
-        except Exception as error:
-            raise SampleCorrupt(
-                f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
-            ) from error
+        return raw if self._decode is None else decoded_by(self._decode, raw)
 
     def image(self, data: memoryview) -> Any:
         """Return what :attr:`image_transform` takes, encoded or decoded; raises as decode."""
         return self.decode(data)
+
+    def image_of(self, index: int, data: memoryview) -> Any:
+        """Return :meth:`image` of sample ``index``."""
+        return self.image(data)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the sample: transforms applied, target attached; drawn again for each use."""
@@ -94,6 +93,18 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+def decoded_by(function: Decode, raw: bytes) -> Any:
+    """Return what a function of the user's makes of bytes; SampleCorrupt, whatever it raises."""
+    try:
+        return function(raw)
+    except SampleCorrupt:
+        raise
+    except Exception as error:
+        raise SampleCorrupt(
+            f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
+        ) from error
 
 
 class Stage(Protocol):
@@ -122,7 +133,7 @@ class Stage(Protocol):
         """Return what :meth:`Samples.decode` would, from the cached form."""
         ...
 
-    def image(self, data: memoryview) -> Any:
+    def image(self, index: int, data: memoryview) -> Any:
         """Return what :attr:`Samples.image_transform` takes, from the cached form."""
         ...
 
@@ -181,9 +192,9 @@ class EncodedStage:
         """Decode; see :class:`Stage`."""
         return self._dataset.decode_named(index, data)
 
-    def image(self, data: memoryview) -> Any:
+    def image(self, index: int, data: memoryview) -> Any:
         """Return what the data set makes of the bytes; see :class:`Stage`."""
-        return self._dataset.image(data)
+        return self._dataset.image_of(index, data)
 
     def bytes_from_source(self, stored: int) -> int:
         """Return ``stored``."""
@@ -222,9 +233,9 @@ class DecodedStage:
 
     def decoded(self, index: int, data: memoryview) -> Any:
         """Return the decoded sample; arrays of bytes are views of ``data``."""
-        return self.image(data)
+        return self.image(index, data)
 
-    def image(self, data: memoryview) -> Any:
+    def image(self, index: int, data: memoryview) -> Any:
         """Return the decoded sample."""
         return decode(data, private=self.is_private)
 

@@ -74,6 +74,8 @@ class RankState(NamedTuple):
     planned_bytes: int | None = None
     """Size of the cache that plans were chosen for, and are again; None: they are for any size, or
     for the one at hand."""
+    by_source: dict[str, list[int]] | None = None
+    """What was counted of each source of a mixture, by name; None: there is one source."""
 
     def to_dict(self, stored: Callable[[NDArray[Any]], Any] = np.asarray) -> dict[str, Any]:
         """Return primitives and arrays in dicts and lists; each array is passed to ``stored``.
@@ -123,6 +125,7 @@ class RankState(NamedTuple):
                 served=_served(state["served"], int(state["consumed"]), loaded),
                 generator=None if generator is None else loaded(generator),
                 planned_bytes=None if (size := state.get("planned_bytes")) is None else int(size),
+                by_source=_by_source(state.get("by_source")),
                 scores=arrays.pop("scores") or {},
                 **arrays,
                 **_named(state, _PLAIN),
@@ -191,6 +194,10 @@ def _served(
     if ids.shape != (consumed,):
         raise ValueError(f"{ids.shape} samples served, and {consumed} handed out")
     return ids
+
+
+def _by_source(counts: Mapping[str, Any] | None) -> dict[str, list[int]] | None:
+    return None if counts is None else {name: [*map(int, row)] for name, row in counts.items()}
 
 
 def _named(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bounds import Rates, smallest_cache
-from stoker.epoch.batch import Failure
+from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.mixed import SourceBooks
 from stoker.shared import SharedArray
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
@@ -273,9 +274,14 @@ def _storage_advice(stats: Stats) -> str:
 
 
 class Records:
-    """The books of one rank's loader, kept in the training process by one thread."""
+    """The books of one rank's loader, kept in the training process by one thread.
 
-    def __init__(self, num_samples: int) -> None:
+    ``sources``: those of the sources of a mixture.
+    """
+
+    def __init__(self, num_samples: int, sources: SourceBooks | None = None) -> None:
+        self.sources = sources
+        """Counts by source; None: there is one."""
         self.tokens_of: Callable[[NDArray[np.uint32]], tuple[int, int]] | None = None
         """Returns the tokens of a batch of ids ``u32[n]``, and those that it has room for."""
         self.epochs: list[Stats] = []
@@ -354,14 +360,16 @@ class Records:
         working = max(0.0, 1 - self._idle_seconds / seconds)
         return working * last.fetched / last.accesses
 
-    def add_batch(self, ids: NDArray[np.uint32], failures: Iterable[Failure]) -> None:
-        """Count a batch of samples ``u32[n]`` that is handed out, and what was replaced in it."""
+    def add_batch(self, batch: ServedBatch, failures: Iterable[Failure]) -> None:
+        """Count a batch that is handed out, and what was replaced in it."""
         self._last_at = time.perf_counter()
-        self._visits.add(ids)
+        self._visits.add(batch.ids)
         if self.tokens_of is not None:
-            tokens, places = self.tokens_of(ids)
+            tokens, places = self.tokens_of(batch.ids)
             self._tokens += tokens
             self._token_places += places
+        if self.sources is not None:
+            self.sources.add(batch.ids, batch.outcomes)
         for failure in failures:
             if failure.id not in self.failures:
                 log.warning("skipped %s: %s", failure.name, failure.reason)

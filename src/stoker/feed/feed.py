@@ -49,7 +49,8 @@ class Feed(FrontEnd):
       :class:`stoker.TokenBudget`, :class:`stoker.Buckets` or :class:`stoker.Packing`. The data of a
       batch are then a dictionary of arrays of tokens.
     - ``decode``: makes a sample of its bytes; without it samples are bytes, and images of class
-      folders ``u8[height, width, 3]``.
+      folders ``u8[height, width, 3]``. A dict of such functions by name for a mixture of sources
+      (``stoker.mix``), of which ``mixture.origins(batch.ids)`` says where samples are from.
     - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
       on (seed, epoch, position in the plan) and not on threads; it must be safe in several threads.
       Or a list of such functions. The first may be :class:`stoker.images.Train` or ``Eval``, which
@@ -72,7 +73,7 @@ class Feed(FrontEnd):
         batch_size: int | None = None,
         *,
         batching: Batching | None = None,
-        decode: Decode | None = None,
+        decode: Decode | Mapping[str, Decode] | None = None,
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
         shuffle: bool = True,
@@ -107,7 +108,10 @@ class Feed(FrontEnd):
         self._on_error: OnError = on_error
         self._rescore = rescore
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
-        chosen = recipe_of(recipe, is_planned=True, shuffle=shuffle, rescore=rescore)
+        population = Population(len(samples), mixture=samples.mixture)
+        chosen = recipe_of(
+            recipe, is_planned=True, shuffle=shuffle, rescore=rescore, mixture=samples.mixture
+        )
         check_batching(
             batching,
             has_size=batch_size is not None,
@@ -117,7 +121,7 @@ class Feed(FrontEnd):
             rescore=rescore,
         )
         self._session = Session(
-            CacheSetup(samples, Population(len(samples)), as_cache(cache), chosen),
+            CacheSetup(samples, population, as_cache(cache), chosen),
             EpochSettings(seed, epochs, batch_size or 1, shuffle, drop_last),
             self._ranks,
             Network(alone, lambda ranks: None, _join),

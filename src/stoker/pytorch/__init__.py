@@ -16,6 +16,7 @@ from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler, WithIds
 from stoker.pytorch.loader import Loader
 from stoker.pytorch.meta import Meta
+from stoker.pytorch.mixed import MixedDataset
 from stoker.pytorch.normalize import Normalize
 from stoker.pytorch.observe import per_sample_loss
 from stoker.pytorch.wrapped import WrappedDataset, wrap
@@ -27,6 +28,7 @@ __all__ = [
     "ImageFolder",
     "Loader",
     "Meta",
+    "MixedDataset",
     "Normalize",
     "SampleDataset",
     "SourceDataset",

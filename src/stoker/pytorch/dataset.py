@@ -54,6 +54,9 @@ class SourceDataset(Samples, BatchDataset):
     samples lies in shared memory.
     """
 
+    visited: NDArray[np.uint32] | None = None
+    """``u32[n]``, ids of the samples to visit, where the data set itself says so; None: all."""
+
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples ``indices``, with one read of the source.
 
@@ -73,7 +76,7 @@ class SourceDataset(Samples, BatchDataset):
         if self.image_transform is None:
             return self.decode_named(index, data)
         try:
-            return self.image_transform(self.image(data))
+            return self.image_transform(self.image_of(index, data))
         except SampleCorrupt as error:
             raise self.named(index, error) from error
 
@@ -279,7 +282,10 @@ class DatasetPopulation(Population):
 
     def __init__(self, view: Any) -> None:
         self.base, ids = _unwrapped(view)
-        super().__init__(len(self.base), ids)
+        mixture = self.base.mixture
+        if mixture is not None and ids is not None:
+            raise ConfigError("a Subset of a mixture has no weights: mix Subsets of its parts")
+        super().__init__(len(self.base), self.base.visited if ids is None else ids, mixture)
         if len(self) == 0:
             raise ConfigError(f"{type(view).__name__} has 0 samples: there is nothing to load")
 

@@ -133,7 +133,13 @@ class Loader(FrontEnd, DataLoader[Any]):
             _check_no_generator(torch_arguments.get("generator"))
         in_order = shuffle is False
         population = DatasetPopulation(dataset)
-        chosen = recipe_of(recipe, is_planned=is_planned, shuffle=not in_order, rescore=rescore)
+        chosen = recipe_of(
+            recipe,
+            is_planned=is_planned,
+            shuffle=not in_order,
+            rescore=rescore,
+            mixture=population.mixture,
+        )
         check_batching(
             batching,
             has_size=batch_size != 1,

@@ -30,6 +30,7 @@ from stoker.recipes.contrib import base_cis, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.impact import impact
+from stoker.recipes.mixed import mixed
 from stoker.recipes.shade import shade
 from stoker.recipes.spidercache import spidercache
 
@@ -48,6 +49,7 @@ __all__ = [
     "lfu",
     "lru",
     "minio",
+    "mixed",
     "names",
     "oracle",
     "part",

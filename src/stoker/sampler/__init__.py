@@ -7,6 +7,7 @@ from stoker.sampler.draws import counts, coverage, ess, repeat_share
 from stoker.sampler.epoch import Draw, EpochSampler
 from stoker.sampler.importance import ImportanceSampler
 from stoker.sampler.infobatch import InfoBatchSampler
+from stoker.sampler.mixture import Mixture, MixtureSampler, Stages
 from stoker.sampler.pads import PadsSampler
 from stoker.sampler.selective import SelectiveSampler
 from stoker.sampler.uniform import SuperEpochSampler, UniformSampler
@@ -19,9 +20,12 @@ __all__ = [
     "EpochSampler",
     "ImportanceSampler",
     "InfoBatchSampler",
+    "Mixture",
+    "MixtureSampler",
     "PadsSampler",
     "Sampler",
     "SelectiveSampler",
+    "Stages",
     "SuperEpochSampler",
     "UniformSampler",
     "WeightedSampler",

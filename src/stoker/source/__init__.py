@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.source.hdf5 import HDF5Source
     from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
     from stoker.source.in_memory import MemorySource
+    from stoker.source.joined import JoinedSource
     from stoker.source.lmdb_source import LMDBSource
     from stoker.source.mds import MDSSource
     from stoker.source.numpy_files import NumpySource
@@ -35,6 +36,7 @@ _LATER = {
     "ImageFolderSource": "stoker.source.image_folder",
     "ImagePrefixSource": "stoker.source.image_folder",
     "ImageShardSource": "stoker.source.image_folder",
+    "JoinedSource": "stoker.source.joined",
     "LMDBSource": "stoker.source.lmdb_source",
     "MDSSource": "stoker.source.mds",
     "MemorySource": "stoker.source.in_memory",
@@ -58,6 +60,7 @@ __all__ = [
     "ImageFolderSource",
     "ImagePrefixSource",
     "ImageShardSource",
+    "JoinedSource",
     "LMDBSource",
     "MDSSource",
     "MemorySource",
