@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from threading import Event, get_ident
 from typing import Any
@@ -170,6 +171,46 @@ def test_a_saved_state_resumes_with_what_was_not_handed_out(recipe: str, taken: 
     assert sorted(first + rest) == sorted(whole)
 
 
+@pytest.mark.parametrize("recipe", ["foresight", "infobatch", "icache"])
+@pytest.mark.parametrize("counted", [0, 1, 5, 10])
+def test_a_state_counts_only_the_batches_that_it_is_told_of(recipe: str, counted: int) -> None:
+    """A framework has drawn some ahead, here all of the epoch."""
+    with feed_of(recipe=recipe, epochs=2) as feed:
+        drawn = list(islice(feed, len(feed)))
+        state = feed.state_dict(batches=counted)
+        with pytest.raises(ConfigError, match=f"batches=11: {len(drawn)} were handed out"):
+            feed.state_dict(batches=11)
+    seen = [int(i) for batch in drawn[:counted] for i in batch.ids]
+    with feed_of(recipe=recipe, epochs=2, batch_size=20, decode_threads=1) as feed:
+        feed.load_state_dict(state)
+        seen += ids_of(feed)
+        assert sorted(seen) == list(range(N))
+        assert sorted(ids_of(feed)) == list(range(N))
+
+
+def test_once_an_iteration_has_ended_all_of_it_counts() -> None:
+    with feed_of() as feed:
+        length = len(ids_of(feed)) // 32 + 1
+        assert feed.state_dict(batches=length)["epoch"] == 1
+        with pytest.raises(ConfigError, match="has ended after 10: draw batches no further"):
+            feed.state_dict(batches=length - 1)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_arrays_are_placed_ahead_of_training(threads: int) -> None:
+    placed: list[int] = []
+
+    def place(arrays: Any) -> tuple[str, Any]:
+        placed.append(get_ident())
+        return "there", arrays
+
+    with feed_of(targets=np.arange(N), to_device=place, decode_threads=threads) as feed:
+        batch = next(iter(feed))
+        assert batch.data[0] == batch.targets[0] == "there"
+        assert (batch.data[1][:, 0] == batch.ids).all() and (batch.targets[1] == batch.ids).all()
+        assert (get_ident() in placed) == (threads == 0)
+
+
 def test_a_state_of_another_source_or_seed_is_refused() -> None:
     with feed_of() as feed:
         next(iter(feed))
@@ -298,6 +339,7 @@ def test_decoded_arrays_are_cached() -> None:
         ({"on_error": "ignore"}, "ignore"),
         ({"cache": "8 parsecs"}, "parsecs"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
+        ({"to_device": "cuda"}, "to_device='cuda' cannot be called"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(options: dict[str, Any], message: str) -> None:

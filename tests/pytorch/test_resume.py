@@ -163,6 +163,43 @@ def test_a_wrapper_one_batch_ahead_takes_the_state_before_it_draws() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrapper_some_batches_ahead_says_how_many_count(workers: int) -> None:
+    with loader_of(num_workers=workers) as loader:
+        begun = batches(loader, 9)
+        state = loader.state_dict(batches=6)
+    with resumed(state, num_workers=2 - workers) as loader:
+        iterator = iter(loader)
+        assert begun[6:8] == batches(iterator, 2)
+        again = loader.state_dict(batches=1)  # of this iteration
+        with pytest.raises(ConfigError, match="batches=3: 2 were handed out"):
+            loader.state_dict(batches=3)
+    with resumed(again) as loader:
+        assert begun[:7] + batches(loader) == whole()
+        assert loader.state_dict(batches=6)["epoch"] == 1, "of 13, 7 were before"
+        with pytest.raises(ConfigError, match="has ended after 6"):
+            loader.state_dict(batches=5)
+
+
+def test_a_wrapper_ahead_with_substitution() -> None:
+    with loader_of(recipe="quiver") as loader:
+        batches(loader)
+        begun = batches(loader, 9)
+        assert loader.stats.substituted
+        state = loader.state_dict(batches=6)
+    with resumed(state, recipe="quiver") as loader:
+        seen = begun[:6] + batches(loader)
+    assert sorted(i for batch in seen for i in batch) == list(range(NUM))
+
+
+def test_a_wrapper_ahead_of_a_sampler_of_ones_own_is_refused() -> None:
+    with loader_of(sampler=range(40)) as loader:
+        batches(loader, 3)
+        assert loader.state_dict(batches=3)["consumed"] == 24
+        with pytest.raises(ConfigError, match="sampler of your own"):
+            loader.state_dict(batches=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_augmentation_is_that_of_the_uninterrupted_run(image_root: Path, workers: int) -> None:
     def noisy(**arguments: Any) -> Loader:
         return loader_of(images(image_root, with_noise), batch_size=7, **arguments)

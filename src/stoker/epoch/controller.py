@@ -30,6 +30,7 @@ from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
 from stoker.epoch.stats import Records, Stats
 from stoker.epoch.tracing import Tracer
+from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.jobs.member import Member
@@ -152,6 +153,7 @@ class Controller:
         self._followed: Plan | None = None  # where this job is, for those who share its cache
         self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
         self._resumed: int | None = None  # an epoch that had begun when its state was saved
+        self._ended = 0  # batches handed out in the iteration that ended last
 
     def open(self, opened: Opened) -> None:
         """Run epochs on ``opened`` from now on; to be called once, before the first of them."""
@@ -234,6 +236,8 @@ class Controller:
     def end(self, accuracy: float = float("nan")) -> None:
         """Close the books of the epoch in progress, if there is one."""
         at = None if self.walk is None else self.walk.start.epoch
+        if self.walk is not None:
+            self._ended = self.walk.cursor.steps - self.walk.start.steps
         self.walk = None
         if self.records is not None:
             at = self.records.epoch if self.records.is_open else None
@@ -295,23 +299,30 @@ class Controller:
         scores = scores_of(state.agreed, len(state.scores["values"]))
         return planner.identity_from(scores, epoch, is_uniform=state.is_uniform)
 
-    def save(self, owner: Owner, generator: NDArray[np.uint8] | None = None) -> RankState:
+    def save(
+        self,
+        owner: Owner,
+        generator: NDArray[np.uint8] | None = None,
+        batches: int | None = None,
+    ) -> RankState:
         """Return the state of this rank, within an epoch or between two.
 
         ``generator`` is the state that the framework's own generator had when the epoch began.
+        ``batches``: how many of the iteration count; None: all that were handed out.
         Waits for what other ranks of this machine have not said yet of samples that they were
         served for others, 10 seconds at most.
         """
         walk, observer, agreement = self.walk, self.observer, self.agreement
         coming = self.share.coming
+        at = self._position(batches)
         has_begun = walk is not None or self._resumed == coming.epoch
         if self._opened is not None:
             cache = self._opened.cache
             self._accesses = cache.accesses_before if has_begun else cache.accesses
         return RankState(
             owner=owner,
-            cursor=coming if walk is None else walk.cursor,
-            served=self._served(coming if walk is None else walk.start, walk),
+            cursor=at,
+            served=self._served(coming if walk is None else walk.start, at, walk),
             has_begun=has_begun,
             scores=observer.scores.arrays(),
             observed=observer.step,
@@ -331,6 +342,7 @@ class Controller:
     def restore(self, state: RankState) -> None:
         """Continue from a state that is this training's, perhaps another rank's of it."""
         self.end()
+        self._ended = 0
         scores, losses = state.scores, state.losses
         if self.agreement.needed and state.owner.rank != self._ranks.now().rank:
             # What that rank observed since ranks agreed is its own to tell.
@@ -470,8 +482,22 @@ class Controller:
         if opened.ahead is not None and plan is not None and member.was_shared:
             opened.ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)
 
-    def _served(self, start: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
-        """Return what all ranks' accesses of the epoch were really served, as far as it is over.
+    def _position(self, batches: int | None) -> Cursor:
+        """Return where training is after so many batches of the iteration; None: after all.
+
+        Raises :class:`~stoker.errors.ConfigError` where that is not known.
+        """
+        if self.walk is not None:
+            return self.walk.after(batches)
+        if batches is not None and batches != self._ended:
+            raise ConfigError(
+                f"batches={batches}, and the iteration has ended after {self._ended}: draw "
+                "batches no further than len() before the last one counts"
+            )
+        return self.share.coming
+
+    def _served(self, start: Cursor, at: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
+        """Return what all ranks' accesses of the epoch before ``at`` were really served.
 
         ``u32[n]``; None if that is what the plan has there.
         """
@@ -482,9 +508,9 @@ class Controller:
         if claims is not None:
             # Other nodes say in their own states what they served.
             patience = _PATIENCE if claims.is_shared and planner.nodes is None else 0.0
-            since = claims.logged(start.consumed, walk.cursor.consumed, patience)
+            since = claims.logged(start.consumed, at.consumed, patience)
         elif planner.deviates(start):
-            since = planner.plan(start).ids[: walk.cursor.consumed - start.consumed]
+            since = planner.plan(start).ids[: at.consumed - start.consumed]
         else:
             return None
         return np.concatenate([planner.served(start), since])

@@ -65,20 +65,46 @@ class Walk:
         """Where the training loop is now."""
         return self._cursor
 
+    def after(self, batches: int | None) -> Cursor:
+        """Return where the training loop was after so many batches; None: where it is now.
+
+        Raises :class:`~stoker.errors.ConfigError` for more than were handed out, and for fewer
+        where the order is the user's.
+        """
+        handed_out = self._cursor.steps - self.start.steps
+        if batches is None or batches == handed_out:
+            return self._cursor
+        if not self._is_planned:
+            raise ConfigError(
+                f"batches={batches} and {handed_out} were handed out, by a sampler of your own: "
+                "take the state before the next batch is drawn"
+            )
+        if not 0 <= batches < handed_out:
+            raise ConfigError(f"batches={batches}: {handed_out} were handed out in this iteration")
+        return self._planned(batches)
+
     def step(self, samples: int) -> None:
         """Count a batch of so many samples that the training loop got."""
-        if self._batches is not None:
-            steps = self._cursor.steps + 1 - self.start.steps
-            end = self._batches[min(steps * self._world_size, len(self._batches) - 1)]
-            consumed = self.start.consumed + int(end)
-            self._cursor = Cursor(self.start.epoch, consumed, self._cursor.steps + 1)
+        if self._is_planned:
+            self._cursor = self._planned(self._cursor.steps - self.start.steps + 1)
             return
-        # The stride, not this rank's samples: the last batch of another rank may be longer.
-        taken = self._stride or samples * self._world_size
-        consumed = self._cursor.consumed + taken
-        if self._end is not None:
-            consumed = min(consumed, self._end)
+        consumed = self._cursor.consumed + samples * self._world_size
         self._cursor = Cursor(self.start.epoch, consumed, self._cursor.steps + 1)
+
+    @property
+    def _is_planned(self) -> bool:
+        return self._stride is not None and self._end is not None
+
+    def _planned(self, batches: int) -> Cursor:
+        """Return where the training loop is after so many batches of the plan."""
+        assert self._stride is not None and self._end is not None
+        if self._batches is None:
+            # The stride, not this rank's samples: the last batch of another rank may be longer.
+            consumed = min(self.start.consumed + batches * self._stride, self._end)
+        else:
+            end = self._batches[min(batches * self._world_size, len(self._batches) - 1)]
+            consumed = self.start.consumed + int(end)
+        return Cursor(self.start.epoch, consumed, self.start.steps + batches)
 
 
 class Planner:

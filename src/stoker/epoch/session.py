@@ -250,9 +250,12 @@ class Session:
 
     # --- states ---
 
-    def save(self, generator: NDArray[np.uint8] | None = None) -> RankState:
+    def save(
+        self, generator: NDArray[np.uint8] | None = None, batches: int | None = None
+    ) -> RankState:
         """Return the state of this rank; see :meth:`Controller.save`."""
-        state = self.controller.save(self._owner(self.controller.identity()), generator)
+        owner = self._owner(self.controller.identity())
+        state = self.controller.save(owner, generator, batches)
         return state._replace(planned_bytes=self._planned_bytes)
 
     def restore(self, state: RankState) -> None:

@@ -23,6 +23,7 @@ from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.reading import WINDOW
+from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.cache import fit, make_store
 from stoker.sampler.homes import Homes
@@ -348,6 +349,27 @@ class CacheSetup:
             f"{share:.1%} of {format_bytes(self.data_bytes)}; recipe {self.recipe.name}; "
             f"predicted hit ratio from the second epoch on: {expected}"
         )
+
+
+def setup_without_plan(
+    dataset: Samples, population: Population, cache: Cache, recipe: str | Recipe | None
+) -> CacheSetup:
+    """Return the setup of a cache for samples that are asked for in an order that is not known.
+
+    The default of ``recipe`` is ``minio``; how it samples is not used. Raises
+    :class:`~stoker.errors.ConfigError` for what needs a plan: such a recipe, and a Cache with
+    ``prefetch``, ``fetchers``, ``locality`` or ``sharing`` of its own.
+    """
+    chosen = as_recipe(recipe, is_planned=False)
+    if chosen.needs_plan or chosen.policy.follows_scores:
+        raise ConfigError(
+            f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
+            "the Loader, or a recipe like 'minio'"
+        )
+    for name in ("prefetch", "fetchers", "locality", "sharing"):
+        if (value := getattr(cache, name)) != getattr(Cache(), name):
+            raise ConfigError(f"{name}={value!r} needs the Loader: use it, or leave {name} out")
+    return CacheSetup(dataset, population, cache, chosen)
 
 
 def _on_disk(stats: dict[str, Any]) -> str:

@@ -25,8 +25,9 @@ class Batch(ServedBatch):
 
     data: Any = None
     """An array ``[n, ...]`` where the samples are arrays or numbers of one shape and dtype, else a
-    list of ``n`` samples: bytes without a decoder. With ``batching=`` a dictionary of arrays."""
-    targets: NDArray[Any] | None = None
+    list of ``n`` samples: bytes without a decoder. With ``batching=`` a dictionary of arrays. With
+    ``to_device``, what that made of it."""
+    targets: Any = None
     """``[n, ...]``, the targets of the samples really served; None where there are none."""
 
     @property

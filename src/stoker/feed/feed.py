@@ -59,6 +59,8 @@ class Feed(FrontEnd):
     - ``decode_threads``: how many read, decode and transform; 0: the caller does. ``ready``:
       batches that may be made ahead of the training loop, by default twice ``decode_threads``.
     - ``rescore``: for recipes that score samples again between epochs: from a Batch to its losses.
+    - ``to_device``: what makes of the data of a batch, and of its targets, what training gets:
+      ``jax.device_put``, say. The threads call it, so copies run up to ``ready`` batches ahead.
     - ``rank``, ``world_size``: by default those of torchrun or srun, else one process. Several
       ranks cannot exchange scores here: recipes that need that raise ConfigError when an epoch
       begins. Ranks read as on one node, whatever ``Cache(locality=)`` says.
@@ -89,8 +91,10 @@ class Feed(FrontEnd):
         on_error: OnError = "raise",
         rescore: Rescore | None = None,
         trace: str | os.PathLike[str] | None = None,
+        to_device: Callable[[Any], Any] | None = None,
     ) -> None:
         check_on_error(on_error)
+        _check_callable(to_device)
         _check_counts(batch_size, decode_threads=decode_threads, ready=ready)
         samples = FeedSamples(source, decode, targets)
         if not len(samples):
@@ -107,6 +111,7 @@ class Feed(FrontEnd):
         self._ready = 2 * decode_threads if ready is None else ready
         self._on_error: OnError = on_error
         self._rescore = rescore
+        self._to_device = to_device
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
         population = Population(len(samples), mixture=samples.mixture)
         chosen = recipe_of(
@@ -197,15 +202,19 @@ class Feed(FrontEnd):
 
     # --- resuming ---
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the state of this rank for :meth:`load_state_dict`: arrays and primitives.
 
         To be taken at the same step on every rank. It counts the batches that were handed out, not
         those that threads have ready, and holds copies of the scores, 24 bytes a sample.
-        SegmentError once the feed is closed.
+        ``batches``: only so many of this iteration count, for frameworks that draw some ahead of
+        training; what was drawn after them comes again.
+
+        Raises :class:`~stoker.errors.ConfigError` for more than were handed out, and for fewer
+        once the iteration has ended; SegmentError once the feed is closed.
         """
         self._check_open()
-        return self._session.save().to_dict()
+        return self._session.save(batches=batches).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where the feed that gave this state was: with the samples not yet handed out.
@@ -265,6 +274,7 @@ class Feed(FrontEnd):
         seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
         fetched, failures, missed = server.serve(request, seeds)
         targets = self._samples.targets
+        placed = _unchanged if self._to_device is None else self._to_device
         batch = Batch(
             token=request.token,
             epoch=request.epoch,
@@ -272,8 +282,8 @@ class Feed(FrontEnd):
             outcomes=fetched.outcomes,
             positions=request.positions,
             plan_weights=request.weights,
-            data=self._finished(fetched, seeds),
-            targets=None if targets is None else targets[fetched.ids],
+            data=placed(self._finished(fetched, seeds)),
+            targets=None if targets is None else placed(targets[fetched.ids]),
         )
         return batch, failures, missed
 
@@ -316,3 +326,12 @@ def _check_counts(batch_size: int | None, *, decode_threads: int, ready: int | N
         raise ConfigError(f"batch_size={batch_size}: give 1 or more")
     if decode_threads < 0 or (ready is not None and ready < 0):
         raise ConfigError(f"decode_threads={decode_threads}, ready={ready}: give 0 or more")
+
+
+def _check_callable(to_device: Any) -> None:
+    if to_device is not None and not callable(to_device):
+        raise ConfigError(f"to_device={to_device!r} cannot be called: give jax.device_put, say")
+
+
+def _unchanged(arrays: Any) -> Any:
+    return arrays

@@ -10,12 +10,11 @@ import numpy as np
 
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples
-from stoker.epoch.setup import CacheSetup
-from stoker.errors import ConfigError
+from stoker.epoch.setup import setup_without_plan
 from stoker.images import Canvas
 from stoker.pytorch.dataset import BatchDataset, DatasetPopulation, SourceDataset
 from stoker.pytorch.ranks import current_ranks, from_rank_zero
-from stoker.recipes import Recipe, as_recipe
+from stoker.recipes import Recipe
 
 
 class CachedDataset(CachedSamples, BatchDataset):
@@ -55,16 +54,6 @@ def with_cache(
     when done.
     Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
     """
-    chosen = as_recipe(recipe, is_planned=False)
-    if chosen.needs_plan or chosen.policy.follows_scores:
-        raise ConfigError(
-            f"recipe {chosen.name!r} needs a plan, which only the Loader has: use "
-            "the Loader, or a recipe like 'minio'"
-        )
-    every, cache = DatasetPopulation(dataset), as_cache(cache)
-    for name in ("prefetch", "fetchers", "locality", "sharing"):
-        if (value := getattr(cache, name)) != getattr(Cache(), name):
-            raise ConfigError(f"{name}={value!r} needs the Loader: use it, or leave {name} out")
-    setup = CacheSetup(dataset, every, cache, chosen)
+    setup = setup_without_plan(dataset, DatasetPopulation(dataset), as_cache(cache), recipe)
     cached = setup.open(current_ranks(), from_rank_zero)
     return CachedDataset(cached.dataset, cached.store, cached.stage, cached.shared)

@@ -295,7 +295,7 @@ class Loader(FrontEnd, DataLoader[Any]):
 
     # --- resuming in another run ---
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the state of this rank for :meth:`load_state_dict`: tensors and primitives.
 
         To be taken at the same step on every rank. It counts the batches that the iterator has
@@ -303,11 +303,15 @@ class Loader(FrontEnd, DataLoader[Any]):
         sample. An abandoned epoch can be resumed until the next iteration begins or
         :meth:`end_epoch` is called. With a recipe that serves other samples than the plan has, it
         holds those really served to all ranks of this node, which are waited for, 10 seconds at
-        most. SegmentError once the loader is closed; ConfigError in the middle of an epoch whose
-        batches come out of order (``in_order=False``).
+        most. ``batches``: only so many of this iteration count, for frameworks that draw some ahead
+        of training; what was drawn after them comes again.
+
+        Raises SegmentError once the loader is closed; ConfigError in the middle of an epoch whose
+        batches come out of order (``in_order=False``), for more ``batches`` than were handed out,
+        and for fewer with a sampler of one's own or once the iteration has ended.
         """
         self._check_open()
-        return self._torch.save(self)
+        return self._torch.save(self, batches)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume where the loader that gave this state was: with the samples not yet handed out.

@@ -126,7 +126,7 @@ class TorchSession:
         """Close the books of the epoch in progress, if there is one."""
         self._session.controller.end()
 
-    def save(self, outer: DataLoader[Any]) -> dict[str, Any]:
+    def save(self, outer: DataLoader[Any], batches: int | None = None) -> dict[str, Any]:
         """Return the state of this rank; see ``Loader.state_dict``."""
         walk = self._session.controller.walk
         if walk is not None and outer.num_workers > 1 and not getattr(outer, "in_order", True):
@@ -137,7 +137,7 @@ class TorchSession:
         generator = self._generator_began
         if walk is None and outer.generator is not None:
             generator = outer.generator.get_state()
-        state = self._session.save(None if generator is None else generator.numpy())
+        state = self._session.save(None if generator is None else generator.numpy(), batches)
         return state.to_dict(tensor_of)
 
     def restore(self, outer: DataLoader[Any], saved: Mapping[str, Any]) -> int:

@@ -1,0 +1,26 @@
+"""Runs a program, and ends the process hard when it has printed so many lines: LINES PROGRAM ..."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from typing import Any
+
+own_print = builtins.print
+left = int(sys.argv[1])
+
+
+def print_or_die(*values: Any, **options: Any) -> None:
+    global left
+    own_print(*values, **{**options, "flush": True})
+    left -= 1
+    if left == 0:
+        os._exit(9)
+
+
+builtins.print = print_or_die
+sys.argv = sys.argv[2:]
+if __name__ == "__main__":  # a worker that is spawned imports this file
+    runpy.run_path(sys.argv[0], run_name="__main__")

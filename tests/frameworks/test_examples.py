@@ -1,0 +1,128 @@
+"""Each example trains, dies in the middle of an epoch, and resumes with exactly what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+IMAGES, BATCH = 44, 8
+STEPS = -(-IMAGES // BATCH)
+DIES_AFTER = STEPS + 3  # in the second of two epochs
+
+
+class Case(NamedTuple):
+    """An example, and what it needs."""
+
+    example: str
+    package: str
+    workers: tuple[int, int] = (2, 1)
+    """Before and after the crash."""
+    environment: dict[str, str] = {}  # noqa: RUF012
+    also: str = ""
+    """A further package."""
+
+    def __str__(self) -> str:
+        return "-".join([self.example, *self.environment.values()])
+
+
+CASES = [
+    Case("fastai_learner", "fastai", (2, 0)),
+    Case("grain_source", "grain", (4, 1)),
+    Case("jax_feed", "jax", (4, 0)),
+    *(
+        Case("keras_pydataset", "keras", (4, 1), {"KERAS_BACKEND": backend}, backend)
+        for backend in ("jax", "tensorflow", "torch")
+    ),
+    Case("tensorflow_feed", "tensorflow", (4, 1)),
+    Case("timm_loader", "timm", (2, 1)),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of a class each, so that the classes of a batch say what it is made of."""
+    root = tmp_path_factory.mktemp("train")
+    for number in range(IMAGES):
+        place = root / f"{number:03}"
+        place.mkdir()
+        Image.fromarray(np.full((40, 48, 3), number, np.uint8)).save(place / "image.png")
+    return root
+
+
+def run(case: Case, cwd: Path, *arguments: object, lines: int = 10**6) -> list[str]:
+    """Run the example; return what it printed of classes."""
+    example = EXAMPLES / f"{case.example}.py"
+    command = [sys.executable, HERE / "crashing.py", lines, example, *arguments]
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={
+            **os.environ,
+            **case.environment,
+            "JAX_PLATFORMS": "cpu",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "HOME": str(cwd),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == (9 if lines < 10**6 else 0), done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("classes ")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_resume_with_other_workers_gives_exactly_what_is_missing(
+    case: Case, folder: Path, tmp_path: Path
+) -> None:
+    for package in filter(None, (case.package, case.also)):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install 'stoker[frameworks-tests]'")
+    before, after = case.workers
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    expected = [line.partition(":")[2] for line in run(case, whole, folder, before)]
+    for part in expected[:STEPS], expected[STEPS:]:
+        seen = Counter(int(number) for line in part for number in line.split())
+        assert seen == Counter(range(IMAGES)), "each sample once an epoch"
+    first = run(case, tmp_path, folder, before, lines=DIES_AFTER)
+    then = run(case, tmp_path, folder, after)
+    assert [line.partition(":")[2] for line in first + then] == expected
+
+
+@pytest.mark.parametrize("example", sorted({case.example for case in CASES}))
+def test_an_example_has_at_most_30_lines_of_code(example: str) -> None:
+    assert lines_of_code((EXAMPLES / f"{example}.py").read_text()) <= 30
+
+
+def lines_of_code(text: str) -> int:
+    """Count lines that are no comment, and no string alone."""
+    own = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
+    ]
+    code: set[int] = set()
+    statement: list[tokenize.TokenInfo] = []
+    for token in own:
+        if token.type != tokenize.NEWLINE:
+            statement.append(token)
+            continue
+        if [part.type for part in statement] != [tokenize.STRING]:
+            code.update(row for part in statement for row in range(part.start[0], part.end[0] + 1))
+        statement = []
+    return len(code)
