@@ -42,8 +42,7 @@ def main(folder, workers):
         if SAVED.exists():
             first, state = torch.load(SAVED)
             loader.load_state_dict(state)
-        with learner.no_bar():
-            learner.fit(2, 1e-4, start_epoch=first)
+        learner.fit(2, 1e-4, start_epoch=first)
 
 
 if __name__ == "__main__":

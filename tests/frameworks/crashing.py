@@ -20,6 +20,23 @@ def print_or_die(*values: Any, **options: Any) -> None:
         os._exit(9)
 
 
+def name_operators_of_torchvision() -> None:
+    """Have torchvision for CUDA load beside torch for CPU, without the compiled part.
+
+    The examples need none of it.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    libraries.append(library)
+
+
+libraries = []  # what is defined in one lasts as long as that
+if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):
+    import torch
+
+    if not torch.cuda.is_available():
+        name_operators_of_torchvision()
 builtins.print = print_or_die
 sys.argv = sys.argv[2:]
 if __name__ == "__main__":  # a worker that is spawned imports this file
