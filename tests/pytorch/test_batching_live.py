@@ -18,6 +18,7 @@ from stoker import Buckets, Cache, Packing, TokenBudget
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset
 from stoker.sampler.batching import Batching
+from stoker.sim.trace import Trace
 from stoker.source import MemorySource
 from stoker.testing.sources import SlowSource
 
@@ -236,6 +237,18 @@ def test_recipes_with_weights_are_batched_too() -> None:
                 assert batch["tokens"].shape[0] == check[1].sum() == len(meta.weights)
                 loader.observe(torch.ones(len(meta)) + torch.from_numpy(meta.ids % 5), meta=meta)
             loader.end_epoch(accuracy=0.5)
+
+
+def test_a_trace_of_several_ranks_is_in_the_order_of_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with loader_of(80, Job(0, 1, 0, False), 0, BATCHINGS[2]) as alone:
+        expected = [sample for batch in alone for sample in batch["meta"].ids.tolist()]
+    for rank in range(2):
+        with loader_of(80, Job(0, 2, 0, False), rank, BATCHINGS[2], trace=path) as loader:
+            for _ in loader:
+                pass
+    with Trace(path) as trace:
+        assert trace.epoch(0).ids.tolist() == expected
 
 
 def test_other_batches_are_not_resumed_with() -> None:

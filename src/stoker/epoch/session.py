@@ -404,6 +404,7 @@ class Session:
             "rank": rank,
             "world_size": world_size,
             "batch_size": self._epochs.batch_size or 1,
+            "apart": world_size if self._epochs.grouping is None else 1,
             "num_workers": workers,
             "epochs": self._epochs.epochs,
             "cache_bytes": self.setup.capacity,

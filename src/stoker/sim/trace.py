@@ -3,9 +3,9 @@
 The columns of a ROWS or BEGIN block of one rank, of which any may be missing:
 
 - a batch handed out: ``batch_size``, ``position`` (of its first access in the plan of all ranks,
-  the others follow ``world_size`` apart), ``time`` (s since the file was opened), ``stall`` (s);
-  ``ids`` and ``outcomes`` of its samples as they were served. Where another one had been asked
-  for, ``asked_at`` (row of the block's ids) and ``asked``.
+  the others follow ``apart`` of the run, or ``world_size``), ``time`` (s since the file was
+  opened), ``stall`` (s); ``ids`` and ``outcomes`` of its samples as they were served. Where
+  another one had been asked for, ``asked_at`` (row of the block's ids) and ``asked``.
 - losses shown: ``step_batch`` (batch of this block, -1: another one, with its ``step_ids``),
   ``step_size``, ``step_aside`` (1: not training's), ``losses``.
 - scores given: ``update_step`` (step of this block, -1: another one, with its ``update_ids``),
@@ -236,7 +236,7 @@ class _Assembly:
 
     def __init__(self, epoch: int) -> None:
         self._found = EpochTrace(epoch)
-        self._world_size = 1
+        self._apart = 1
         self._columns: dict[str, list[NDArray[Any]]] = {}
         self._positions: list[NDArray[np.int64]] = []
         self._steps = 0
@@ -245,7 +245,7 @@ class _Assembly:
         """Append what one block has."""
         if "begin" in columns:
             run = _json(columns["begin"])
-            self._world_size = int(run["world_size"])
+            self._apart = int(run.get("apart", run["world_size"]))
             self._cut(int(run["consumed"]))
         found = self._found
         if "ready" in columns:
@@ -275,7 +275,7 @@ class _Assembly:
             raise ValueError("batches of another number of samples than there are")
         ends = np.cumsum(sizes)
         within = np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
-        self._positions.append(np.repeat(columns["position"], sizes) + within * self._world_size)
+        self._positions.append(np.repeat(columns["position"], sizes) + within * self._apart)
         asked = columns["ids"].copy()
         if "asked" in columns:
             asked[columns["asked_at"]] = columns["asked"]
