@@ -14,6 +14,7 @@ from support.parts import numbers
 from support.texts import check_batch, lengths_of, texts, tokens_of
 from torch.utils.data import Subset
 
+import stoker
 from stoker import Buckets, Cache, Packing, TokenBudget
 from stoker.errors import ConfigError, StateMismatch
 from stoker.pytorch import Loader, SampleDataset
@@ -249,6 +250,33 @@ def test_a_trace_of_several_ranks_is_in_the_order_of_the_plan(tmp_path: Path) ->
                 pass
     with Trace(path) as trace:
         assert trace.epoch(0).ids.tolist() == expected
+
+
+def mixed(rank: int = 0, world_size: int = 1) -> Loader:
+    parts = {name: SampleDataset(texts(60), tokens_of) for name in ("web", "code")}
+    dataset = stoker.mix(parts, {"web": 0.75, "code": 0.25}, epoch_samples=40)
+    batching = Packing(30, rows=2, token_bytes=2)
+    return Loader(
+        dataset, batching=batching, rank=rank, world_size=world_size, cache="50%", return_meta=True
+    )
+
+
+def test_mixtures_are_packed_and_resumed() -> None:
+    with mixed() as loader:
+        epochs = [[batch["meta"].ids.tolist() for batch in loader] for _ in range(2)]
+        assert loader.source_stats["code"].accesses == 20
+    for epoch in epochs:
+        assert sum(sample >= 60 for batch in epoch for sample in batch) == 10
+    with mixed() as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+    rest = []
+    for rank in range(3):
+        with mixed(rank, 3) as loader:
+            loader.load_state_dict(state)
+            rest += [sample for batch in loader for sample in batch["meta"].ids.tolist()]
+    assert sorted(rest) == sorted(sample for batch in epochs[1][1:] for sample in batch)
 
 
 def test_other_batches_are_not_resumed_with() -> None:
