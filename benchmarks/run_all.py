@@ -89,13 +89,17 @@ def main() -> int:
 
 
 def _took(name: str) -> str:
-    """Return the time of the runs whose results are committed, as they recorded it."""
+    """Return the times of the runs whose results are committed, as they recorded them."""
     results = Path(__file__).parent / "results"
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    seconds = [one["seconds"] for one in found if f"/{name}.py" in one.get("command", "")]
-    if seconds:
-        return f"{sum(seconds)} s"
-    return "hours" if name in HOURS else "not recorded"
+    found = []
+    for path in sorted(results.glob("*.json")):
+        run = json.loads(path.read_text())
+        if f"/{name}.py" in run.get("command", ""):
+            part = path.stem.removeprefix(name).removeprefix("-")
+            found.append(f"{run['seconds']} s" + (f" for {part}" if part else ""))
+    if name in HOURS and not any(" for " not in one for one in found):
+        found.append("hours")
+    return ", ".join(found) or "not recorded"
 
 
 def _table(name: str, args: argparse.Namespace) -> Path:

@@ -102,3 +102,17 @@ def test_a_smoke_test_publishes_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     harness.show(args, harness.Report("Speed", smoke=True))
     assert json.loads(capsys.readouterr().out)["title"] == "Speed"
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_list_says_how_long_published_runs_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import run_all
+
+    monkeypatch.setattr("sys.argv", ["run_all.py", "--list"])
+    assert run_all.main() == 0
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told.keys() == {*run_all.BENCHMARKS, *run_all.HOURS}
+    frontier = json.loads((FOLDER / "results" / "frontier.json").read_text())
+    assert told["frontier"] == f"{frontier['seconds']} s"
+    assert told["fair_trial"] == "hours" and told["block"].endswith("s for plans, hours")
