@@ -164,18 +164,19 @@ void check_keys(const KeyArray& keys, const IdArray& ids) {
 }
 
 void check_lengths(const stoker::Arena& arena, const OffsetArray& lengths) {
-  if (lengths.size() == arena.header().num_ids) return;
+  if (lengths.size() == arena.header().num_ids || lengths.size() == 1) return;
   throw stoker::ConfigError(std::to_string(lengths.size()) + " lengths for " +
-                            std::to_string(arena.header().num_ids) + " ids: give one for each");
+                            std::to_string(arena.header().num_ids) +
+                            " ids: give one for each, or one for all");
 }
 
-// Samples of a blank arena: lengths by id, and no bytes.
+// Samples of a blank arena: lengths by id or one for all, and no bytes.
 std::vector<stoker::Sample> measured(const PyArena& self, const IdArray& ids,
                                      const OffsetArray& lengths) {
   check_lengths(*self.open(), lengths);
   std::vector<stoker::Sample> samples(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const std::uint32_t id = ids.data()[i];
+    const std::uint32_t id = lengths.size() == 1 ? 0 : ids.data()[i];
     if (id < lengths.size()) {  // else the put rejects it
       samples[i] = {nullptr, static_cast<std::uint64_t>(lengths.data()[id])};
     }
@@ -233,7 +234,7 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
                               std::to_string(ids.size()) + " ids: give one for each");
   }
   stoker::Arena::Run run;
-  run.lengths = lengths.data();
+  run.lengths = {lengths.data(), lengths.size()};
   run.keys = keys ? keys->data() : nullptr;
   run.after = after ? after->data() : nullptr;
   run.regions = regions ? regions->data() : nullptr;

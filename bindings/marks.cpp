@@ -1,4 +1,5 @@
-// stoker._core.mark_once and unmark: translate arrays to spans, decide nothing; and fences.
+// stoker._core.mark_once, unmark and take_turns: translate arrays to spans, decide nothing; and
+// fences.
 #include "stoker/marks.h"
 
 #include <nanobind/nanobind.h>
@@ -13,6 +14,7 @@ using namespace nb::literals;
 namespace {
 
 using Marks = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Displaced = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 }  // namespace
@@ -34,6 +36,24 @@ void bind_marks(nb::module_& m) {
         stoker::unmark({marks.data(), marks.size()}, {ids.data(), ids.size()}, stamp);
       },
       "marks"_a.noconvert(), "ids"_a, "stamp"_a);
+  m.def(
+      "take_turns",
+      [](const Marks& marks, const Displaced& displaced, const IdArray& ids, std::uint32_t stamp,
+         std::uint32_t longest) {
+        auto* turns = new std::uint32_t[ids.size()];
+        const nb::capsule turns_owner(
+            turns, [](void* memory) noexcept { delete[] static_cast<std::uint32_t*>(memory); });
+        auto* told = new bool[ids.size()];
+        const nb::capsule told_owner(
+            told, [](void* memory) noexcept { delete[] static_cast<bool*>(memory); });
+        stoker::take_turns({marks.data(), marks.size()}, {displaced.data(), displaced.size()},
+                           {ids.data(), ids.size()}, stamp, longest, turns, told);
+        using Turns = nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<1>>;
+        using Told = nb::ndarray<nb::numpy, bool, nb::ndim<1>>;
+        return nb::make_tuple(Turns(turns, {ids.size()}, turns_owner),
+                              Told(told, {ids.size()}, told_owner));
+      },
+      "marks"_a.noconvert(), "displaced"_a.noconvert(), "ids"_a, "stamp"_a, "longest"_a);
   // A thread that sees what is stored after a release fence, and passes an acquire fence before
   // looking further, sees all that was stored before. Python has no such fence.
   m.def("release_fence", [] { std::atomic_thread_fence(std::memory_order_release); });

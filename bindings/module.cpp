@@ -8,6 +8,7 @@ void bind_arena(nb::module_& m);
 void bind_crc32c(nb::module_& m);
 void bind_marks(nb::module_& m);
 void bind_reader(nb::module_& m);
+void bind_tables(nb::module_& m);
 
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a daemon thread may outlive the interpreter
@@ -17,4 +18,5 @@ NB_MODULE(_core, m) {
   bind_crc32c(m);
   bind_marks(m);
   bind_reader(m);
+  bind_tables(m);
 }

@@ -181,6 +181,20 @@ def test_without_weights_the_ids_stay_where_they_are() -> None:
     assert (bare.start, bare.epoch, bare.following) == (7, 1, after)
     assert bare.weights is None and bare.beyond is None
     assert np.shares_memory(bare.ids, plan.ids)
+    bare = plan.unweighted(foreseeing=True)
+    assert bare.weights is None and bare.beyond is not None
+    assert np.shares_memory(bare.beyond, plan.beyond)
+
+
+@pytest.mark.parametrize("ids", [[2, 0, 1], [2, 0, 2, 1, 0, 2], []])
+def test_which_samples_come_again(ids: list[int]) -> None:
+    plan = plan_of(*ids)
+    again = plan.comes_again
+    assert (again is None) == (len(set(ids)) == len(ids))
+    if again is not None:
+        assert again.tolist() == [sample in ids[at + 1 :] for at, sample in enumerate(ids)]
+    asked = np.array([0, 7, 1], np.uint32)
+    assert plan.has(asked).tolist() == [sample in ids for sample in asked]
 
 
 def test_what_is_made_of_a_plan_repeats_as_it_does() -> None:

@@ -13,7 +13,7 @@ def test_starts_unseen() -> None:
     assert scores.values.tolist() == [0, 0, 0]
     assert scores.last.tolist() == [-1, -1, -1]
     assert scores.seen.tolist() == [0, 0, 0]
-    assert [a.dtype for a in (scores.values, scores.last, scores.seen)] == ["f8", "i8", "i8"]
+    assert [a.dtype for a in (scores.values, scores.last, scores.seen)] == ["f8", "i4", "i4"]
 
 
 def test_update_writes_the_rows_of_its_ids() -> None:

@@ -8,9 +8,26 @@
 namespace stoker {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // lengths looked up before they are needed
+constexpr std::size_t kAhead = 16;  // entries and lengths looked up before they are needed
 
 }  // namespace
+
+// What measure() and get() do, where there are no bytes to copy.
+void Arena::look(Ids batch, bool* found) {
+  const std::uint64_t now = advance(batch.size()) + 1;
+  std::uint64_t hits = 0;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (i + kAhead < batch.size()) __builtin_prefetch(&entries_[batch[i + kAhead]], 1);
+    const std::uint64_t word = entries_[batch[i]].word.load(std::memory_order_relaxed);
+    found[i] = state_of(word) == State::kReady;
+    if (!found[i]) continue;
+    ++hits;
+    touch(batch[i], now + i);
+  }
+  Slot& mine = slot_table_[slot()];
+  mine.hits.fetch_add(hits, std::memory_order_relaxed);
+  mine.misses.fetch_add(batch.size() - hits, std::memory_order_relaxed);
+}
 
 // Claims what was missed, as places in the batch, and puts it, region by region.
 void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
@@ -31,11 +48,13 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
     samples.clear();
     keys.clear();
     for (std::size_t m = 0; m < missed.size(); ++m) {
-      if (m + kAhead < missed.size()) __builtin_prefetch(&run.lengths[batch[missed[m + kAhead]]]);
+      if (m + kAhead < missed.size()) {
+        __builtin_prefetch(&run.length_of(batch[missed[m + kAhead]]));
+      }
       const std::uint32_t i = missed[m];
       if (found[i] || (run.regions != nullptr && run.regions[begin + i] != target)) continue;
       ids.push_back(batch[i]);
-      samples.push_back({nullptr, static_cast<std::uint64_t>(run.lengths[batch[i]])});
+      samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(batch[i]))});
       if (run.keys != nullptr) keys.push_back(run.keys[begin + i]);
     }
     if (ids.empty()) continue;
@@ -49,16 +68,12 @@ void Arena::replay(Ids ids, const Run& run, bool* hits) {
   if (header_->blank == 0) throw ConfigError("only a blank arena replays: samples have no bytes");
   if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
   check(ids);
-  std::vector<Snapshot> snapshots(std::min(run.at_once, ids.size()));
-  std::vector<std::int64_t> offsets(snapshots.size() + 1);
   std::vector<std::uint32_t> missed;
-  unsigned char none = 0;
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
     const std::size_t count = std::min(run.at_once, ids.size() - begin);
     const Ids batch = ids.subspan(begin, count);
     bool* found = hits + begin;
-    measure(batch, snapshots.data());
-    get(batch, snapshots.data(), &none, offsets.data(), found);
+    look(batch, found);
     if (run.keys != nullptr && run.after == nullptr) rekey(batch, run.keys + begin, found);
     missed.clear();
     for (std::size_t i = 0; i < count; ++i) {

@@ -14,7 +14,6 @@ namespace {
 constexpr int kMostSteps = 64;
 constexpr std::size_t kMostAside = 256;
 constexpr std::uint32_t kRandomTries = 64;
-constexpr std::uint32_t kLater = 16;  // places in a line to the one that is prefetched
 
 std::uint64_t xorshift(std::uint64_t& state) {
   state ^= state << 13;
@@ -169,9 +168,9 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
   }
   for (const Victim& kept : aside) take_in(region, kept.id, kept.key);
   // The next to leave, and the candidates for the one after it: their data is prefetched
-  // in the meantime. Of a line, one is known that leaves later.
-  const std::uint32_t most = std::min(members.is_line() ? kLater : 5u, members.length());
-  for (std::uint32_t pos = members.is_line() ? std::max(most, 1u) - 1 : 0; pos < most; ++pos) {
+  // in the meantime. A line does so by itself.
+  const std::uint32_t most = members.is_line() ? 0 : std::min(5u, members.length());
+  for (std::uint32_t pos = 0; pos < most; ++pos) {
     const std::uint32_t next = members.at(pos).id();
     __builtin_prefetch(&entries_[next], 1);
     __builtin_prefetch(&ranks_[next], 1);
@@ -231,12 +230,26 @@ bool Arena::random_victim(std::uint32_t region, Victim& victim) {
     if (evictable(node.id())) {
       victim = {node.id(), node.key};
       members.remove(pos);
+      expect_random(members, size);
       return true;
     }
     pos = tries < kRandomTries ? static_cast<std::uint32_t>(xorshift(header_->random) % size)
                                : (pos + 1) % size;
   }
   return false;
+}
+
+// Prefetches what is drawn next if another one comes before: the sample, and of the one after it
+// the node.
+void Arena::expect_random(const Heap& members, std::uint32_t size) {
+  std::uint64_t state = header_->random;
+  const std::uint64_t next = xorshift(state) % size;
+  const std::uint64_t later = xorshift(state) % size;
+  if (std::max(next, later) >= members.size()) return;
+  const std::uint32_t id = members.at(static_cast<std::uint32_t>(next)).id();
+  __builtin_prefetch(&entries_[id], 1);
+  __builtin_prefetch(&ranks_[id], 1);
+  __builtin_prefetch(&members.at(static_cast<std::uint32_t>(later)), 1);
 }
 
 // Adds a sample to a region; if the pool of nodes is used up, ghosts give theirs.

@@ -25,15 +25,51 @@ void check(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
 
 }  // namespace
 
+namespace {
+
+bool mark(std::uint32_t& where, std::uint32_t stamp) {
+  const Mark mark(where);
+  std::uint32_t last = mark.load(std::memory_order_acquire);
+  while (last < stamp && !mark.compare_exchange_weak(last, stamp, std::memory_order_acq_rel)) {
+  }
+  return last < stamp;
+}
+
+}  // namespace
+
 void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
                std::uint32_t stamp, bool* first) {
   check(marks, ids, stamp);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const Mark mark(marks[ids[i]]);
-    std::uint32_t last = mark.load(std::memory_order_acquire);
-    while (last < stamp && !mark.compare_exchange_weak(last, stamp, std::memory_order_acq_rel)) {
+    first[i] = mark(marks[ids[i]], stamp);
+  }
+}
+
+void take_turns(std::span<std::uint32_t> marks, std::span<std::uint64_t> displaced,
+                std::span<const std::uint32_t> ids, std::uint32_t stamp, std::uint32_t longest,
+                std::uint32_t* turns, bool* told) {
+  check(marks, ids, stamp);
+  if (displaced.size() != marks.size()) throw ConfigError("give as many marks as displaced ones");
+  using Note = std::atomic_ref<std::uint64_t>;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    turns[i] = ids[i];
+    told[i] = true;
+    std::uint32_t last = ids[i];
+    for (std::uint32_t link = 0; link < longest; ++link) {
+      const std::uint64_t noted = Note(displaced[last]).load(std::memory_order_acquire);
+      const auto next = static_cast<std::uint32_t>(noted);
+      if (noted >> 32 != stamp) {
+        told[i] = noted >> 32 > stamp;  // then the epoch is over elsewhere
+        break;
+      }
+      if (next == last || next >= marks.size()) break;
+      last = next;
+      if (mark(marks[last], stamp)) {
+        Note(displaced[last]).store(std::uint64_t{stamp} << 32 | last, std::memory_order_release);
+        turns[i] = last;
+        break;
+      }
     }
-    first[i] = last < stamp;
   }
 }
 

@@ -94,9 +94,9 @@ void Segment::plan(const Geometry& geometry, Header& h) {
     return here;
   };
   h.slots_at = take(sizeof(Slot) * kMaxSlots);
-  const int entry_bits = geometry.blank ? kBlankEntryBits : kEntryBits;
-  h.entries_at = take(static_cast<std::uint64_t>(geometry.num_ids) << entry_bits);
-  h.ranks_at = take(sizeof(Rank) * geometry.num_ids);
+  h.entries_at = take(sizeof(Entry) * geometry.num_ids);
+  h.ranks_at = geometry.blank ? h.entries_at + offsetof(Entry, extents)
+                              : take(sizeof(Rank) * geometry.num_ids);
   h.bitmap_at = take(Blocks::words(h.num_blocks) * sizeof(std::uint64_t));
   h.chunks_at = take(Heap::chunk_words(h.num_chunks) * sizeof(std::uint32_t));
   h.nodes_at = take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(Node));

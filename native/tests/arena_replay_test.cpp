@@ -133,7 +133,7 @@ void a_run_is_its_steps() {
         counting.configure(specs);
         const std::unique_ptr<bool[]> hits(new bool[all.ids.size()]);
         Arena::Run run;
-        run.lengths = all.lengths.data();
+        run.lengths = all.lengths;
         run.keys = all.keys.data();
         run.after = after ? all.keys.data() : nullptr;
         run.regions = placed ? all.regions.data() : nullptr;
@@ -176,7 +176,7 @@ void what_cannot_be_replayed_is_refused() {
   const std::vector<std::int64_t> lengths(kIds, 1);
   bool hits[2];
   Arena::Run run;
-  run.lengths = lengths.data();
+  run.lengths = lengths;
   run.entrance = 0;
   run.at_once = 1;
   Arena full(kit::geometry(kIds, kCapacity), "");

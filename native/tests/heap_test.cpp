@@ -28,8 +28,9 @@ struct Heaps {
     for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
   }
   Heap heap(std::uint32_t region) {
-    return {&header,          region,      chunks.data(), nodes.data(),
-            positions.data(), ranks.get(), &lines[region]};
+    return {&header,       region,           chunks.data(),
+            nodes.data(),  positions.data(), {ranks.get(), false},
+            &lines[region]};
   }
   Header header{};
   Line lines[stoker::kMaxRegions];

@@ -48,6 +48,24 @@ void a_stamp_is_set_once() {
   CHECK(first[0] && !first[1] && !first[2]);
 }
 
+void a_turn_goes_to_the_end_of_the_chain() {
+  constexpr std::uint64_t kNow = std::uint64_t{2} << 32;
+  std::vector<std::uint32_t> marks{2, 2, 2, 2, 0, 2};
+  // 0 on the turn of 1, 1 on that of 4; 2 is not noted yet; 3 is of a later epoch; 5 on its own.
+  std::vector<std::uint64_t> displaced{kNow | 1, kNow | 4, 1, std::uint64_t{3} << 32, 0, kNow | 5};
+  const std::vector<std::uint32_t> ids{0, 0, 2, 3, 5};
+  std::uint32_t turns[5];
+  bool told[5];
+  stoker::take_turns(marks, displaced, ids, 2, 1, turns, told);
+  CHECK(turns[0] == 0 && told[0] && marks[4] == 0);  // 4 is two links away
+  stoker::take_turns(marks, displaced, ids, 2, 10, turns, told);
+  CHECK(turns[0] == 4 && told[0] && marks[4] == 2 && displaced[4] == (kNow | 4));
+  CHECK(turns[1] == 0 && told[1]);
+  CHECK(!told[2] && turns[3] == 3 && told[3] && turns[4] == 5 && told[4]);
+  CHECK_THROWS(stoker::ConfigError,
+               stoker::take_turns(marks, std::span(displaced).first(3), ids, 2, 10, turns, told));
+}
+
 void bad_arguments_change_nothing() {
   std::vector<std::uint32_t> marks(10, 0);
   bool first[2];
@@ -92,6 +110,7 @@ void processes_share_the_ids_out() {
 
 int main() {
   a_stamp_is_set_once();
+  a_turn_goes_to_the_end_of_the_chain();
   bad_arguments_change_nothing();
   processes_share_the_ids_out();
   threads_share_the_ids_out();

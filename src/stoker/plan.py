@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 
@@ -120,10 +121,15 @@ class Plan:
         """Return this plan with its first access at another global position; nothing is copied."""
         return self._in_same_memory(start, self.following)
 
-    def unweighted(self) -> Plan:
-        """Return this plan without weights and expectations, whose memory it releases."""
+    def unweighted(self, *, foreseeing: bool = False) -> Plan:
+        """Return this plan without weights, whose memory it releases; nothing is copied.
+
+        And without expectations, unless it is to be ``foreseeing``.
+        """
         memory: dict[str, Any] = {name: self._memory.get(name) for name in ("ids", *_OPTIONAL)}
-        memory |= {"weights": None, "beyond": None}
+        memory["weights"] = None
+        if not foreseeing:
+            memory["beyond"] = None
         following, repeats = self.following, self.repeats
         return Plan(self.epoch, self.start, following=following, repeats=repeats, **memory)
 
@@ -182,6 +188,21 @@ class Plan:
         # The last assignment to an element wins, so the earliest access comes last.
         first[self.ids[::-1]] = np.arange(len(self), dtype=np.uint32)[::-1]
         return first
+
+    @cached_property
+    def comes_again(self) -> NDArray[np.bool_] | None:
+        """bool[A], whether the sample of each access comes again in this plan; None: none does."""
+        is_in = np.zeros(1 + int(self.ids.max(initial=0)), np.bool_)
+        is_in[self.ids] = True
+        if int(np.count_nonzero(is_in)) == len(self):
+            return None
+        return _next_use(self.ids, self.ids[:0]).array < len(self)
+
+    def has(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[n], which of the samples ``u32[n]`` come in this plan."""
+        is_in = np.zeros(1 + int(max(part.max(initial=0) for part in (self.ids, ids))), np.bool_)
+        is_in[self.ids] = True
+        return is_in[ids]
 
     @property
     def _beyond_horizon(self) -> NDArray[np.float32] | None:
@@ -294,24 +315,18 @@ def _check_numbers(given: NDArray[np.float32], name: str) -> None:
 def _next_use(own: NDArray[np.uint32], later: NDArray[np.uint32]) -> SharedArray:
     """Return the next accesses of the samples ``own``, among these and the ``later`` ones.
 
-    Sorts (id, position) pairs as single numbers: the neighbour with the same id is the next. Where
-    no sample comes twice in ``own``, the first of the later ones is, which takes no sorting.
+    Where ids are so far apart that a table of all up to the largest would not pay, sorts (id,
+    position) pairs as single numbers: the neighbour with the same id is the next.
     """
     wanted, length = len(own), len(own) + len(later)
     memory = SharedArray.create(wanted, np.int64, name="plan.next_use")
-    memory.array.fill(length)
     if not wanted:
         return memory
     size = 1 + max(int(part.max()) for part in (own, later) if len(part))
-    if size <= _SPARSE * length:
-        first = np.empty(size, np.uint32)
-        position = np.arange(wanted, dtype=np.uint32)
-        first[own] = position
-        if (first[own] == position).all():
-            first.fill(length)
-            first[later[::-1]] = np.arange(wanted, length, dtype=np.uint32)[::-1]
-            memory.array[:] = first[own]
-            return memory
+    if size <= _SPARSE * length <= _SPARSE * MAX_LENGTH:
+        core.next_use(own, later, memory.array)
+        return memory
+    memory.array.fill(length)
     ids = np.concatenate([own, later])
     pairs = ids.astype(np.uint64) << np.uint64(32)
     pairs |= np.arange(length, dtype=np.uint64)

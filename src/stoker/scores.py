@@ -8,10 +8,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import stoker._core as core
 from stoker.errors import CapacityError, ConfigError
 from stoker.shared import SharedArray
 
-Row = TypeVar("Row", np.float64, np.int64, np.bool_)
+Row = TypeVar("Row", np.float64, np.int32, np.bool_)
 
 MAX_EPOCHS = 4096
 """Epochs whose history a Scores has room for."""
@@ -43,8 +44,8 @@ class Scores:
             raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
         size = (int(num_samples),)
         self._values = SharedArray.create(size, np.float64, name="scores.values")
-        self._last = SharedArray.create(size, np.int64, name="scores.last")
-        self._seen = SharedArray.create(size, np.int64, name="scores.seen")
+        self._last = SharedArray.create(size, np.int32, name="scores.last")
+        self._seen = SharedArray.create(size, np.int32, name="scores.seen")
         self._volatile = SharedArray.create(size, np.bool_, name="scores.volatile")
         self._basis = SharedArray.create(size, np.float32, name="scores.basis")
         self._basis_epoch = SharedArray.create((), np.int64, name="scores.basis_epoch")
@@ -68,13 +69,13 @@ class Scores:
         return _read_only(self._values.array)
 
     @property
-    def last(self) -> NDArray[np.int64]:
-        """i64[N], the step of the latest observation; -1 for none. Read-only view."""
+    def last(self) -> NDArray[np.int32]:
+        """i32[N], the step of the latest observation; -1 for none. Read-only view."""
         return _read_only(self._last.array)
 
     @property
-    def seen(self) -> NDArray[np.int64]:
-        """i64[N], the number of observations. Read-only view."""
+    def seen(self) -> NDArray[np.int32]:
+        """i32[N], the number of observations. Read-only view."""
         return _read_only(self._seen.array)
 
     @property
@@ -208,14 +209,13 @@ class Scores:
             raise ConfigError(
                 f"score {new[wrong]} of id {rows[wrong]} is not finite: leave that sample out"
             )
-        self._values.array[rows] = new
-        self._last.array[rows] = step
-        np.add.at(self._seen.array, rows, 1)
+        table = self._values.array, self._last.array, self._seen.array
+        core.write_scores(*table, rows, new, step)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return copies of everything, for a checkpoint; :meth:`restore` takes them by name.
 
-        ``values f64[N]``, ``last i64[N]``, ``seen i64[N]``, ``volatile bool[N]``, ``accuracies``,
+        ``values f64[N]``, ``last i32[N]``, ``seen i32[N]``, ``volatile bool[N]``, ``accuracies``,
         ``losses``, ``deviations``, ``supplies`` and ``hit_ratios f64[E]``, ``ready bool[]``,
         ``basis f32[N]``, ``basis_epoch i64[]``.
         """
@@ -312,14 +312,14 @@ class Scores:
         if self._frozen:
             raise ConfigError(f"this is a snapshot of scores: {what} the Scores it was taken from")
 
-    def _rows(self, ids: ArrayLike) -> NDArray[np.int64]:
+    def _rows(self, ids: ArrayLike) -> NDArray[np.uint32]:
         given = np.asarray(ids)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise ConfigError(f"ids have shape {given.shape}, {given.dtype}: give u32[n]")
         if given.size and not 0 <= int(given.min()) <= int(given.max()) < len(self):
             wrong = given[(given < 0) | (given >= len(self))][0]
             raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {len(self) - 1}")
-        return given.astype(np.int64)
+        return np.ascontiguousarray(given, np.uint32)
 
 
 def filled(scores: Scores) -> NDArray[np.float64]:

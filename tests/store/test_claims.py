@@ -89,4 +89,16 @@ def test_what_was_served_before_is_claimed() -> None:
         False,
         True,
     ]
-    assert claims.turn_of(2) == (claims.stamp, 2)
+    turns, told = claims.take_turns(ids_of(2), claims.stamp)
+    assert (turns.tolist(), told.tolist()) == ([2], [True])  # it had its own
+
+
+def test_a_turn_goes_to_the_end_of_the_chain_of_displaced_samples() -> None:
+    claims = claims_of()
+    claims.begin(0, 5, ids_of())
+    claims.claim(ids_of(0, 1, 2), claims.stamp)
+    claims.note_turns(ids_of(0, 1), ids_of(1, 4), claims.stamp)
+    turns, told = claims.take_turns(ids_of(0, 0, 2), claims.stamp)
+    assert turns.tolist()[:2] == [4, 0]  # once
+    assert told.tolist() == [True, True, False]  # nothing is noted of 2
+    assert not claims.claim(ids_of(4), claims.stamp).any()

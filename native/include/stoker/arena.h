@@ -96,7 +96,7 @@ class Arena {
   // What a store does with a run of accesses, `at_once` at a time: get, then claim and put what was
   // missed. For a blank arena.
   struct Run {
-    const std::int64_t* lengths;            // by id
+    std::span<const std::int64_t> lengths;  // by id, or one for all
     const double* keys = nullptr;           // one an access: of a sample that is put, and of one
                                             // that was found unless there are keys `after`
     const double* after = nullptr;          // one an access, set when its batch is over
@@ -104,6 +104,9 @@ class Arena {
     std::uint32_t entrance;
     std::uint32_t overflow = kNone;
     std::size_t at_once;
+    const std::int64_t& length_of(std::uint32_t id) const {
+      return lengths[lengths.size() == 1 ? 0 : id];
+    }
   };
   // hits[i]: whether the access needed no put; of several misses of a sample in a batch the first.
   void replay(Ids ids, const Run& run, bool* hits);
@@ -177,19 +180,6 @@ class Arena {
   static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
   enum class Reserved { kTaken, kPresent, kRefused };
   class Guard;
-  // The entries by id, of either size.
-  class Entries {
-   public:
-    Entries(unsigned char* base, bool blank)
-        : base_(base), bits_(blank ? kBlankEntryBits : kEntryBits) {}
-    Entry& operator[](std::uint32_t id) const {
-      return *reinterpret_cast<Entry*>(base_ + (static_cast<std::uint64_t>(id) << bits_));
-    }
-
-   private:
-    unsigned char* base_;
-    int bits_;
-  };
   struct Victim {
     std::uint32_t id;
     double key;
@@ -232,6 +222,7 @@ class Arena {
   void rekey(Ids ids, const double* keys, const bool* which);
 
   // replaying (arena_replay.cpp)
+  void look(Ids batch, bool* found);
   void put_missed(Ids batch, std::size_t begin, const Run& run,
                   const std::vector<std::uint32_t>& missed, bool* found);
 
@@ -265,6 +256,7 @@ class Arena {
   bool next_victim(std::uint32_t region, Victim& victim);
   bool take_in(std::uint32_t region, std::uint32_t id, double key);
   bool random_victim(std::uint32_t region, Victim& victim);
+  void expect_random(const Heap& members, std::uint32_t size);
   bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
   bool promote(std::uint32_t region, std::uint32_t id);
   bool enlist(std::uint32_t region, std::uint32_t id, double key);
@@ -297,8 +289,8 @@ class Arena {
   Segment segment_;
   Header* header_;
   Slot* slot_table_;
-  Entries entries_;
-  Rank* ranks_;
+  Entry* entries_;
+  Ranks ranks_;
   std::uint32_t* chunks_;
   Node* nodes_;
   std::uint32_t* heap_positions_;

@@ -28,7 +28,7 @@ struct Line {
 class Heap {
  public:
   Heap(Header* header, std::uint32_t region, std::uint32_t* chunks, Node* nodes,
-       std::uint32_t* positions, Rank* ranks, Line* line = nullptr)
+       std::uint32_t* positions, Ranks ranks, Line* line = nullptr)
       : line_(line),
         header_(header),
         region_(&header->regions[region]),
@@ -128,7 +128,7 @@ class Heap {
   std::uint32_t* table_;
   Node* nodes_;
   std::uint32_t* positions_;
-  Rank* ranks_;
+  Ranks ranks_;
 };
 
 }  // namespace stoker

@@ -50,8 +50,8 @@ struct Extent {
 // The hot half of a sample: all that a reader needs, never across a cache line.
 // Up to two extents are inline. With kSpilled set in extents[1], `extents[1] & ~kSpilled` extents
 // are listed in blocks from extents[0] on, and extents[2] is the CRC of that list: a disk may have
-// changed it, and blocks are freed by what it says. A blank arena has no extents, and its entries
-// end before them.
+// changed it, and blocks are freed by what it says. A blank arena has no extents: there its entries
+// have the ranks, so that an access takes one cache line and not two.
 struct alignas(16) Entry {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint32_t> length;
@@ -59,8 +59,6 @@ struct alignas(16) Entry {
   std::atomic<std::uint32_t> extents[4];
 };
 static_assert(sizeof(Entry) == 32);
-inline constexpr int kEntryBits = 5;       // log2 of the bytes of an entry,
-inline constexpr int kBlankEntryBits = 4;  // and in a blank arena
 inline constexpr std::uint32_t kSpilled = 0x80000000;
 inline constexpr std::uint32_t kMostExtents = 256;  // of one sample
 inline constexpr std::uint32_t kHints = 128;
@@ -74,6 +72,20 @@ struct Rank {
   std::atomic<std::uint16_t> leases;  // derived from the lease lists
 };
 static_assert(sizeof(Rank) == 16);
+static_assert(sizeof(Rank) == sizeof(Entry::extents));
+
+// The ranks by id: one after the other, or in a blank arena each within its entry.
+class Ranks {
+ public:
+  Ranks(void* base, bool blank) : base_(static_cast<unsigned char*>(base)), bits_(blank ? 5 : 4) {}
+  Rank& operator[](std::uint32_t id) const {
+    return *reinterpret_cast<Rank*>(base_ + (static_cast<std::uint64_t>(id) << bits_));
+  }
+
+ private:
+  unsigned char* base_;
+  int bits_;  // log2 of the bytes from one to the next
+};
 
 // Of samples with equal keys the one whose turn is smallest leaves first. Ids often come class by
 // class, and neighbours among them lie far apart here (Fibonacci hashing). The same in every arena,

@@ -19,4 +19,13 @@ void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> id
 void unmark(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
             std::uint32_t stamp);
 
+// Who is served on the turns of `ids`, which were all served already for others: the one at the
+// end of the chain of those that displaced one another, marked now, or the id itself where that one
+// had its turn or the chain has more than `longest` links. displaced[i] is a stamp, times 2^32,
+// plus the id on whose turn i was served. told[i]: false where another process has not noted yet
+// whom it displaced.
+void take_turns(std::span<std::uint32_t> marks, std::span<std::uint64_t> displaced,
+                std::span<const std::uint32_t> ids, std::uint32_t stamp, std::uint32_t longest,
+                std::uint32_t* turns, bool* told);
+
 }  // namespace stoker

@@ -66,14 +66,18 @@ class NextUse(Policy):
         """
         if plan is None or not len(ids):
             return np.zeros(len(ids))
+        return self.keys_at(ids, plan, self._upcoming(ids, plan, position))
+
+    def _upcoming(
+        self, ids: NDArray[np.uint32], plan: Plan, position: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return i64[n], the places in ``plan`` at which samples are used next."""
         if position is not None:
-            upcoming = plan.next_use[position]
-        else:
-            ends = [int(part.max()) + 1 for part in (ids, plan.ids) if len(part)]
-            if plan.following is not None and len(plan.following):
-                ends.append(int(plan.following.ids.max()) + 1)
-            upcoming = plan.first_use(max(ends))[ids]
-        return self.keys_at(ids, plan, upcoming)
+            return plan.next_use[position]
+        ends = [int(part.max()) + 1 for part in (ids, plan.ids) if len(part)]
+        if plan.following is not None and len(plan.following):
+            ends.append(int(plan.following.ids.max()) + 1)
+        return plan.first_use(max(ends))[ids]
 
     def keys_at(
         self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
@@ -130,11 +134,23 @@ class OnceAnEpoch(NextUse):
     def keys_at(
         self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return f64[n]: minus the epoch of the next use, and within it the smallest first."""
+        """Return f64[n]: minus the epoch of the next use, and within it the smallest first.
+
+        Of ``upcoming`` it only counts whether it lies within the plan.
+        """
         keys = self.keys_after(ids, np.ones(len(ids)))
         keys -= upcoming >= len(plan)
         keys -= _ALONE + plan.epoch
         return keys
+
+    def _upcoming(
+        self, ids: NDArray[np.uint32], plan: Plan, position: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return i64[n]: 0 for samples that this plan still uses, else its length."""
+        again = plan.comes_again if position is not None else plan.has(ids)
+        if again is None:
+            return np.full(len(ids), len(plan))
+        return np.where(again if position is None else again[position], 0, len(plan))
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,14 @@ class AsPlanned(OnceAnEpoch):
         if not plan.repeats:
             return super().keys_at(ids, plan, upcoming)
         return NextUse(self.repeated_bytes, self.sizes).keys_at(ids, plan, upcoming)
+
+    def _upcoming(
+        self, ids: NDArray[np.uint32], plan: Plan, position: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return i64[n], the places of the next uses, or what the rule for this plan needs."""
+        if not plan.repeats:
+            return super()._upcoming(ids, plan, position)
+        return NextUse._upcoming(self, ids, plan, position)
 
 
 @dataclass(frozen=True)

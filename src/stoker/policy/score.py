@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
@@ -26,14 +27,11 @@ def score_keys(ids: NDArray[np.uint32], scores: Scores | None) -> NDArray[np.flo
     """
     if scores is None:
         return np.full(len(ids), -np.inf)
-    unseen = scores.seen.take(ids) <= 0
-    keys: NDArray[np.float64] = scores.values.take(ids)
-    keys[unseen] = -np.inf
-    return keys
+    return core.score_keys(scores.values, scores.seen, ids)
 
 
-def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return f64[n], ordered as the pairs of ``keys`` f64[n] and ``accesses`` i64[n], 0 or more.
+def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return f64[n], ordered as the pairs of ``keys`` f64[n] and ``accesses`` i[n], 0 or more.
 
     The key counts in single precision: that leaves 29 bits below it, which hold the accesses.
     """

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.errors import ConfigError
 from stoker.scores import Scores
 
+_AT_ONCE = 1 << 16
+
 
 def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
     """Return the generator of ``epoch``: counter-based, so no epoch needs those before it.
@@ -25,38 +27,68 @@ def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
 
 def systematic(
     inclusion: NDArray[np.float64], size: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return i64[size], distinct indices in random order; i is one with probability inclusion[i].
+) -> NDArray[np.uint32]:
+    """Return u32[size], distinct indices in random order; i is one with probability inclusion[i].
 
     ``inclusion`` f64[N] from 0 to 1 must sum to ``size``; what has probability 1 is always taken.
     Systematic sampling in random order: the probabilities laid end to end in a line, one random
     start, then a step of one (Madow, Annals of Mathematical Statistics 1949).
     """
-    certain = np.flatnonzero(inclusion >= 1)
-    order = rng.permutation(np.flatnonzero((inclusion > 0) & (inclusion < 1)))
-    left = min(size - len(certain), len(order))
-    line = np.cumsum(inclusion[order])
-    if left > 0:
-        # Rounding must neither push the last point off the line nor lose it.
-        line *= left / line[-1]
-        points = np.arange(left) + rng.random()
-        order = order[np.minimum(np.searchsorted(line, points, side="right"), len(order) - 1)]
-    else:
-        order = order[:0]
-    return rng.permutation(np.concatenate([certain, order]))
+    certain = np.flatnonzero(inclusion >= 1).astype(np.uint32)
+    order = np.flatnonzero((inclusion > 0) & (inclusion < 1)).astype(np.uint32)
+    rng.shuffle(order)
+    drawn = _along(order, inclusion[order], size - len(certain), rng)
+    drawn = np.concatenate([certain, drawn])
+    rng.shuffle(drawn)
+    return drawn
 
 
-def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return i64[sum], indices in random order; i comes visits[i] times in the mean.
+def _along(
+    order: NDArray[np.uint32],
+    line: NDArray[np.float64],
+    size: int,
+    rng: np.random.Generator,
+) -> NDArray[np.uint32]:
+    """Return u32[size], those of u32[n] ``order`` that points at equal distances fall on.
+
+    ``line`` f64[n] is what each takes of it; it is overwritten.
+    """
+    left = min(size, len(order))
+    if left <= 0:
+        return order[:0]
+    np.cumsum(line, out=line)
+    # Rounding must neither push the last point off the line nor lose it.
+    line *= left / line[-1]
+    start, drawn = rng.random(), np.empty(left, np.uint32)
+    for at in range(0, left, _AT_ONCE):
+        points = np.arange(at, min(at + _AT_ONCE, left)) + start
+        found = np.searchsorted(line, points, side="right")
+        drawn[at : at + _AT_ONCE] = order[np.minimum(found, len(order) - 1)]
+    return drawn
+
+
+def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Return u32[sum], indices in random order; i comes visits[i] times in the mean.
 
     Never less often than visits[i] rounded down, nor more often than rounded up. ``visits`` f64[N],
     0 or more, must sum to a whole number, up to rounding.
     """
-    whole = np.floor(visits)
-    size = round(float(visits.sum())) - int(whole.sum())
-    counts = whole.astype(np.int64)
-    counts[systematic(visits - whole, size, rng)] += 1
-    return rng.permutation(np.repeat(np.arange(len(visits)), counts))
+    counts = visits.astype(np.uint32)  # rounded down
+    order = np.flatnonzero(visits > counts).astype(np.uint32)
+    rng.shuffle(order)
+    line = visits[order]
+    for at in range(0, len(line), _AT_ONCE):
+        part = line[at : at + _AT_ONCE]
+        part -= np.floor(part)
+    size = round(float(visits.sum())) - int(counts.sum(dtype=np.int64))
+    drawn = _along(order, line, size, rng)
+    counts[drawn] += 1
+    del order, line  # there may be 100 million
+    # Their order is drawn too, and not needed: what follows is to be drawn from where that ends.
+    rng.shuffle(np.empty(len(drawn), np.uint8))
+    ids = np.repeat(np.arange(len(visits), dtype=np.uint32), counts)
+    rng.shuffle(ids)
+    return ids
 
 
 def annealed_from(epochs: int, share: float) -> int:
@@ -88,7 +120,7 @@ def ess(counts: ArrayLike) -> float:
 def coverage(counts: ArrayLike) -> float:
     """Return the share of samples that were visited at all; 0 when there are no samples."""
     n = np.asarray(counts)
-    return float((n > 0).mean()) if n.size else 0.0
+    return int(np.count_nonzero(n)) / n.size if n.size else 0.0
 
 
 def repeat_share(counts: ArrayLike) -> float:
@@ -105,6 +137,8 @@ def scores_or_median(scores: Scores) -> NDArray[np.float64]:
     draw by, becomes all one.
     """
     seen = scores.seen > 0
-    values = np.where(seen, np.maximum(scores.values, 0.0), np.median(scores.values[seen]))
+    values = scores.values.copy()
+    if not seen.all():
+        values[~seen] = np.median(values[seen], overwrite_input=True)
     np.maximum(values, 0.0, out=values)
     return values if values.any() else np.ones(len(values))

@@ -137,7 +137,8 @@ def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
     """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
     longest = np.finfo(np.float32).max / 2
     with np.errstate(divide="ignore"):
-        return np.minimum(accesses / visits, longest).astype(np.float32)
+        accesses_each = accesses / visits
+    return np.minimum(accesses_each, longest, out=accesses_each).astype(np.float32)
 
 
 def has_evidence(scores: Scores) -> bool:

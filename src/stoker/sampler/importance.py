@@ -18,6 +18,8 @@ from stoker.sampler.epoch import (
 from stoker.sampler.uniform import super_epoch
 from stoker.scores import Scores
 
+_AT_ONCE = 1 << 14
+
 
 @dataclass(frozen=True)
 class ImportanceSampler(EpochSampler):
@@ -94,14 +96,15 @@ class ImportanceSampler(EpochSampler):
 
         They sum to N.
         """
-        values = np.minimum(values, np.quantile(values, self.clip))
-        if not values.any():
+        share = np.minimum(values, np.quantile(values, self.clip))
+        if not share.any():
             return np.ones(self.num_samples)
-        share = scaled(values)
+        share /= share.max()
         share *= self.num_samples / share.sum()
         least = _uniform_part(share, self.min_ess, self.uniform_part)
-        mixed: NDArray[np.float64] = (1 - least) * share + least
-        return mixed
+        share *= 1 - least
+        share += least
+        return share
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return N accesses, the epoch's part of its super-epoch, with their weights."""
@@ -110,7 +113,8 @@ class ImportanceSampler(EpochSampler):
         basis = scores.basis if is_drawn else scaled(scores_or_median(scores))
         # Whether kept or not, so that both give the same visits.
         visits = self.visits(basis.astype(np.float32).astype(np.float64))
-        ids = systematic_visits(epochs * visits, generator(self.seed, begin, stream=3))
+        every = visits if epochs == 1 else epochs * visits
+        ids = systematic_visits(every, generator(self.seed, begin, stream=3))
         own = ids[(epoch - begin) * self.num_samples :][: self.num_samples]
         return Draw(own, 1 / visits[own], expected(visits, len(own)))
 
@@ -131,12 +135,23 @@ def _uniform_part(share: NDArray[np.float64], min_ess: float, least: float) -> f
     over an epoch's accesses, and a mean square of mean(1/v): the sample size is its inverse.
     """
     low, high = least, 1.0
-    if np.mean(1 / ((1 - low) * share + low)) * min_ess <= 1:
+    if _mean_weight(share, low) * min_ess <= 1:
         return low
     for _ in range(30):
         middle = (low + high) / 2
-        if np.mean(1 / ((1 - middle) * share + middle)) * min_ess <= 1:
+        if _mean_weight(share, middle) * min_ess <= 1:
             high = middle
         else:
             low = middle
     return high
+
+
+def _mean_weight(share: NDArray[np.float64], uniform: float) -> float:
+    """Return the mean of 1/v, v being a mixture of f64[N] ``share`` with a ``uniform`` part."""
+    total, mixed = 0.0, np.empty(min(len(share), _AT_ONCE))
+    for at in range(0, len(share), _AT_ONCE):  # which processors keep at hand
+        part = share[at : at + _AT_ONCE]
+        visits = np.multiply(part, 1 - uniform, out=mixed[: len(part)])
+        visits += uniform
+        total += float(np.divide(1, visits, out=visits).sum())
+    return total / len(share)

@@ -79,7 +79,8 @@ class WeightedSampler(EpochSampler):
         p, size = self.probabilities(scores), self.size(scores)
         if self.replacement:
             visits = size * p
-            ids = np.repeat(np.arange(self.num_samples), rng.multinomial(size, p))
+            every = np.arange(self.num_samples, dtype=np.uint32)
+            ids = np.repeat(every, rng.multinomial(size, p))
             rng.shuffle(ids)
         else:
             visits = inclusion(p, size)

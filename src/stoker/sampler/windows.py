@@ -62,21 +62,22 @@ class Windows:
             return 1  # too few samples
         return self.repeat * (self.samples // self.blocks) + 1
 
-    def visits(self, epoch: int, seed: int, begin: int) -> NDArray[np.int64]:
-        """Return i64[M], the samples visited in ``epoch``, from 0 to R - 1, as places in an order.
+    def visits(self, epoch: int, seed: int, begin: int) -> NDArray[np.uint32]:
+        """Return u32[M], the samples visited in ``epoch``, from 0 to R - 1, as places in an order.
 
         The shuffling is that of the super-epoch which starts at ``begin``.
         """
         first, end = epoch * self.samples, (epoch + 1) * self.samples
         edges = np.arange(self.blocks + 1) * self.samples // self.blocks * self.repeat
-        parts = []
+        visited, filled = np.empty(self.samples, np.uint32), 0
         since = int(np.searchsorted(edges, first, side="right")) - 1
         for block in range(since, int(np.searchsorted(edges, end))):
             accesses = np.arange(edges[block], edges[block + 1])
             generator(seed, begin, stream=8 + block).shuffle(accesses)
-            parts.append(accesses[max(0, first - edges[block]) : end - edges[block]])
-        place, track = np.divmod(np.concatenate(parts), self.repeat)
-        visited: NDArray[np.int64] = (place - track * self.step) % self.samples
+            own = accesses[max(0, first - edges[block]) : end - edges[block]]
+            place, track = np.divmod(own, self.repeat)
+            visited[filled : filled + len(own)] = (place - track * self.step) % self.samples
+            filled += len(own)
         return visited
 
 

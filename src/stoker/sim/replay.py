@@ -167,8 +167,8 @@ class _Trace:
 class _ReplayedSampler(Sampler):
     """A recipe's sampler, or recorded accesses in its place.
 
-    Plans have no weights unless ``policy`` looks ahead: of 100 million samples, these take half a
-    gigabyte, and only expectations are read.
+    Plans have no weights, and expectations only if ``policy`` looks ahead: of 100 million samples
+    either take half a gigabyte.
     """
 
     def __init__(self, own: Sampler, policy: Policy, accesses: _Trace | Visits | None) -> None:
@@ -210,7 +210,7 @@ class _ReplayedSampler(Sampler):
             plan = self._own.plan(scores, epoch)
         else:
             plan = self._accesses.plan(epoch).followed_by(None)
-        return plan if self._policy.looks_ahead else plan.unweighted()
+        return plan.unweighted(foreseeing=self._policy.looks_ahead)
 
 
 class Job:
@@ -431,7 +431,7 @@ def as_sizes(sizes: ArrayLike | None, num_samples: int) -> NDArray[np.int64]:
     if num_samples < 1:
         raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1")
     if sizes is None:
-        return np.full(num_samples, IMAGENET_MEAN, np.int64)
+        return np.broadcast_to(np.int64(IMAGENET_MEAN), num_samples)  # takes no memory
     lengths = np.asarray(sizes)
     if lengths.shape != (num_samples,) or lengths.dtype.kind not in "iu" or (lengths < 1).any():
         raise ConfigError(

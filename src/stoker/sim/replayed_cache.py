@@ -303,7 +303,8 @@ def no_bytes(count: int) -> Packed:
 class AccountingArena(Arena):
     """An :class:`~stoker.store.arena.Arena` that counts the bytes of samples and has none of them.
 
-    ``lengths`` (``i64[N]``): bytes of each sample, whatever is put; what is read is empty. Orders,
+    ``lengths`` (``i64[N]``): bytes of each sample, whatever is put; what is read is empty. Of an
+    array that repeats one element (``np.broadcast_to``) it keeps that one. Orders,
     admission, regions and budgets are those of any arena, since it is the same code; eviction is
     exact. About 40 bytes of memory a sample. It is used by one thread at a time. Raises
     :class:`~stoker.errors.ConfigError` for lengths below 0 and
@@ -316,7 +317,8 @@ class AccountingArena(Arena):
                 f"capacity_bytes={capacity_bytes} and {len(lengths)} lengths are invalid: give "
                 "0 bytes or more, for one sample at least"
             )
-        self._lengths = np.ascontiguousarray(lengths, np.int64)
+        is_one = lengths.strides == (0,)
+        self._lengths = np.ascontiguousarray(lengths[:1] if is_one else lengths, np.int64)
         mean = max(1, round(float(lengths.mean())))
         needed = segment_bytes(len(lengths), capacity_bytes, mean, False, True)
         available = read_memory().available

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.sampler.draws import coverage, ess
 from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
@@ -117,7 +118,8 @@ class Tally:
     def __init__(self, epoch: int, sizes: NDArray[np.int64]) -> None:
         self.epoch, self._sizes = epoch, sizes
         # Of samples of one size the bytes follow from counts, in half of the time.
-        self._one_size = int(sizes[0]) if (sizes == sizes[0]).all() else None
+        is_one = sizes.strides == (0,) or bool((sizes == sizes[0]).all())
+        self._one_size = int(sizes[0]) if is_one else None
         self._outcomes = np.zeros(len(Outcome), np.int64)
         self._hit_bytes = self._served_bytes = 0
         self._counts = np.zeros(len(sizes), np.int32)
@@ -133,8 +135,7 @@ class Tally:
         else:
             self._served_bytes += len(ids) * self._one_size
             self._hit_bytes += counts[_HIT] * self._one_size
-        # Of these types, or NumPy takes ten times as long.
-        np.add.at(self._counts, ids.astype(np.intp), np.int32(1))
+        core.count(self._counts, ids)
 
     def result(self, package_reads: int, time: EpochTime | None = None) -> EpochResult:
         """Return what was counted, and the time given."""

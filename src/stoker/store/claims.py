@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker._core import mark_once
+import stoker._core as core
 from stoker.errors import SourceError
 from stoker.shared import SharedArray
 from stoker.store.registry import Layout, SharedArrays
@@ -18,6 +18,7 @@ from stoker.store.tier import Ids, Mask
 NOBODY = 2**32 - 1
 """In the place of a sample: it is not known which was served."""
 
+_LONGEST_CHAIN = 1000
 _POLL = 0.002  # seconds between two looks at what other processes note
 
 
@@ -87,7 +88,7 @@ class Claims:
         What was claimed before and is not among them may be served again.
         """
         stamp = max(epoch + 1, self.stamp + 1)
-        mark_once(self.served.array, earlier, stamp)
+        core.mark_once(self.served.array, earlier, stamp)
         self.note_turns(earlier, earlier, stamp)
         self._epoch.array[:] = stamp, rank_seed % 2**32
 
@@ -98,7 +99,7 @@ class Claims:
 
     def claim(self, ids: Ids, stamp: int) -> Mask:
         """Mark ``ids`` as served, and return which were not served before."""
-        first: Mask = mark_once(self.served.array, ids, stamp)
+        first: Mask = core.mark_once(self.served.array, ids, stamp)
         return first
 
     def are_free(self, ids: Ids, stamp: int) -> Mask:
@@ -110,10 +111,15 @@ class Claims:
         """Note on whose turns ``ids`` were claimed, both ``u32[n]``."""
         self._displaced.array[ids] = _stamped(turns, stamp)
 
-    def turn_of(self, sample: int) -> tuple[int, int]:
-        """Return when ``sample`` was last served, a stamp, and on whose turn."""
-        entry = int(self._displaced.array[sample])
-        return entry >> 32, entry & NOBODY
+    def take_turns(self, ids: Ids, stamp: int) -> tuple[Ids, Mask]:
+        """Return who is served on the turns of ``ids``, which were served already, and is marked.
+
+        That is the one at the end of the chain of displaced samples, ``u32[n]``, if it has had no
+        turn, else the sample again. ``bool[n]``: False where another process has not said yet whom
+        it displaced.
+        """
+        marks, displaced = self.served.array, self._displaced.array
+        return core.take_turns(marks, displaced, ids, stamp, _LONGEST_CHAIN)
 
     def log(self, turns: Turns, ids: Ids) -> None:
         """Note what the accesses were served: ``ids``, ``u32[n]``."""

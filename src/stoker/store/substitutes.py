@@ -24,7 +24,6 @@ _POOL = 4096  # candidates that a process keeps at hand
 _REST = 5  # a search that found little is not repeated for so many times its duration,
 _LEAST_REST = 0.002  # or this, in seconds
 _PATIENCE = 0.05  # seconds that a process may take between a mark and what it says of it
-_LONGEST_CHAIN = 1000
 _TRIES = 8  # samples that may have left the cache before one becomes a key sample
 
 
@@ -128,32 +127,13 @@ class OnceEach:
         late = np.flatnonzero(~self._mark(ids, stamp))
         deadline = time.monotonic() + _PATIENCE
         while late.size:
-            found = [self._displaced_by(int(ids[row]), stamp) for row in late]
-            told = np.array([turn is not None for turn in found])
-            turns[late[told]] = [turn for turn in found if turn is not None]
+            found, told = self._claims.take_turns(ids[late], stamp)
+            turns[late[told]] = found[told]
             late = late[~told]
             if not late.size or time.monotonic() >= deadline:
                 break
             time.sleep(0.001)
         return turns
-
-    def _displaced_by(self, sample: int, stamp: int) -> int | None:
-        """Return who is served on the turn of ``sample``, which was served already.
-
-        That is the one at the end of the chain of displaced samples, if it has had no turn, else
-        ``sample`` again. None: another process has not said yet whom it displaced.
-        """
-        last = sample
-        for _ in range(_LONGEST_CHAIN):
-            when, turn = self._claims.turn_of(last)
-            if when != stamp:
-                return None if when < stamp else sample  # or the epoch is over elsewhere
-            last, before = turn, last
-            if last == before:
-                break
-            if self._mark(np.array([last], np.uint32), stamp)[0]:
-                return last
-        return sample
 
     # --- substitutes ---
 
