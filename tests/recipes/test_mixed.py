@@ -7,7 +7,7 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.policy import LRU, NextUse
+from stoker.policy import LRU, InPasses
 from stoker.recipes import mixed
 from stoker.sampler import Mixture, MixtureSampler
 from stoker.sim import replay
@@ -17,7 +17,8 @@ WEB_AND_CODE = Mixture(("web", "code"), (4000, 500), {"web": 1, "code": 1}, 1000
 
 def test_what_becomes_of_a_recipe() -> None:
     recipe = mixed(recipes.foresight(), WEB_AND_CODE)
-    assert recipe.policy == NextUse()
+    assert recipe.policy == InPasses(1e7)
+    assert mixed(recipes.foresight(request_bytes=5.0), WEB_AND_CODE).policy == InPasses(5.0)
     sampler = recipe.sampler(4500, seed=3, shuffle=True, pad_to=2, drop_last=False, epochs=None)
     assert sampler == MixtureSampler(WEB_AND_CODE, 3, pad_to=2, looks_ahead=True)
     recipe = mixed(recipes.lru(), WEB_AND_CODE)

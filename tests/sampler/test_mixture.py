@@ -79,21 +79,21 @@ def test_it_is_a_simple_model_of_walkers(
 
 @settings(max_examples=30, deadline=None)
 @given(mixtures, st.integers(1, 200))
-def test_what_comes_beyond_is_what_comes(parts: list[tuple[int, float]], accesses: int) -> None:
-    """Expected times are in the order in which samples of a source really come."""
+def test_what_is_expected_is_a_pass(parts: list[tuple[int, float]], accesses: int) -> None:
+    """The accesses of a pass, as many as two epochs have of them."""
     lengths, weights = map(list, zip(*parts, strict=True))
     mixture = mixture_of(lengths, weights, accesses)
     sampler = MixtureSampler(mixture, 1, looks_ahead=True)
-    beyond = sampler.plan(None, 0).beyond
-    assert beyond is not None and len(beyond) == sum(lengths)
     assert MixtureSampler(mixture, 1).plan(None, 0).beyond is None
-    coming = sampler.plan(None, 1).ids
-    labels = mixture.origins(coming)
-    for source in range(len(lengths)):
-        own = coming[labels == source]
-        _, first = np.unique(own, return_index=True)
-        order = own[np.sort(first)]
-        assert (np.diff(beyond[order]) > 0).all()
+    for epoch in range(3):
+        beyond = sampler.plan(None, epoch).beyond
+        assert beyond is not None and len(beyond) == sum(lengths)
+        counts = sampler.before(epoch + 2) - sampler.before(epoch)
+        of_source = beyond[np.cumsum(lengths) - 1]
+        assert (of_source[counts == 0] > 1e37).all()
+        passes = 2 * accesses / of_source[counts > 0]
+        np.testing.assert_allclose(passes, (counts / lengths)[counts > 0], rtol=1e-6)
+        np.testing.assert_array_equal(beyond, np.repeat(of_source, lengths))
 
 
 def test_passes_of_a_source_do_not_depend_on_what_it_is_mixed_with() -> None:

@@ -3,7 +3,7 @@
 from stoker.policy.base import Policy, Region, Substitution
 from stoker.policy.baselines import FIFO, LFU, LRU, S3FIFO, MinIO, Random, Sieve
 from stoker.policy.high_low import HighLow, StaticSet
-from stoker.policy.next_use import AsPlanned, NextBlock, NextUse, OnceAnEpoch
+from stoker.policy.next_use import AsPlanned, InPasses, NextBlock, NextUse, OnceAnEpoch
 from stoker.policy.score import Homophily, Score
 from stoker.policy.shares import ElasticSplit, FrequencySplit, Shares
 
@@ -17,6 +17,7 @@ __all__ = [
     "FrequencySplit",
     "HighLow",
     "Homophily",
+    "InPasses",
     "MinIO",
     "NextBlock",
     "NextUse",

@@ -154,6 +154,33 @@ class OnceAnEpoch(NextUse):
 
 
 @dataclass(frozen=True)
+class InPasses(OnceAnEpoch):
+    """A fixed set for mixtures, whose sources are visited in passes of different lengths.
+
+    A byte serves as often as its sample comes, so samples of the source with the shortest passes
+    stay, then those of the next one; of one source the smallest, and of equal ones those that came
+    first. Next use would hit as many, in one run as a pass begins. How long passes take is what a
+    plan expects (:attr:`Plan.beyond <stoker.plan.Plan.beyond>`); without that this is
+    :class:`OnceAnEpoch`. Keys hold for one plan. Raises :class:`~stoker.errors.ConfigError` for a
+    negative cost.
+    """
+
+    name: ClassVar[str] = "in_passes"
+
+    def keys_at(
+        self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n]: minus the accesses of a pass, and within a source the smallest first."""
+        later = plan if plan.beyond is not None or plan.following is None else plan.following
+        if later.beyond is None:
+            return super().keys_at(ids, plan, upcoming)
+        keys = self.keys_after(ids, np.ones(len(ids)))
+        keys -= later.beyond[ids]
+        keys -= _ALONE
+        return keys
+
+
+@dataclass(frozen=True)
 class AsPlanned(OnceAnEpoch):
     """The rule that suits the plan: :class:`OnceAnEpoch`, or :class:`NextUse` if samples repeat.
 

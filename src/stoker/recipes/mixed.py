@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.errors import ConfigError
-from stoker.policy.next_use import NextUse, OnceAnEpoch
+from stoker.policy.next_use import InPasses, OnceAnEpoch
 from stoker.recipes.base import Recipe, part, uniform
 from stoker.sampler.mixture import Mixture, MixtureSampler
 
@@ -13,17 +13,18 @@ from stoker.sampler.mixture import Mixture, MixtureSampler
 def mixed(recipe: Recipe, mixture: Mixture) -> Recipe:
     """Return ``recipe`` for a mixture, for a Loader or Feed of it, or ``stoker.sim.replay``.
 
-    In the place of ``foresight``'s fixed set, which is for plans with each sample once an epoch,
-    the sample needed latest is evicted. Raises :class:`~stoker.errors.ConfigError` for a recipe
-    that chooses samples itself, or serves others in their place.
+    ``foresight`` keeps the sources whose samples come most often
+    (:class:`~stoker.policy.next_use.InPasses`). Raises :class:`~stoker.errors.ConfigError` for a
+    recipe that chooses samples itself, or serves others in their place.
     """
-    plain = recipe.sampler is uniform or type(recipe.policy) is OnceAnEpoch
-    if not plain or recipe.substitution is not None:
+    policy, is_once = recipe.policy, type(recipe.policy) is OnceAnEpoch
+    if not (is_once or recipe.sampler is uniform) or recipe.substitution is not None:
         raise ConfigError(
             f"recipe {recipe.name!r} chooses samples itself, and so does a mixture: use a recipe "
             "that only caches, like 'foresight' or 'lru'"
         )
-    policy = NextUse() if type(recipe.policy) is OnceAnEpoch else recipe.policy
+    if isinstance(policy, OnceAnEpoch) and is_once:
+        policy = InPasses(policy.request_bytes)
     sampler = part(mixture_sampler, mixture=mixture, looks_ahead=policy.looks_ahead)
     return replace(recipe, policy=policy, sampler=sampler, fit_sampler=None, limit=None)
 

@@ -16,6 +16,7 @@ from stoker.errors import ConfigError
 from stoker.plan import MAX_LENGTH, Plan
 from stoker.sampler.base import Sampler
 from stoker.sampler.draws import generator, systematic
+from stoker.sampler.epoch import expected
 from stoker.sampler.uniform import repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
@@ -196,7 +197,7 @@ class MixtureSampler(Sampler):
     drop_last: bool = False
     """Cut the rest off instead of filling up from the start."""
     looks_ahead: bool = False
-    """Whether plans say when samples come next, after all that is planned."""
+    """Whether plans say after how many accesses samples are expected again."""
     _before: dict[int, NDArray[np.int64]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -307,25 +308,13 @@ class MixtureSampler(Sampler):
         return rows.reshape(-1, length)[begin : begin + end - first].ravel()
 
     def _beyond(self, epoch: int) -> NDArray[np.float32]:
-        """Return f32[N], accesses from the end of ``epoch`` to the next use of each sample."""
-        after, counts = self.before(epoch + 1), self._counts(epoch + 1).sum(axis=0)
-        times = [
-            self._next_visits(source, int(visited)) * (self.mixture.accesses / count)
-            if count
-            else np.full(self.mixture.lengths[source], np.finfo(np.float32).max / 2)
-            for source, (visited, count) in enumerate(zip(after, counts, strict=True))
-        ]
-        return np.concatenate(times).astype(np.float32)
+        """Return f32[N], the accesses of a pass of each sample's source, by its share by now.
 
-    def _next_visits(self, source: int, visited: int) -> NDArray[np.float64]:
-        """Return f64[n], visits of a source until each of its samples comes, after so many."""
-        length = self.mixture.lengths[source]
-        number, done = divmod(visited, length)
-        order = self._passes(source, number, number + 2)
-        times = np.empty(length)
-        times[order[length:]] = np.arange(length - done, 2 * length - done)
-        times[order[done:length]] = np.arange(length - done)
-        return times
+        That is of this epoch and the next one: what is visited in either is not without value.
+        """
+        counts = self._counts(epoch).sum(axis=0) + self._counts(epoch + 1).sum(axis=0)
+        lengths = np.array(self.mixture.lengths)
+        return np.repeat(expected(counts / lengths, 2 * self.mixture.accesses), lengths)
 
 
 def dealt_out(counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint16]:
