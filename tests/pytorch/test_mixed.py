@@ -13,10 +13,11 @@ from support.parts import Squares, images, number_of, numbers, to_tensor
 from torch.utils.data import DataLoader, SequentialSampler, Subset
 
 import stoker
-from stoker import Cache
+from stoker import Cache, TokenBudget
 from stoker.errors import ConfigError, StateMismatch
 from stoker.images import Eval
 from stoker.pytorch import Loader, MixedDataset, SampleDataset, with_cache, wrap
+from stoker.source import MemorySource
 
 WEIGHTS = {"web": 0.75, "code": 0.25}
 
@@ -214,3 +215,41 @@ def test_many_parts() -> None:
         list(loader)
         found = [stats.accesses for stats in loader.source_stats.values()]
     np.testing.assert_allclose(found, np.arange(1, 41), atol=1e-9)
+
+
+def tokens(raw: bytes) -> Any:
+    return np.frombuffer(raw, np.uint8)
+
+
+def texts(count: int, token: int) -> SampleDataset:
+    return SampleDataset(MemorySource([bytes([token]) * (1 + i % 9) for i in range(count)]), tokens)
+
+
+def test_batches_by_length_of_a_mixture() -> None:
+    """They change the order within an epoch, not how often each part comes; states are exact."""
+
+    def loader_of(rank: int = 0, world_size: int = 1) -> Loader:
+        data = mixture(parts={"web": texts(100, 1), "code": texts(20, 2)})
+        budget = TokenBudget(32, token_bytes=1)
+        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "return_meta": True}
+        return Loader(data, batching=budget, cache="50%", **options)
+
+    with loader_of() as loader:
+        epochs = [[batch["meta"].ids.tolist() for batch in loader] for _ in range(2)]
+        stats = loader.source_stats
+    for epoch in epochs:
+        assert sorted(i for batch in epoch for i in batch if i >= 100) == list(range(100, 120))
+        assert sum(len(batch) for batch in epoch) == 80
+    assert (stats["web"].epochs, stats["code"].epochs) == (1.2, 2)
+    with loader_of() as loader:
+        begun = iter(loader)
+        first = [next(begun)["meta"].ids.tolist() for _ in range(4)]
+        assert loader.source_stats["code"].accesses == sum(i >= 100 for b in first for i in b)
+        assert loader.source_stats["code"].epochs == loader.source_stats["code"].accesses / 20
+        state = loader.state_dict()
+    found = [i for batch in first for i in batch]
+    for rank in range(2):
+        with loader_of(rank, 2) as loader:
+            loader.load_state_dict(state)
+            found += [i for batch in loader for i in batch["meta"].ids.tolist()]
+    assert sorted(found) == sorted(i for batch in epochs[0] for i in batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_errors_name_samples_of_the_whole() -> None:
     with pytest.raises(SampleCorrupt) as raised:
         joined.read([0, 6])
     assert raised.value.ids == [6]
+
+
+def test_sources_are_asked_at_once() -> None:
+    both = threading.Barrier(2)
+
+    class Meeting(MemorySource):
+        def read_packed(self, ids: object) -> object:  # type: ignore[override]
+            both.wait(30)  # raises if the other one is not asked meanwhile
+            return super().read_packed(ids)  # type: ignore[arg-type]
+
+    joined = JoinedSource([Meeting([b"a", b"b"]), Meeting([b"c", b"d"])])
+    assert joined.read([3, 0, 2, 1]) == [b"d", b"a", b"c", b"b"]
 
 
 def test_what_parts_say() -> None:

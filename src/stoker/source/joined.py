@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,13 @@ from stoker.source.base import (
 )
 from stoker.source.packed import Buffer, Offsets, Packed, gather
 
+_Group = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]
+
 
 class JoinedSource(PackedSource):
     """The samples of several sources: ids count through the first one, then the second, ...
 
-    A read asks each source once for what is its own. As safe in threads and processes as the
+    A read asks each source once for what is its own, all at the same time. As safe in threads and processes as the
     sources are, which are closed with it. Sizes are copied, 8 bytes a sample in shared memory.
 
     Raises :class:`ConfigError` for no sources, and what is no source.
@@ -108,11 +111,10 @@ class JoinedSource(PackedSource):
         whole, index = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
         pieces: list[Packed] = []
         errors: Errors = {}
-        for part, rows, local in self._by_part(wanted):
-            # The caller checks all sizes, or none.
-            source = self.parts[part]
-            read = source.read_packed(local) if self.sizes_are_exact else read_whole(source, local)
-            data, offsets, failed = read
+        groups = self._by_part(wanted)
+        for (part, rows, _), (data, offsets, failed) in zip(
+            groups, self._read_all(groups), strict=True
+        ):
             whole[rows], index[rows] = len(pieces), np.arange(len(rows))
             pieces.append(Packed(data, offsets))
             self._rename(part, failed)
@@ -141,9 +143,7 @@ class JoinedSource(PackedSource):
         for part in self.parts:
             part.close()
 
-    def _by_part(
-        self, ids: npt.NDArray[np.uint32]
-    ) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+    def _by_part(self, ids: npt.NDArray[np.uint32]) -> list[_Group]:
         """Return, of each source that has some of ``ids``: its number, their rows, its own ids."""
         parts = np.searchsorted(self.starts, ids, side="right") - 1
         found = []
@@ -151,6 +151,23 @@ class JoinedSource(PackedSource):
             rows = np.flatnonzero(parts == part)
             found.append((part, rows, (ids[rows] - self.starts[part]).astype(np.uint32)))
         return found
+
+    def _read_all(self, groups: Sequence[_Group]) -> list[PackedRead]:
+        """Return what each source gives; all are asked at once, so that latencies do not add up."""
+
+        def read(group: _Group) -> PackedRead:
+            part, _, local = group
+            source = self.parts[part]
+            # The caller checks all sizes, or none.
+            return source.read_packed(local) if is_exact else read_whole(source, local)
+
+        is_exact = self.sizes_are_exact
+        if len(groups) < 2:
+            return [read(group) for group in groups]
+        # Threads of this call alone: kept ones would not survive a fork.
+        with ThreadPoolExecutor(len(groups) - 1, "stoker-joined") as pool:
+            others = [pool.submit(read, group) for group in groups[1:]]
+            return [read(groups[0]), *(other.result() for other in others)]
 
     def _place(self, sample_id: int) -> tuple[Source, int]:
         part = int(np.searchsorted(self.starts, sample_id, side="right")) - 1
