@@ -85,6 +85,19 @@ def test_sources_are_asked_at_once() -> None:
     assert joined.read([3, 0, 2, 1]) == [b"d", b"a", b"c", b"b"]
 
 
+def test_sources_may_be_asked_in_turn() -> None:
+    asked = []
+
+    class Noting(MemorySource):
+        def read_packed(self, ids: object) -> object:  # type: ignore[override]
+            asked.append(threading.get_ident())
+            return super().read_packed(ids)  # type: ignore[arg-type]
+
+    joined = JoinedSource([Noting([b"a"]), Noting([b"b"])], at_once=False)
+    assert joined.read([1, 0]) == [b"b", b"a"]
+    assert asked == [threading.get_ident()] * 2
+
+
 def test_what_parts_say() -> None:
     one, other = numbered(0, 5), numbered(5, 4)
     joined = JoinedSource([one, other])

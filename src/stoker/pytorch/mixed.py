@@ -40,7 +40,11 @@ class MixedDataset(SourceDataset):
         """The data sets, in order, under any Subsets."""
         if any(part.mixture is not None for part in self.parts):
             raise ConfigError("a mixture of mixtures has no weights: mix all parts at once")
-        super().__init__(JoinedSource([part.source for part in self.parts]))
+        is_plain = all(part.is_bytes_of_source for part in self.parts)
+        # Code of the user's stays in the thread that it is called in.
+        sources = [part.source for part in self.parts]
+        super().__init__(JoinedSource(sources, at_once=is_plain))
+        self.is_bytes_of_source = is_plain
         self.mixture: Mixture = Mixture(
             tuple(names),
             tuple(map(len, views)),
@@ -50,7 +54,6 @@ class MixedDataset(SourceDataset):
         )
         self.tagged = tagged
         """Whether samples say which data set they are from."""
-        self.is_bytes_of_source = all(part.is_bytes_of_source for part in self.parts)
         transforms = [part.image_transform for part in self.parts]
         # One for all writes into the memory of the batch; else each data set applies its own.
         is_common = all(transform == transforms[0] for transform in transforms)

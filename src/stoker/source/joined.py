@@ -22,19 +22,22 @@ from stoker.source.base import (
 )
 from stoker.source.packed import Buffer, Offsets, Packed, gather
 
+_AT_ONCE = 16  # sources that are read at the same time
+
 _Group = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]
 
 
 class JoinedSource(PackedSource):
     """The samples of several sources: ids count through the first one, then the second, ...
 
-    A read asks each source once for what is its own, all at the same time. As safe in threads and processes as the
-    sources are, which are closed with it. Sizes are copied, 8 bytes a sample in shared memory.
+    A read asks each source once for what is its own; if ``at_once``, up to 16 of them at the same
+    time, so that latencies do not add up. As safe in threads and processes as the sources are,
+    which are closed with it. Sizes are copied, 8 bytes a sample in shared memory.
 
     Raises :class:`ConfigError` for no sources, and what is no source.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], *, at_once: bool = True) -> None:
         if not sources:
             raise ConfigError("there are no sources to join: give one or more")
         self.parts = tuple(map(as_source, sources))
@@ -47,6 +50,7 @@ class JoinedSource(PackedSource):
         np.concatenate([part.sizes for part in self.parts], out=self._sizes.array)
         names = "".join(f"{part.fingerprint} {len(part)}\n" for part in self.parts)
         self._fingerprint = f"joined-{_hash(names)}"
+        self._at_once = at_once
         self._closed = False
 
     def __len__(self) -> int:
@@ -153,7 +157,7 @@ class JoinedSource(PackedSource):
         return found
 
     def _read_all(self, groups: Sequence[_Group]) -> list[PackedRead]:
-        """Return what each source gives; all are asked at once, so that latencies do not add up."""
+        """Return what each source gives."""
 
         def read(group: _Group) -> PackedRead:
             part, _, local = group
@@ -162,10 +166,10 @@ class JoinedSource(PackedSource):
             return source.read_packed(local) if is_exact else read_whole(source, local)
 
         is_exact = self.sizes_are_exact
-        if len(groups) < 2:
+        if len(groups) < 2 or not self._at_once:
             return [read(group) for group in groups]
         # Threads of this call alone: kept ones would not survive a fork.
-        with ThreadPoolExecutor(len(groups) - 1, "stoker-joined") as pool:
+        with ThreadPoolExecutor(min(len(groups), _AT_ONCE) - 1, "stoker-joined") as pool:
             others = [pool.submit(read, group) for group in groups[1:]]
             return [read(groups[0]), *(other.result() for other in others)]
 
