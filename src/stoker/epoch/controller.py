@@ -249,6 +249,8 @@ class Controller:
             self.records.end_epoch(self.stats())
             hit_ratio = self.records.epochs[-1].hit_ratio
             ended = Ended(at, accuracy, self.records.supply(), hit_ratio)
+            if self._opened is not None and self._opened.member is not None:
+                self._publish(self._opened.member)
         self.agreement.end(ended)
         if self._opened is not None:
             self._opened.cache.end_epoch()
@@ -264,13 +266,18 @@ class Controller:
 
     def stats(self) -> Stats:
         """Return what was counted so far; zeros without ``records``."""
+        return self._stats(of_visits=True)
+
+    def _stats(self, *, of_visits: bool) -> Stats:
+        """Return the counts; without ``of_visits`` those that take no pass over all samples."""
         if self.records is None:
             return Stats()
         if self._opened is None or self._opened.counters is None:
             return self.records.stats(None, 0)
+        share = -(-len(self._population) // self._ranks.now().world_size) if of_visits else 0
         return self.records.stats(
             self._opened.counters(),
-            -(-len(self._population) // self._ranks.now().world_size),
+            share,
             non_finite=self.observer.non_finite,
             scoring_seconds=self.observer.seconds,
             **self._opened.cache.stats(),
@@ -476,11 +483,18 @@ class Controller:
         is_direct = opened.direct is not None and opened.direct.is_on
         if member.received(positions, stall_seconds, is_aside=is_direct):
             opened.cache.write_keys(self._scores)
+        if member.is_due:
+            self._publish(member)
         if is_direct:
             return
         self._resume_ahead(opened)
         if opened.ahead is not None and plan is not None and member.was_shared:
             opened.ahead.follow(plan, (int(positions[-1]) + 1) // self._ranks.now().world_size)
+
+    def _publish(self, member: Member) -> None:
+        """Show other processes what was counted."""
+        if self.records is not None:
+            member.publish(vars(self._stats(of_visits=False)), self.records.waits.counts)
 
     def _position(self, batches: int | None) -> Cursor:
         """Return where training is after so many batches of the iteration; None: after all.

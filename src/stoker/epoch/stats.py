@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from stoker.bounds import Rates, smallest_cache
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.mixed import SourceBooks
+from stoker.jobs.waits import Waits
 from stoker.shared import SharedArray
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
@@ -101,6 +102,10 @@ class Stats:
     """Seconds that the training loop waited for batches."""
     source_seconds: float = 0.0
     """Seconds spent reading the source, summed over workers."""
+    read: int = 0
+    """Samples that workers read from the source, in ``source_seconds``."""
+    read_ahead: int = 0
+    """Samples that the prefetch process read from the source for this rank."""
     wait_seconds: float = 0.0
     """Seconds spent waiting for a sample that another process was reading, likewise."""
     scoring_seconds: float = 0.0
@@ -228,9 +233,11 @@ class Visits:
     def ess(self, share: int) -> float:
         """Return the effective sample size of the counts / ``share``; 0 for no visits."""
         self._count()
+        if not share:
+            return 0.0
         counts = self._counts.astype(np.float64)
         squares = float(counts @ counts)
-        return float(counts.sum()) ** 2 / squares / share if squares and share else 0.0
+        return float(counts.sum()) ** 2 / squares / share if squares else 0.0
 
 
 def verdict_of(stats: Stats) -> str:
@@ -290,6 +297,8 @@ class Records:
         """The epoch of the books that are open or were closed last."""
         self.failures: dict[int, Failure] = {}
         """Samples that had to be replaced, by id, with the last reason."""
+        self.waits = Waits()
+        """How long the training loop waited for each batch."""
         self.last_stall = 0.0
         """Seconds that the training loop waited for the latest batch."""
         self._visits = Visits(num_samples)
@@ -305,7 +314,8 @@ class Records:
         """Return all counts; those of the run before while ``counters`` are None.
 
         ``counters`` are those of :meth:`Store.stats <stoker.store.Store.stats>`, with ``counts`` of
-        others on top; ``share``: how many samples are this rank's.
+        others on top; ``share``: how many samples are this rank's, 0 where coverage and effective
+        sample size, which take a pass over all samples, are not needed.
         """
         if counters is None:
             return self._before
@@ -370,6 +380,7 @@ class Records:
             self._token_places += places
         if self.sources is not None:
             self.sources.add(batch.ids, batch.outcomes)
+        self.waits.add(self.last_stall)
         for failure in failures:
             if failure.id not in self.failures:
                 log.warning("skipped %s: %s", failure.name, failure.reason)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.jobs.metrics import PUBLISHED
+from stoker.jobs.waits import WAIT_SECONDS
 from stoker.node import descriptors
 from stoker.node.locks import await_lock, is_locked, try_lock, unlock
 from stoker.store.registry import Layout, open_arrays
@@ -37,10 +39,8 @@ JOB = np.dtype(
         ("is_probed", "i8"),
         ("fetch_seconds", "f8"),  # per batch, if all of it came from the source
         ("compute_seconds", "f8"),  # per batch
-        ("accesses", "i8"),
-        ("hits", "i8"),
-        ("fetched", "i8"),
-        ("bytes_from_source", "i8"),
+        *((name, "f8") for name in PUBLISHED),  # counts since the job began
+        ("waits", "i8", len(WAIT_SECONDS) + 1),  # of the training loop, by length
         ("name", "S64"),
     ]
 )

@@ -8,7 +8,7 @@ import os
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.merged import Merged, kind_of
+from stoker.jobs.metrics import PUBLISHED
 from stoker.plan import Plan
 
 LONGEST_NAME = 64
@@ -27,6 +28,7 @@ _STALLED = 0.1  # share of the time from which on the loop is said to wait
 _BUSY = 0.9  # share of the time from which on storage is said to be what it waits for
 _NEW_BLOCK = 0.3  # weight of the latest block
 _LEAST = 2  # batches of half a probe, of which the first only starts the clock
+_EVERY = 1.0  # seconds between two publications of the counts
 _BLOCK = 20  # batches between two looks at the counters
 _SOON = 1.0  # seconds after which it is looked at the pace
 _NEW = 0.5  # weight of the latest measurement of the pace
@@ -242,6 +244,7 @@ class Member:
         self._length = 0  # accesses of the whole job in the epoch
         self._is_aside = False
         self._others: tuple[int, ...] = ()
+        self._published = -math.inf
         self._batches = 0
         self._at: tuple[float, int] = 0.0, 0
         self._stalled = 0.0
@@ -322,6 +325,21 @@ class Member:
         return changed or is_back
 
     @property
+    def is_due(self) -> bool:
+        """Whether :meth:`publish` was last called a second ago or more."""
+        return self._slot is not None and self._board.clock() - self._published >= _EVERY
+
+    def publish(self, counts: Mapping[str, float], waits: Sequence[int]) -> None:
+        """Show others the ``counts`` of :data:`PUBLISHED`, and the buckets of batch ``waits``."""
+        if self._slot is None:
+            return
+        row = self._board.jobs[self._slot]
+        for name in PUBLISHED:
+            row[name] = counts[name]
+        row["waits"] = waits
+        self._published = self._board.clock()
+
+    @property
     def _is_first(self) -> bool:
         """Whether this is the job's first rank here: it represents all of them."""
         return self._slot in self._board.owners()
@@ -346,16 +364,10 @@ class Member:
         if self._batches < _BLOCK:
             return
         self._batches, self._since = 0, None
-        self._write_counts(self.counted())
         if self._plan is not None and len(positions):
             row = self._board.jobs[self._slot]
             position = self._plan.start + int(positions.max()) + 1
             row["position"], row["noted"] = position, self._board.clock()
-
-    def _write_counts(self, counts: Mapping[str, Any]) -> None:
-        row = self._board.jobs[self._slot]
-        for name in ("accesses", "hits", "fetched", "bytes_from_source"):
-            row[name] = int(counts.get(name, 0))
 
     def _measure_pace(self, now: float, position: int) -> None:
         began, start = self._at
@@ -398,7 +410,6 @@ class Member:
             row["compute_seconds"] = self._passive.compute_seconds
             if not row["is_probed"]:
                 row["gain"] = self._passive.gain
-        self._write_counts(counts)
         self._since, self._batches, self._stalled = (now, counts), 0, 0.0
 
 

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
 from stoker.jobs.holding import Holding
-from stoker.jobs.metrics import MetricsServer, exposition
+from stoker.jobs.metrics import exposition
+from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.survey import survey
 from stoker.node import descriptors

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import SegmentError
 from stoker.jobs.board import JOB, PREFIX, SLOTS, Kind
 from stoker.jobs.merged import counted, known_rates
+from stoker.jobs.metrics import COUNTS
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import is_locked
@@ -49,6 +51,10 @@ class JobInfo:
     """That reading a whole batch would take; 0 if not known."""
     compute_seconds: float
     """That a batch takes without waiting."""
+    counts: dict[str, float]
+    """By the names of :data:`~stoker.jobs.metrics.PUBLISHED`, of its ranks here together."""
+    waits: list[int]
+    """Waits of the training loop for batches, in the buckets of ``stoker.jobs.waits``."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,9 @@ def survey() -> list[CacheInfo]:
 def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:
     """Return the live jobs of a table; ValueError or SegmentError if it is none."""
     fd = fds[list(said.meta["arrays"]).index("jobs")].fileno()
-    if os.fstat(fd).st_size < SLOTS * JOB.itemsize:
-        raise SegmentError("the table of jobs is smaller than it should be")
+    is_ours = said.meta["arrays"]["jobs"][0] == SLOTS * JOB.itemsize
+    if not is_ours or os.fstat(fd).st_size < SLOTS * JOB.itemsize:
+        raise SegmentError("the table of jobs is another version's")
     rows = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs").array.copy()
     live = [s for s in range(SLOTS) if rows["token"][s] and is_locked(fd, start=s, length=1)]
     rows = rows[live]
@@ -134,6 +141,18 @@ def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:
             eligible=bool(eligible[at]),
             fetch_seconds=float(group["fetch_seconds"][0]),
             compute_seconds=float(group["compute_seconds"][0]),
+            counts=_counts(group),
+            waits=group["waits"].sum(axis=0).tolist(),
         )
         for at, group in enumerate(groups)
     ]
+
+
+def _counts(group: NDArray[Any]) -> dict[str, float]:
+    """Return what the ranks of a job counted together."""
+    return {
+        metric.field: float(
+            group[metric.field].max() if metric.of_node else group[metric.field].sum()
+        )
+        for metric in COUNTS
+    }

@@ -281,7 +281,7 @@ class Store:
         """
         totals: dict[str, Any] = {
             name: value if name.endswith("_seconds") else int(value)
-            for name, value in self.counters.totals().items()
+            for name, value in self.totals().items()
         }
         pool = {} if self.pool is None else self.pool.stats()
         return {**totals, "tier": {} if self._closed else self._tier.stats(), "pool": pool}
