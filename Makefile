@@ -18,7 +18,7 @@ ARGS   ?=
 SECONDS ?= 60
 JOBS ?= 2
 # More than processors, because many tests wait; few, because some look at the clock.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 3 : 8)))
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 4 : 8)))
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

@@ -31,7 +31,7 @@ def _containers(children: Any) -> Any:
     )
 
 
-STRUCTS = st.dictionaries(_NUMBERS, st.recursive(_PLAIN, _containers, max_leaves=20), max_size=6)
+STRUCTS = st.dictionaries(_NUMBERS, st.recursive(_PLAIN, _containers, max_leaves=8), max_size=4)
 
 
 @given(STRUCTS, st.binary(max_size=5))
