@@ -9,10 +9,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+from support import exact
 from support.memory import settle
 from support.servers import bucket, moto  # noqa: F401  (fixtures: one server for all folders)
 
@@ -91,9 +93,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take long first."""
+    """Put files that take long first; have reports tell what their tests show."""
     turns = {scope: turn for turn, scope in enumerate(_LONG)}
     items.sort(key=lambda item: turns.get(_scope(item.nodeid), len(_LONG)))
+    exact.tell(items)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its own folder
@@ -103,6 +106,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_places] = base = tempfile.mkdtemp(prefix="stoker-t")
     if hasattr(config, "workerinput"):
         config.option.basetemp = f"{base}/t"
+    elif page := config.getoption("--supported"):
+        config.pluginmanager.register(exact.Recorder(page.absolute()))
     os.environ.pop("STOKER_RUNTIME_DIR", None)
     for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
         os.environ[name] = f"{base}/{name[4:7].lower()}"
@@ -138,6 +143,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="make each of the survival tests run at least this long",
     )
+    help = "write the tables of this page by what marked tests show; with -m exact"
+    parser.addoption("--supported", metavar="PAGE", type=Path, help=help)
 
 
 @pytest.fixture

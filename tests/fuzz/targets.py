@@ -6,6 +6,7 @@ tests/test_no_unpickling.py), and the parsers in C++ (see fuzz).
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -17,13 +18,15 @@ import tarfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
@@ -32,7 +35,7 @@ from stoker import _core
 from stoker.bundles import package
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.trace_file import Kind, TraceReader, TraceWriter
-from stoker.errors import ConfigError, SampleCorrupt, SegmentError, StateMismatch
+from stoker.errors import ConfigError, SampleCorrupt, SegmentError, SourceError, StateMismatch
 from stoker.images import Train, decode_image
 from stoker.jobs import protocol
 from stoker.jobs.service import Service
@@ -45,6 +48,14 @@ from stoker.pool.pool_address import PoolAddress
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.process import Rank
 from stoker.sim.trace import Trace
+from stoker.source import (
+    ArrowSource,
+    MDSSource,
+    NumpySource,
+    ParquetSource,
+    Source,
+    TFRecordSource,
+)
 from stoker.source.image_folder import FolderCache, list_folder
 from stoker.source.in_memory import MemorySource
 from stoker.source.listing_cache import ListingCache
@@ -471,6 +482,158 @@ def _order(path: Path, seeds: list[bytes]) -> Target:
     return Target(parse, (ConfigError,), seeds)
 
 
+# ---- data sets in other formats ----
+
+
+def _rows(source: Source) -> None:
+    """Read and decode some samples; each is an error of its own or a value."""
+    with closing(source):
+        samples, errors = source.read_each(range(min(len(source), 50)))
+        assert all(isinstance(error, SourceError) for error in errors.values())
+        for sample in samples:
+            if sample is not None:
+                with suppress(SampleCorrupt):
+                    source.decode(sample)  # type: ignore[attr-defined]
+
+
+def _of_file(path: Path, make: Callable[[Path], Source], seeds: list[bytes]) -> Target:
+    """Return the target of a format whose data sets are single files."""
+
+    def parse(data: bytes) -> None:
+        path.write_bytes(data)
+        _rows(make(path))
+
+    return Target(parse, (ConfigError, SourceError), seeds)
+
+
+def _table(rows: int = 12) -> pa.Table:
+    image = pa.array(
+        [{"bytes": bytes([i]) * i, "path": f"{i}.png"} for i in range(rows)],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+    return pa.table(
+        {
+            "image": image,
+            "label": list(range(rows)),
+            "text": [None if i % 5 == 0 else "å" * i for i in range(rows)],
+            "box": [[float(i)] * (i % 3) for i in range(rows)],
+            "about": [{"words": ["w"] * (i % 3)} for i in range(rows)],
+        }
+    )
+
+
+def parquet(folder: Path) -> Target:
+    layouts: list[dict[str, Any]] = [
+        {"data_page_size": 64, "write_batch_size": 3, "row_group_size": 7},
+        {"use_dictionary": False, "compression": "none", "write_page_index": True},
+        {"data_page_version": "2.0", "compression": "zstd", "write_page_checksum": True},
+    ]
+    seeds = []
+    for layout in layouts:
+        into = io.BytesIO()
+        pq.write_table(_table(), into, **layout)
+        seeds.append(into.getvalue())
+    return _of_file(
+        folder / "x.parquet", lambda path: ParquetSource(path, cache_index=False), seeds
+    )
+
+
+def arrow(folder: Path) -> Target:
+    table, seeds = _table(), []
+    for make, codec in ((pa.ipc.new_file, None), (pa.ipc.new_stream, "lz4")):
+        into = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with make(into, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=5)
+        seeds.append(into.getvalue())
+    return _of_file(folder / "x.arrow", ArrowSource, seeds)
+
+
+def npy(folder: Path) -> Target:
+    seeds = []
+    for array in (np.arange(24, dtype=np.float32).reshape(6, 2, 2), np.arange(5, dtype=np.int8)):
+        into = io.BytesIO()
+        np.save(into, array)
+        seeds.append(into.getvalue())
+    return _of_file(folder / "x.npy", NumpySource, seeds)
+
+
+def tfrecord(folder: Path) -> Target:
+    records = [b"", b"one", b"another" * 9]
+    seed = b"".join(struct.pack("<QI", len(each), 7) + each + bytes(4) for each in records)
+    return _of_file(
+        folder / "x.tfrecord", lambda path: TFRecordSource(path, cache_index=False), [seed]
+    )
+
+
+_MDS_VALUES = [(b"image" * number, number, f"å{number}".encode()) for number in range(4)]
+
+
+def _mds_shard() -> bytes:
+    """Return a plain shard of the columns ``x: bytes, n: int64, t: str``."""
+    samples = [
+        struct.pack("<II", len(x), len(t)) + x + struct.pack("<q", n) + t for x, n, t in _MDS_VALUES
+    ]
+    head = 4 * (len(samples) + 2)
+    bounds = np.cumsum([head, *map(len, samples)]).astype("<u4")
+    return struct.pack("<I", len(samples)) + bounds.tobytes() + b"".join(samples)
+
+
+def _mds_index(shard: bytes, packed: bytes | None = None) -> dict[str, Any]:
+    raw = {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}}
+    zipped = packed and {"basename": "shard.00000.mds.gz", "bytes": len(packed), "hashes": {}}
+    about = {
+        "column_encodings": ["bytes", "int64", "str"],
+        "column_names": ["x", "n", "t"],
+        "column_sizes": [None, 8, None],
+        "compression": "gz" if packed else None,
+        "format": "mds",
+        "hashes": [],
+        "raw_data": raw,
+        "samples": len(_MDS_VALUES),
+        "size_limit": 1 << 20,
+        "version": 2,
+        "zip_data": zipped,
+    }
+    return {"version": 2, "shards": [about]}
+
+
+def _mds_folder(folder: Path) -> tuple[Path, bytes, bytes]:
+    shard = _mds_shard()
+    packed = gzip.compress(shard, mtime=0)
+    place = folder / "mds"
+    place.mkdir()
+    (place / "shard.00000.mds").write_bytes(shard)
+    (place / "shard.00000.mds.gz").write_bytes(packed)
+    return place, shard, packed
+
+
+def mds_index(folder: Path) -> Target:
+    """The list of shards, whatever it says of shards that are sound."""
+    place, shard, packed = _mds_folder(folder)
+
+    def parse(data: bytes) -> None:
+        (place / "index.json").write_bytes(data)
+        _rows(MDSSource(place, cache_index=False))
+
+    seeds = [json.dumps(_mds_index(shard, each)).encode() for each in (None, packed)]
+    return Target(parse, (ConfigError, SourceError), seeds, is_json=True)
+
+
+def mds_shard(folder: Path) -> Target:
+    """A shard that is not what a sound list says of it, plain, and packed."""
+    place, shard, packed = _mds_folder(folder)
+
+    def parse(data: bytes) -> None:
+        for name, zipped in (("shard.00000.mds", None), ("shard.00000.mds.gz", data)):
+            (place / name).write_bytes(data)
+            (place / "index.json").write_text(json.dumps(_mds_index(shard, zipped)))
+            with suppress(ConfigError, SourceError):
+                _rows(MDSSource(place, cache_index=False))
+
+    return Target(parse, (), [shard, packed])
+
+
 # ---- text ----
 
 
@@ -527,6 +690,12 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
         config_yaml,
         warm_list,
         importance_scores,
+        parquet,
+        arrow,
+        npy,
+        tfrecord,
+        mds_index,
+        mds_shard,
         texts,
     )
 }

@@ -63,6 +63,9 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and np.array_equal(np.asarray(one), np.asarray(other))
 
 
+@pytest.mark.exact(
+    "Hugging Face `datasets`", "rows as the data set gives them, by each format, transform and view"
+)
 @pytest.mark.parametrize("view", VIEWS)
 def test_samples_are_those_of_the_data_set(plain: Any, view: str) -> None:
     dataset = VIEWS[view](plain)
@@ -74,6 +77,7 @@ def test_samples_are_those_of_the_data_set(plain: Any, view: str) -> None:
         assert same(wrapped[index], dataset[index])
 
 
+@pytest.mark.exact("Hugging Face `datasets`", "images are decoded after the cache")
 def test_images_are_decoded_after_the_cache(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")

@@ -68,6 +68,7 @@ def check(loader: Loader, model: Model) -> None:
     np.testing.assert_allclose(loader.scores.values[known], f(known).numpy(), rtol=1e-5)
 
 
+@pytest.mark.exact("Accelerate", "each loss is credited to the sample that was served")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_score_lands_on_the_served_sample_with_accelerate(recipe: Recipe) -> None:
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -105,6 +106,7 @@ def test_accelerate_needs_meta() -> None:
         prepare(loader, accelerate.Accelerator(cpu=True))
 
 
+@pytest.mark.exact("Hugging Face Trainer", "each loss is credited to the sample that was served")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_score_lands_on_the_served_sample_with_hf_trainer(recipe: Recipe, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -129,6 +131,7 @@ def test_score_lands_on_the_served_sample_with_hf_trainer(recipe: Recipe, tmp_pa
         check(loader, model)
 
 
+@pytest.mark.exact("Lightning", "each loss is credited to the sample that was served")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_score_lands_on_the_served_sample_with_lightning(recipe: Recipe, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="lightning is not installed")

@@ -53,6 +53,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exact("Arrow IPC, Feather", "a source, of local files")
 class TestArrow(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         table = pa.table({"x": pa.array(samples, pa.binary())})
@@ -61,6 +62,7 @@ class TestArrow(SourceConformance):
         return ArrowSource(tmp_path)
 
 
+@pytest.mark.exact("Arrow IPC, Feather", "in S3")
 class TestArrowInS3(SourceConformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: Bucket) -> None:
@@ -82,6 +84,7 @@ def plain(value: Any) -> Any:
     return np.datetime64(value) if isinstance(value, datetime.datetime) else value
 
 
+@pytest.mark.exact("Arrow IPC, Feather", "rows as pyarrow reads them")
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_pyarrow(tmp_path: Path, form: str) -> None:
     source = ArrowSource(write(tmp_path / "x.arrow", **FORMS[form]))
@@ -152,6 +155,7 @@ def test_a_column_with_a_name_that_is_no_text_is_damage(tmp_path: Path) -> None:
         ArrowSource(path)
 
 
+@pytest.mark.exact("Arrow IPC, Feather", "any damage raises an error of ours, or is harmless")
 @settings(
     max_examples=60,
     deadline=None,

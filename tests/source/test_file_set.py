@@ -42,6 +42,41 @@ def test_ranges_are_the_same_wherever_they_lie(path: Path, cached: str) -> None:
     assert files.tally.received_bytes >= 1100
 
 
+@pytest.mark.parametrize("cached", ["all", "none", "some"])
+def test_ranges_that_lie_close_together_are_one_request(tmp_path: Path, cached: str) -> None:
+    """In the order asked for, with ranges that overlap, have others in them, or are empty."""
+    raw = [os.urandom(1 << 20) for _ in range(2)]
+    for number, data in enumerate(raw):
+        (tmp_path / str(number)).write_bytes(data)
+        if cached != "all":
+            drop(tmp_path / str(number))
+    files = FileSet([tmp_path / "0", tmp_path / "1"])
+    if cached == "some":
+        files.read(1, 0, 1 << 20)
+    rng = np.random.default_rng(0)
+    for count in (0, 1, 2, 40):
+        which, starts = rng.integers(0, 2, count), rng.integers(0, 900_000, count)
+        lengths = rng.integers(0, 5000, count)
+        expected = [
+            raw[file][start : start + length]
+            for file, start, length in zip(which, starts, lengths, strict=True)
+        ]
+        data, failures = files.fetch_near(which, starts, lengths, gap=10_000, largest=50_000)
+        assert data.tobytes() == b"".join(expected) and not failures
+    before = files.tally.requests
+    starts = np.array([0, 1000, 3000])
+    data, _ = files.fetch_near(np.ones(3, np.int64), starts, np.array([1000, 2000, 10]))
+    assert data.tobytes() == raw[1][:3010] and files.tally.requests == before + 1
+
+
+def test_a_failure_is_that_of_all_ranges_in_the_request(path: Path) -> None:
+    files = FileSet([path])
+    path.write_bytes(b"short")
+    which, starts = np.zeros(3, np.int64), np.array([500_000, 0, 100])
+    _, failures = files.fetch_near(which, starts, np.full(3, 100))
+    assert sorted(failures) == [0, 1, 2]
+
+
 def test_a_file_that_was_replaced_or_removed_is_reported(path: Path) -> None:
     files = FileSet([path])
     path.write_bytes(os.urandom(1 << 20))

@@ -71,6 +71,7 @@ def torchvision_samples(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
     return classes, samples
 
 
+@pytest.mark.exact("Class folders of images", "a source, of local files")
 class TestImageFolderSource(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         for number, sample in enumerate(samples):
@@ -89,6 +90,7 @@ FILES = st.builds(
 )
 
 
+@pytest.mark.exact("Class folders of images", "order and targets are those of torchvision")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(FILES, min_size=1, max_size=15, unique=True))
 def test_order_and_targets_are_those_of_torchvision(

@@ -53,12 +53,14 @@ def write_zarr(path: Path, **how: Any) -> Path:
     return path
 
 
+@pytest.mark.exact("LMDB", "a source, of local files")
 class TestLMDB(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         items = {b"%08d" % number: sample for number, sample in enumerate(samples)}
         return LMDBSource(write_lmdb(tmp_path / "x", items))
 
 
+@pytest.mark.exact("HDF5", "a source, of local files")
 class TestHDF5(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -68,6 +70,7 @@ class TestHDF5(SourceConformance):
         return HDF5Source(tmp_path / "x.h5")
 
 
+@pytest.mark.exact("HDF5", "rows of arrays as h5py reads them")
 @pytest.mark.parametrize("how", [{}, {"chunks": (8, 4, 3)}, {"compression": "gzip"}])
 def test_rows_of_hdf5(tmp_path: Path, how: dict[str, Any]) -> None:
     path = write_hdf5(tmp_path / "x.h5", **how)
@@ -85,6 +88,7 @@ def test_rows_of_hdf5(tmp_path: Path, how: dict[str, Any]) -> None:
         HDF5Source(path)
 
 
+@pytest.mark.exact("Zarr 2 and 3", "rows of arrays of both versions as zarr reads them")
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_of_zarr(tmp_path: Path, version: int) -> None:
     path = write_zarr(tmp_path / "store", zarr_format=version)
@@ -124,6 +128,7 @@ def test_a_chunk_is_read_once_for_all_its_rows(tmp_path: Path) -> None:
     assert errors[1].ids == [20]
 
 
+@pytest.mark.exact("LMDB", "values in the order of their keys")
 def test_lmdb_by_keys(tmp_path: Path) -> None:
     items = {b"b": b"2", b"a": b"1", b"__len__": b"2", b"c": b""}
     folder = write_lmdb(tmp_path / "folder", items)

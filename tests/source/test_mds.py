@@ -100,6 +100,7 @@ def in_shards(samples: list[bytes]) -> list[list[dict[str, Any]]]:
     return [rows[:17], [], rows[17:]]
 
 
+@pytest.mark.exact("MosaicML MDS", "a source, of local files")
 class TestMDS(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         return MDSSource(
@@ -114,12 +115,14 @@ class TestMDSOfOneColumn(SourceConformance):
         return source
 
 
+@pytest.mark.exact("MosaicML MDS", "compressed shards too")
 class TestMDSZipped(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         columns = {"x": "bytes", "y": "int"}
         return MDSSource(write(tmp_path, in_shards(samples), columns, "gz:6"), columns="x")
 
 
+@pytest.mark.exact("MosaicML MDS", "in S3")
 class TestMDSInS3(SourceConformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: Bucket) -> None:
@@ -134,6 +137,7 @@ class TestMDSInS3(SourceConformance):
         return source
 
 
+@pytest.mark.exact("MosaicML MDS", "samples as they were written, by each compression")
 @pytest.mark.parametrize("compression", [None, *PACK])
 def test_samples_are_those_written(tmp_path: Path, compression: str | None) -> None:
     source = open_source(write(tmp_path, [ROWS[:20], ROWS[20:]], compression=compression))
@@ -154,6 +158,12 @@ def test_samples_are_those_written(tmp_path: Path, compression: str | None) -> N
     two = MDSSource(tmp_path, columns=["name", "image"])
     parts = {k: bytes(v) for k, v in split_parts(two.read([21])[0]).items()}
     assert parts == {"name": "å21".encode(), "image": ROWS[21]["image"]}
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_shards_are_breaks(tmp_path: Path, compression: str | None) -> None:
+    shards = [ROWS[:20], [], ROWS[20:35], ROWS[35:]]
+    assert MDSSource(write(tmp_path, shards, compression=compression)).breaks.tolist() == [20, 35]
 
 
 def test_a_compressed_shard_is_unpacked_once(tmp_path: Path) -> None:
@@ -202,6 +212,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         MDSSource(tmp_path)
 
 
+@pytest.mark.exact("MosaicML MDS", "any damage raises an error of ours, or is harmless")
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

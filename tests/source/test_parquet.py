@@ -6,6 +6,7 @@ import datetime
 import io
 import os
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def plain(value: Any) -> Any:
     return np.datetime64(value) if isinstance(value, datetime.datetime) else value
 
 
+@pytest.mark.exact("Parquet", "a source, of local files")
 class TestParquet(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         table = {"x": pa.array(samples, pa.binary()), "y": list(range(len(samples)))}
@@ -72,6 +74,7 @@ class TestParquet(SourceConformance):
         return ParquetSource(tmp_path, columns="x")
 
 
+@pytest.mark.exact("Parquet", "in S3")
 class TestParquetInS3(SourceConformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: Bucket) -> None:
@@ -85,6 +88,7 @@ class TestParquetInS3(SourceConformance):
         return ParquetSource(where, columns="x", storage_options=self.bucket.options())
 
 
+@pytest.mark.exact("Parquet", "rows of every page layout as pyarrow reads them")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_those_of_pyarrow(tmp_path: Path, layout: str) -> None:
     path = write(tmp_path / "x.parquet", **LAYOUTS[layout])
@@ -139,6 +143,46 @@ def test_only_the_pages_of_the_rows_and_columns_are_read(tmp_path: Path) -> None
     assert source.tally.requests == before
     assert source.read(range(100)) == data[:100]
     assert source.tally.requests <= before + 2
+
+
+def test_breaks_are_where_large_pages_begin(tmp_path: Path) -> None:
+    """Each page is read once by who reads from one break to the next; small ones come together."""
+    large = {"x": pa.array([os.urandom(2000) for _ in range(2500)]), "y": list(range(2500))}
+    how = {"row_group_size": 1250, "write_batch_size": 50, "use_dictionary": False}
+    write(tmp_path / "0.parquet", large, data_page_size=1_500_000, **how)
+    write(tmp_path / "1.parquet", large, data_page_size=100_000, **how)
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    source = ParquetSource(tmp_path, kept_bytes=0)
+    breaks = source.breaks.tolist()
+    assert 2500 in breaks and breaks == sorted(set(breaks)) and len(breaks) < 12
+    bounds = [0, *breaks, len(source)]
+    before = source.tally.received_bytes
+    for begin, end in pairwise(bounds):
+        source.read_packed(np.arange(begin, end))
+    assert source.tally.received_bytes - before < 1.1 * size
+    assert len(ParquetSource(tmp_path / "0.parquet", columns="y").breaks) == 0
+
+
+def test_a_shared_dictionary_makes_no_breaks(tmp_path: Path) -> None:
+    values = [os.urandom(100_000) for _ in range(8)]
+    table = {"x": pa.array([values[i % 8] for i in range(4000)])}
+    path = write(tmp_path / "x.parquet", table, write_batch_size=100, data_page_size=10,
+                 dictionary_pagesize_limit=1 << 20)  # fmt: skip
+    assert len(ParquetSource(path).breaks) == 0
+
+
+def test_blocks_read_each_page_once(tmp_path: Path) -> None:
+    data = [os.urandom(1500) for _ in range(6000)]
+    path = write(tmp_path / "x.parquet", {"x": pa.array(data)}, row_group_size=3000)
+    source = ParquetSource(path, kept_bytes=0)
+    rows = int(np.diff(source.breaks, prepend=0, append=len(source)).max())
+    recipe = f"foresight:block={rows}"
+    with stoker.Feed(source, 64, cache="50%", recipe=recipe, decode_threads=2) as feed:
+        for _ in range(2):
+            seen = np.concatenate([batch.ids for batch in feed])
+            assert sorted(seen.tolist()) == list(range(6000))
+        again = [sample for batch in feed for sample in batch.data]
+    assert sorted(again) == sorted(data)
 
 
 def test_nothing_need_be_kept(tmp_path: Path) -> None:
@@ -238,6 +282,7 @@ CONTENT = io.BytesIO()
 pq.write_table(pa.table(TABLE), CONTENT, **SMALL, write_page_index=True)
 
 
+@pytest.mark.exact("Parquet", "any damage raises an error of ours, or is harmless")
 @settings(
     max_examples=60,
     deadline=None,
@@ -267,6 +312,9 @@ def test_any_damage_is_an_error_of_ours_or_harmless(tmp_path: Path, data: st.Dat
         pass
 
 
+@pytest.mark.exact(
+    "Parquet", "any table of numbers, bytes, text, lists and nested values as pyarrow reads it"
+)
 @settings(
     max_examples=30,
     deadline=None,

@@ -28,6 +28,7 @@ def tfrecords(records: list[bytes]) -> bytes:
     return b"".join(struct.pack("<QI", len(r), 1) + r + bytes(4) for r in records)
 
 
+@pytest.mark.exact("TFRecord", "a source, of local files")
 class TestTFRecords(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         (tmp_path / "0.tfrecord").write_bytes(tfrecords(samples[:17]))
@@ -35,6 +36,7 @@ class TestTFRecords(SourceConformance):
         return TFRecordSource(tmp_path)
 
 
+@pytest.mark.exact("TFRecord", "in S3")
 class TestTFRecordsInS3(SourceConformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: Bucket) -> None:
@@ -53,6 +55,12 @@ def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
         for record in records:
             file.write(record)
     assert TFRecordSource(tmp_path / "x.tfrecord").read(range(3)) == records
+
+
+def test_files_are_breaks(tmp_path: Path) -> None:
+    for number, count in enumerate((0, 3, 0, 2, 4, 0)):
+        (tmp_path / f"{number}.tfrecord").write_bytes(tfrecords([b"x"] * count))
+    assert TFRecordSource(tmp_path).breaks.tolist() == [3, 5]
 
 
 def test_large_records_are_skipped_by_the_index(tmp_path: Path) -> None:
@@ -103,6 +111,7 @@ def test_records_are_those_written(tmp_path: Path, records: list[bytes], data: A
     assert source.read(ids) == [records[index] for index in ids]
 
 
+@pytest.mark.exact("NumPy, token files", "rows of `.npy` files as NumPy reads them")
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<f4", "<i8", "?", "<c8", "<M8[s]"])
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 5)])
 def test_rows_of_numpy_files(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -121,6 +130,9 @@ def test_rows_of_numpy_files(tmp_path: Path, dtype: str, shape: tuple[int, ...])
     assert isinstance(open_source(tmp_path / "0.npy"), NumpySource)
 
 
+@pytest.mark.exact(
+    "NumPy, token files", "windows of token files; numbers after the last whole one are left out"
+)
 def test_windows_of_a_file_of_tokens(tmp_path: Path) -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     (tmp_path / "tokens.bin").write_bytes(tokens.tobytes())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from support.s3 import Bucket
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
-from stoker.source.shard_index import coalesce
 from stoker.source.shards import expand
 from stoker.source.tar_members import Member, members
 from stoker.testing import SourceConformance
@@ -52,12 +50,14 @@ def write(folder: Path, shards: list[list[tuple[str, bytes]]], **how: Any) -> li
     return paths
 
 
+@pytest.mark.exact("Tar shards, WebDataset", "a source, of local files")
 class TestLocalShards(SourceConformance):
     def make(self, samples: list[bytes], tmp_path: Path) -> Source:
         files = [(f"{number:04d}.bin", sample) for number, sample in enumerate(samples)]
         return ShardSource(write(tmp_path, [files[:17], files[17:]]), part="bin")
 
 
+@pytest.mark.exact("Tar shards, WebDataset", "in S3")
 class TestShardsInS3(SourceConformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: Bucket) -> None:
@@ -115,6 +115,7 @@ def test_what_the_tar_program_writes_is_read(tmp_path: Path, options: list[str])
     }
 
 
+@pytest.mark.exact("Tar shards, WebDataset", "files are grouped as WebDataset does")
 def test_files_are_grouped_as_webdataset_does(tmp_path: Path) -> None:
     names = ["a.jpg", "a.CLS", "b.jpg", "__meta__/x.json", ".hidden", "noext", "b.cls", "a.jpg",
              "d.1/c.x.jpg", "d.1/c.cls"]  # fmt: skip
@@ -387,23 +388,3 @@ def test_what_has_no_parts_is_corrupt() -> None:
     for bad in (sample[:-1], sample[:5], b"\xff\xd8\xff" * 10, struct.pack("<HQ", 1, 0) + b"\xff"):
         with pytest.raises(SampleCorrupt):
             split_parts(bad)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000), st.integers(0, 100)), max_size=40),
-    st.integers(0, 50),
-    st.integers(1, 300),
-)
-def test_requests_cover_their_ranges(
-    ranges: list[tuple[int, int, int]], gap: int, largest: int
-) -> None:
-    table = np.array(ranges, np.int64).reshape(-1, 3)
-    shards, starts, ends = table[:, 0].astype(np.uint32), table[:, 1], table[:, 1] + table[:, 2]
-    requests = coalesce(shards, starts, ends, gap, largest)
-    chosen = requests.request_of
-    assert (requests.shards[chosen] == shards).all()
-    assert (requests.starts[chosen] <= starts).all()
-    assert ((requests.starts + requests.lengths)[chosen] >= ends).all()
-    limit = max(largest, int(table[:, 2].max(initial=0)))
-    assert (requests.lengths <= limit).all()
-    assert len(requests.starts) == len(np.unique(chosen))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceError, redacted
+from stoker.source.coalesce import coalesce
 from stoker.source.files import list_names
 from stoker.source.listing_cache import ListingCache
 from stoker.source.objects import KeyListing
@@ -25,6 +26,8 @@ from stoker.source.remote.client import Client
 from stoker.source.remote.request import Failure, Tally, Wanted, error_of
 
 _SLOW_TO_OPEN = 2e-4  # seconds
+GAP, LARGEST = 64 << 10, 8 << 20
+"""Bytes between ranges that are read together, and of a request, at most."""
 AT_ONCE = 16
 """Files looked at or indexed at once."""
 
@@ -110,55 +113,109 @@ class FileSet:
         many requests at once.
         """
         which = np.asarray(files, np.int64)
-        if self.root:
-            return self._requested(which, starts, lengths)
-        bounds = offsets_of(lengths)
-        data = np.empty(bounds[-1], np.uint8)
-        left = np.flatnonzero(~self._copied(which, starts, lengths, bounds, data.data))
+        data, left = self._copied(which, starts, lengths)
         if not len(left):
             return data, {}
         if len(left) == len(which):
             return self._requested(which, starts, lengths)
         rest, failures = self._requested(which[left], starts[left], lengths[left])
-        begins = offsets_of(lengths[left]).tolist()
-        for number, index in enumerate(left.tolist()):
-            data[bounds[index] : bounds[index + 1]] = rest[begins[number] : begins[number + 1]]
+        _put(data, offsets_of(lengths), left, rest, offsets_of(lengths[left])[:-1])
         return data, {int(left[number]): failure for number, failure in failures.items()}
 
-    def _copied(
+    def fetch_near(
         self,
-        files: Offsets,
+        files: npt.NDArray[Any],
         starts: Offsets,
         lengths: Offsets,
-        bounds: Offsets,
-        into: memoryview,
-    ) -> npt.NDArray[np.bool_]:
-        """Copy what of the ranges is in the page cache; return which are, ``bool[n]``."""
-        done = np.zeros(len(files), np.bool_)
-        for file in np.unique(files).tolist():
-            mine = np.flatnonzero(files == file).tolist()
-            try:
-                began = time.monotonic()
-                fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                try:
-                    info = os.fstat(fd)
-                    if time.monotonic() - began > _SLOW_TO_OPEN:  # as on a network
-                        break
-                    if tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
-                        continue
-                    for index in mine:
-                        piece = into[bounds[index] : bounds[index + 1]]
-                        got = os.preadv(fd, [piece], starts[index], os.RWF_NOWAIT)
-                        done[index] = got == lengths[index]
-                        if not done[index]:
-                            break
-                finally:
-                    os.close(fd)
-            except OSError:  # not there, not cached, or a file system that cannot tell
-                continue
+        gap: int = GAP,
+        largest: int = LARGEST,
+    ) -> tuple[Bytes, dict[int, Failure]]:
+        """Return what :meth:`fetch` does; ranges that lie close together are one request.
+
+        Those have at most ``gap`` bytes between them, and together ``largest`` bytes at most.
+        """
+        which = np.asarray(files, np.int64)
+        data, left = self._copied(which, starts, lengths)
+        if not len(left):
+            return data, {}
+        begin, end = starts[left], starts[left] + lengths[left]
+        requests = coalesce(which[left].astype(np.uint32), begin, end, gap, largest)
+        shards = requests.shards.astype(np.int64)
+        rest, failures = self._requested(shards, requests.starts, requests.lengths)
+        of = requests.request_of
+        begins = offsets_of(requests.lengths)[of] + begin - requests.starts[of]
+        failed = {
+            int(left[number]): failures[request]
+            for number, request in enumerate(of.tolist())
+            if request in failures
+        }
+        bounds = offsets_of(lengths)
+        if len(left) == len(which) and np.array_equal(np.append(begins, len(rest)), bounds):
+            return rest, failed  # in this order already, with nothing between them
+        _put(data, bounds, left, rest, begins)
+        return data, failed
+
+    def _copied(
+        self, files: Offsets, starts: Offsets, lengths: Offsets
+    ) -> tuple[Bytes, npt.NDArray[np.int64]]:
+        """Return ``u8[total]`` with the ranges that the page cache has; and the numbers of others.
+
+        A range that begins where the one before ends is copied with it.
+        """
+        bounds = offsets_of(lengths)
+        data = np.empty(bounds[-1], np.uint8)
+        if self.root or not len(files):
+            return data, np.arange(len(files))
+        ends = starts + lengths
+        goes_on = (files[1:] == files[:-1]) & (starts[1:] == ends[:-1])
+        firsts = np.append(0, 1 + np.flatnonzero(~goes_on))
+        lasts = np.append(firsts[1:], len(files)) - 1
+        runs = list(
+            zip(
+                starts[firsts].tolist(),
+                bounds[firsts].tolist(),
+                bounds[lasts + 1].tolist(),
+                strict=True,
+            )
+        )
+        done = np.zeros(len(firsts), np.bool_)
+        of_file = files[firsts]
+        for file in np.unique(of_file).tolist():
+            mine = np.flatnonzero(of_file == file)
+            copied = self._copy_runs(file, [runs[run] for run in mine.tolist()], data.data)
+            if copied is None:
+                break
+            done[mine[:copied]] = True
         self._copies += int(done.sum())
-        self._copied_bytes += int(lengths[done].sum())
-        return done
+        self._copied_bytes += int((bounds[lasts + 1] - bounds[firsts])[done].sum())
+        return data, np.flatnonzero(np.repeat(~done, lasts - firsts + 1))
+
+    def _copy_runs(
+        self, file: int, runs: list[tuple[int, int, int]], into: memoryview
+    ) -> int | None:
+        """Copy ranges of a file, (start, begin and end in ``into``), up to one that is not cached.
+
+        Returns how many were copied; None for a file that is slow to open, as on a network.
+        """
+        copied = 0
+        try:
+            began = time.monotonic()
+            fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                info = os.fstat(fd)
+                if time.monotonic() - began > _SLOW_TO_OPEN:
+                    return None
+                if tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
+                    return 0
+                for start, begin, end in runs:
+                    if os.preadv(fd, [into[begin:end]], start, os.RWF_NOWAIT) != end - begin:
+                        break
+                    copied += 1
+            finally:
+                os.close(fd)
+        except OSError:  # not there, not cached, or a file system that cannot tell
+            pass
+        return copied
 
     def _requested(
         self, which: Offsets, starts: Offsets, lengths: Offsets
@@ -211,6 +268,15 @@ class FileSet:
     def close(self) -> None:
         """Let go of the storage; another read would open it again."""
         self._client.close()
+
+
+def _put(
+    data: Bytes, bounds: Offsets, which: npt.NDArray[np.int64], source: Bytes, begins: Offsets
+) -> None:
+    """Copy the ranges ``which``, each of which begins in ``source`` there, to their places."""
+    into = zip(bounds[which].tolist(), bounds[which + 1].tolist(), begins.tolist(), strict=True)
+    for begin, end, at in into:
+        data[begin:end] = source[at : at + end - begin]
 
 
 def _place_of(

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from stoker.source.arrow_columns import pyarrow
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import AT_ONCE, FileSet
 from stoker.source.pace import Pace
-from stoker.source.packed import Offsets, Packed, offsets_of, pack
+from stoker.source.packed import Offsets, Packed, gather, offsets_of
 from stoker.source.records import RecordSource
 from stoker.source.remote.request import Tally
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
@@ -120,6 +119,11 @@ class MDSSource(PackedSource):
         return self._records.local_identity
 
     @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: the first sample of each shard but the first."""
+        return self._records.breaks
+
+    @property
     def is_ready(self) -> bool:
         """Whether this process has its helper already, or needs none."""
         return self._records.is_ready
@@ -142,21 +146,19 @@ class MDSSource(PackedSource):
         """Return the samples in one array; see :meth:`Source.read_packed`."""
         wanted = check_ids(ids, len(self))
         data, offsets, errors = self._records.read_packed(wanted)
-        names = [field.name for field in self.format.fields]
-        values: list[list[bytes | memoryview]] = [[] for _ in names]
+        places, is_whole = self._layout.split(Packed(data, offsets))
         errors = dict(errors)
-        for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
-            parts: Mapping[str, bytes | memoryview] = dict.fromkeys(names, b"")
+        for row in np.flatnonzero(~is_whole).tolist():
             if row not in errors:
-                try:
-                    parts = self._layout.split(data.data[begin:end])
-                except SampleCorrupt as error:
-                    sample = int(wanted[row])
-                    errors[row] = SampleCorrupt(f"{self.name(sample)}: {error}", [sample])
-            for name, into in zip(names, values, strict=True):
-                into.append(parts[name])
+                sample, length = int(wanted[row]), int(offsets[row + 1] - offsets[row])
+                why = f"{self.name(sample)}: its {length} bytes are not those of its values"
+                errors[row] = SampleCorrupt(why, [sample])
+        rows = np.arange(len(wanted))
         valid = np.ones(len(wanted), np.bool_)
-        columns = [Column(Packed(*pack(each)), valid) for each in values]
+        columns = [
+            Column(gather([Packed(data, places[field.name])], np.zeros_like(rows), 2 * rows), valid)
+            for field in self.format.fields
+        ]
         return without(errors, *self.format.joined(columns))
 
     def close(self) -> None:
@@ -192,20 +194,24 @@ class _Layout:
             return as_field(name, np.dtype(how[0]), shape)
         return Field(name, "bytes")
 
-    def split(self, record: memoryview) -> dict[str, memoryview]:
-        """Return the values; raises :class:`SampleCorrupt` for another number of bytes."""
+    def split(self, records: Packed) -> tuple[dict[str, Offsets], npt.NDArray[np.bool_]]:
+        """Return where values begin and end, i64[2n] by column, and ``bool[n]``: which are whole.
+
+        A value of a record that is not whole begins and ends at 0.
+        """
+        begins, ends = records.offsets[:-1], records.offsets[1:]
         head = 4 * self.num_variable
-        if len(record) < head:
-            raise SampleCorrupt(f"a record of {len(record)} bytes is cut off")
-        varying = iter(np.frombuffer(record[:head], "<u4").tolist())
-        sizes = [size or next(varying) for _, size in self.columns]
-        if head + sum(sizes) != len(record):
-            raise SampleCorrupt(f"a record of {len(record)} bytes has values of {sum(sizes)}")
-        bounds = (head + offsets_of(np.array(sizes, np.int64))).tolist()
-        return {
-            name: record[begin:end]
-            for (name, _), begin, end in zip(self.columns, bounds, bounds[1:], strict=False)
-        }
+        is_whole = ends - begins >= head
+        rows = np.flatnonzero(is_whole)
+        heads = records.data[begins[rows][:, None] + np.arange(head)].view("<u4")
+        varying = iter(heads.T.astype(np.int64))
+        sizes = np.zeros((len(self.columns), len(begins)), np.int64)
+        for number, (_, size) in enumerate(self.columns):
+            sizes[number, rows] = size or next(varying)
+        is_whole &= head + sizes.sum(0) == ends - begins
+        stops = begins + head + np.cumsum(sizes, axis=0)
+        both = np.where(is_whole[:, None], np.stack([stops - sizes, stops], axis=2), 0)
+        return {name: both[number].ravel() for number, name in enumerate(self.names)}, is_whole
 
 
 @dataclass(frozen=True)

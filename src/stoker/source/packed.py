@@ -68,8 +68,7 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     """
     starts = np.zeros(len(part), np.int64)
     ends = np.zeros(len(part), np.int64)
-    for number, (_, offsets) in enumerate(parts):
-        mine = part == number
+    for (_, offsets), mine in zip(parts, by_part(part, len(parts)), strict=True):
         starts[mine] = offsets[index[mine]]
         ends[mine] = offsets[index[mine] + 1]
     offsets = np.zeros(len(part) + 1, np.int64)
@@ -82,6 +81,13 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     runs = zip(part[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
     chunks = [parts[number].data[start:end] for number, start, end in runs]
     return Packed(chunks[0] if len(chunks) == 1 else np.concatenate(chunks), offsets)
+
+
+def by_part(part: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """Return, for each number below ``count``, where ``part`` (``i64[m]``) is that: ``i64[*]``."""
+    order = np.argsort(part, kind="stable")
+    bounds = np.searchsorted(part[order], np.arange(count + 1))
+    return [order[begin:end] for begin, end in pairwise(bounds.tolist())]
 
 
 def join_parts(parts: Mapping[str, Buffer]) -> bytes:

@@ -101,10 +101,9 @@ class ParquetSource(RowSource):
         column = units.column_of(unit)
         branch = self._branches[self._schema_of[units.files[first]]][column]
         codecs = units.notes[first:end].tolist()
-        blobs = [bytes(piece) for piece in pieces]
-        if len(branch.leaves) == 1:  # of a dictionary and a page, or a whole chunk
-            blobs = [b"".join(blobs)]
-        made = small_file(branch, num_rows, list(zip(codecs, blobs, strict=False)))
+        # One leaf has a dictionary and a page, or a whole chunk; of several, each has a chunk.
+        each = [pieces] if len(branch.leaves) == 1 else [[piece] for piece in pieces]
+        made = small_file(branch, num_rows, list(zip(codecs, each, strict=False)))
         return column_of(_read(made).column(0), self.format.fields[column])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.source import thrift
+from stoker.source.packed import Buffer
 from stoker.source.thrift import Struct, value
 
 MAGIC = b"PAR1"
@@ -244,7 +245,7 @@ def _number(fields: Struct, number: int) -> int:
     return found
 
 
-def _num_values(pages: bytes) -> int:
+def _num_values(pages: Buffer) -> int:
     """Return the values in consecutive pages, nulls included."""
     at = found = 0
     while at < len(pages):
@@ -255,26 +256,30 @@ def _num_values(pages: bytes) -> int:
     return found
 
 
-def small_file(branch: Branch, num_rows: int, leaves: Sequence[tuple[int, bytes]]) -> bytes:
+def small_file(
+    branch: Branch, num_rows: int, leaves: Sequence[tuple[int, Sequence[Buffer]]]
+) -> bytes:
     """Return a Parquet file of one column, of ``num_rows`` rows.
 
-    ``leaves`` are (codec, pages) of each of its leaves; without, the file has no rows.
+    ``leaves`` are (codec, pieces that consist of whole pages) of each of its leaves; without, the
+    file has no rows.
     """
     columns: list[Struct] = []
     at = len(MAGIC)
-    for leaf, (codec, pages) in zip(branch.leaves, leaves, strict=False):
+    for leaf, (codec, pieces) in zip(branch.leaves, leaves, strict=False):
+        num_bytes = sum(map(len, pieces))
         meta: Struct = {
             1: (thrift.I32, leaf.type),
             2: (thrift.LIST, (thrift.I32, [0, 3, 8])),  # plain, by levels, by dictionary
             3: (thrift.LIST, (thrift.BINARY, list(leaf.path))),
             4: (thrift.I32, codec),
-            5: (thrift.I64, _num_values(pages)),
-            6: (thrift.I64, len(pages)),
-            7: (thrift.I64, len(pages)),
+            5: (thrift.I64, sum(map(_num_values, pieces))),
+            6: (thrift.I64, num_bytes),
+            7: (thrift.I64, num_bytes),
             9: (thrift.I64, at),
         }
         columns.append({2: (thrift.I64, at), 3: (thrift.STRUCT, meta)})
-        at += len(pages)
+        at += num_bytes
     group: dict[int, tuple[int, Any]] = {
         1: (thrift.LIST, (thrift.STRUCT, columns)),
         2: (thrift.I64, at),
@@ -289,5 +294,5 @@ def small_file(branch: Branch, num_rows: int, leaves: Sequence[tuple[int, bytes]
         6: (thrift.BINARY, branch.created_by),
     }
     written = thrift.write_struct(footer)
-    blobs = [pages for _, pages in leaves]
-    return b"".join([MAGIC, *blobs, written, len(written).to_bytes(4, "little"), MAGIC])
+    pages = [piece for _, pieces in leaves for piece in pieces]
+    return b"".join([MAGIC, *pages, written, len(written).to_bytes(4, "little"), MAGIC])

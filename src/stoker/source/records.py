@@ -10,14 +10,12 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import PackedRead, PackedSource, check_ids, without
+from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import FileSet
-from stoker.source.packed import Offsets, Packed, gather, offsets_of
+from stoker.source.packed import Offsets, Packed, offsets_of
 from stoker.source.remote.request import Tally
 from stoker.source.sample_format import SampleFormat, values_of
-from stoker.source.shard_index import coalesce
 
-_GAP, _LARGEST = 64 << 10, 8 << 20  # bytes
 _MOST = 1 << 32
 
 
@@ -70,6 +68,12 @@ class RecordSource(PackedSource):
         return self._files.local_identity
 
     @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: the first sample of each file but the first."""
+        begins: Offsets = np.unique(self._first[1:-1])
+        return begins[(begins > 0) & (begins < len(self))]
+
+    @property
     def is_ready(self) -> bool:
         """Whether this process has its helper already, or needs none."""
         return self._files.is_open
@@ -115,20 +119,12 @@ class RecordSource(PackedSource):
         wanted = check_ids(ids, len(self))
         files = self._file_of(wanted)
         starts, lengths = self._starts.array[wanted], self._lengths.array[wanted]
-        requests = coalesce(files.astype(np.uint32), starts, starts + lengths, _GAP, _LARGEST)
-        fetched, failures = self._files.fetch(requests.shards, requests.starts, requests.lengths)
-        begins = offsets_of(requests.lengths)[requests.request_of]
-        begins += starts - requests.starts[requests.request_of]
-        # As if each record were followed by one that is not asked for.
-        bounds = np.stack([begins, begins + lengths], 1).ravel()
-        every = np.arange(0, 2 * len(wanted), 2, dtype=np.int64)
-        data, offsets = gather([Packed(fetched, bounds)], np.zeros_like(every), every)
-        errors = {
-            row: self._files.error(int(files[row]), failures[request], [int(wanted[row])])
-            for row, request in enumerate(requests.request_of.tolist())
-            if request in failures
+        data, failures = self._files.fetch_near(files, starts, lengths)
+        errors: Errors = {
+            row: self._files.error(int(files[row]), failure, [int(wanted[row])])
+            for row, failure in failures.items()
         }
-        return without(errors, data, offsets)
+        return without(errors, data, offsets_of(lengths))
 
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""

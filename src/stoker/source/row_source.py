@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,11 @@ from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import FileSet
-from stoker.source.packed import Offsets, Packed, gather, offsets_of
+from stoker.source.packed import Offsets, Packed, by_part, gather, offsets_of
 from stoker.source.remote.request import Tally
 from stoker.source.sample_format import Column, Field, SampleFormat, values_of
-from stoker.source.shard_index import coalesce
 
-_GAP, _LARGEST = 64 << 10, 8 << 20  # bytes
+_RUN = 1 << 20  # bytes worth a request: smaller neighbouring units are read together
 _MOST_ROWS = 1 << 32
 KEPT_BYTES = 64 << 20
 """Memory for decoded units, in each process that reads."""
@@ -58,6 +58,24 @@ class Units:
     def column_of(self, unit: int) -> int:
         """Return the column of a unit."""
         return int(np.searchsorted(self.of_column, unit, "right")) - 1
+
+    def breaks(self) -> Offsets:
+        """Return the first rows of runs of units that are best read at once, but for row 0.
+
+        A run has a mebibyte or one unit, in the column that has most bytes, and lies in one file.
+        """
+        first = self.ranges[:-1]
+        files, starts = self.files[first].astype(np.int64), self.starts[first]
+        num_bytes = np.add.reduceat(self.lengths, first)
+        # Units after one another that share their first range, a dictionary, read it once.
+        is_shared = (np.diff(files) == 0) & (np.diff(starts) == 0)
+        num_bytes[1:] -= np.where(is_shared, self.lengths[first][1:], 0)
+        heavy = int(np.argmax(np.add.reduceat(num_bytes, self.of_column[:-1])))
+        mine = slice(*self.of_column[heavy : heavy + 2])
+        before = np.cumsum(num_bytes[mine]) - num_bytes[mine]
+        changes = (np.diff(before // _RUN) != 0) | (np.diff(files[mine]) != 0)
+        begins: Offsets = self.first_rows[mine][1:][changes]
+        return begins
 
     def sizes(self, num_rows: int) -> npt.NDArray[np.float64]:
         """Return the estimated bytes of the values of each row, f64[N]."""
@@ -179,6 +197,15 @@ class RowSource(PackedSource):
         return self._files.local_identity
 
     @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: where pages, batches or other units begin that are best read by themselves.
+
+        Small ones are counted together, up to a mebibyte. Blocks that end here, as those of
+        ``foresight:block=`` do, have each of them read and decoded once.
+        """
+        return self._units.breaks()
+
+    @property
     def is_ready(self) -> bool:
         """Whether this process has its helper already, or needs none."""
         return self._files.is_open
@@ -280,21 +307,12 @@ class RowSource(PackedSource):
         self, units: Units, ranges: Offsets
     ) -> tuple[list[memoryview], dict[int, SourceError]]:
         """Return the bytes of these ranges, those close together read at once."""
-        files, starts = units.files[ranges], units.starts[ranges]
-        ends = starts + units.lengths[ranges]
-        requests = coalesce(files, starts, ends, _GAP, _LARGEST)
-        fetched, failures = self._files.fetch(requests.shards, requests.starts, requests.lengths)
-        begins = offsets_of(requests.lengths)[requests.request_of]
-        begins += starts - requests.starts[requests.request_of]
-        lengths = units.lengths[ranges].tolist()
-        pieces = [
-            fetched.data[begin : begin + length]
-            for begin, length in zip(begins.tolist(), lengths, strict=True)
-        ]
+        files, lengths = units.files[ranges], units.lengths[ranges]
+        data, failures = self._files.fetch_near(files, units.starts[ranges], lengths)
+        pieces = [data.data[begin:end] for begin, end in pairwise(offsets_of(lengths).tolist())]
         errors = {
-            number: self._files.error(int(files[number]), failures[request])
-            for number, request in enumerate(requests.request_of.tolist())
-            if request in failures
+            number: self._files.error(int(files[number]), failure)
+            for number, failure in failures.items()
         }
         return pieces, errors
 
@@ -320,8 +338,7 @@ def _picked(
     index = np.where(is_there, rows - units.first_rows[touched], 0)
     packed = gather([each.packed for each in parts], part, index)
     valid = np.zeros(len(rows), np.bool_)
-    for number, each in enumerate(parts):
-        mine = part == number
+    for each, mine in zip(parts, by_part(part, len(parts)), strict=True):
         valid[mine] = each.valid[index[mine]]
     return Column(packed, valid)
 

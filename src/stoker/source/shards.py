@@ -15,13 +15,14 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
+from stoker.source.coalesce import Requests, coalesce
 from stoker.source.file_set import AT_ONCE, FileSet
 from stoker.source.pace import Pace
 from stoker.source.pack_index import INDEX, PROBE, from_bytes
 from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
 from stoker.source.patterns import Places, written_out
 from stoker.source.remote.request import Tally, error_of
-from stoker.source.shard_index import Requests, ShardIndex, coalesce, index_of
+from stoker.source.shard_index import ShardIndex, index_of
 from stoker.source.tar_members import Member, members
 
 _COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")

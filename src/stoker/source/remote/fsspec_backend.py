@@ -15,8 +15,10 @@ _PAGE = 10_000
 # What file systems call the version of a file; each has some of them.
 _VERSIONS = (
     "ETag", "etag", "e_tag", "md5Hash", "md5", "checksum", "uid", "version", "generation",
-    "LastModified", "last_modified", "updated", "modify", "mtime", "created", "ino",
+    "blob_id", "xet_hash", "LastModified", "last_modified", "updated", "modify", "mtime", "created",
+    "ino",
 )  # fmt: skip
+_BUFFERED = ("hf",)  # file systems that open a file for a range, and read 5 MB ahead by default
 _THROTTLED = re.compile(r"\b(429|503)\b|SlowDown|[Tt]hrottl|Too Many Requests|[Rr]ate limit")
 
 
@@ -26,6 +28,8 @@ class FsspecBackend:
     def __init__(self, root: str, options: bytes) -> None:
         """Make the file system. Raises Fault for a scheme or options that it refuses."""
         self._root, self._options = root, options
+        scheme = root.partition("://")[0]
+        self._how = {"cache_type": "none"} if scheme in _BUFFERED else {}
         self._fs = self._make(fresh=False)
 
     def _make(self, fresh: bool) -> Any:
@@ -69,7 +73,10 @@ class FsspecBackend:
         whole = length < 0
         data = self._ask(
             lambda: self._fs.cat_file(
-                key, start=None if whole else start, end=None if whole else start + length
+                key,
+                start=None if whole else start,
+                end=None if whole else start + length,
+                **self._how,
             )
         )
         return Got(memoryview(data), len(data) if whole else -1, UNKNOWN_TAG)
