@@ -9,6 +9,7 @@ import posixpath
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from stoker.source.row_source import KEPT_BYTES, RowSource, Units
 from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen
 
 INDEX = "index.json"
+_MOST = 1 << 48  # of samples, or bytes, that a list may speak of
 _TEXT = ("str", "str_int", "str_float", "str_decimal", "json")
 _NUMBERS = {"int": "int64"} | {
     name: name
@@ -190,8 +192,9 @@ class _Layout:
         if encoding in _NUMBERS:
             return as_field(name, np.dtype(_NUMBERS[encoding]), ())
         if encoding == "ndarray" and len(how) == 2 and how[0] in _NUMBERS:
-            shape = tuple(int(length) for length in how[1].split(","))
-            return as_field(name, np.dtype(how[0]), shape)
+            with suppress(ValueError):
+                shape = tuple(int(length) for length in how[1].split(","))
+                return as_field(name, np.dtype(how[0]), shape)
         return Field(name, "bytes")
 
     def split(self, records: Packed) -> tuple[dict[str, Offsets], npt.NDArray[np.bool_]]:
@@ -249,12 +252,14 @@ def _shard(about: Mapping[str, Any]) -> _Shard:
     sizes = [size or 0 for size in about["column_sizes"]]
     columns = tuple(zip(map(str, about["column_names"]), sizes, strict=True))
     layout = _Layout(columns, tuple(map(str, about["column_encodings"])))
+    if not len(columns) == len(layout.encodings) == len(set(layout.names)):
+        raise ValueError(f"columns {layout.names} of {layout.encodings}")
     raw, zipped = about["raw_data"], about["zip_data"]
     file = posixpath.normpath(str((zipped or raw)["basename"]))
     if file.startswith(("/", "..")):
         raise ValueError(f"a shard outside of its folder: {file!r}")
     numbers = [about["samples"], raw["bytes"], *sizes]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    if not all(type(number) is int and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"numbers like {numbers}")
     if raw["bytes"] < 4 * (about["samples"] + 2):
         raise ValueError(f"{about['samples']} samples in {raw['bytes']} bytes")

@@ -307,13 +307,19 @@ class RowSource(PackedSource):
         self, units: Units, ranges: Offsets
     ) -> tuple[list[memoryview], dict[int, SourceError]]:
         """Return the bytes of these ranges, those close together read at once."""
-        files, lengths = units.files[ranges], units.lengths[ranges]
-        data, failures = self._files.fetch_near(files, units.starts[ranges], lengths)
-        pieces = [data.data[begin:end] for begin, end in pairwise(offsets_of(lengths).tolist())]
+        # Columns of a batch are one range, and pages of a column share their dictionary.
+        each = np.stack([units.files[ranges], units.starts[ranges], units.lengths[ranges]], axis=1)
+        own, of = np.unique(each, axis=0, return_inverse=True)
+        files, starts, lengths = own.T.copy()
+        data, failures = self._files.fetch_near(files, starts, lengths)
+        views = [data.data[begin:end] for begin, end in pairwise(offsets_of(lengths).tolist())]
+        numbers = of.ravel().tolist()
         errors = {
-            number: self._files.error(int(files[number]), failure)
-            for number, failure in failures.items()
+            number: self._files.error(int(files[which]), failures[which])
+            for number, which in enumerate(numbers)
+            if which in failures
         }
+        pieces = [views[which] for which in numbers]
         return pieces, errors
 
     def close(self) -> None:
