@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import ctypes
 import multiprocessing
@@ -10,8 +11,11 @@ import resource
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import stoker
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -22,6 +26,7 @@ class Running:
     """A contestant under way."""
 
     def __init__(self, work: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+        _compile()
         context = multiprocessing.get_context("spawn")
         self._answer, theirs = context.Pipe(False)
         self._process = context.Process(
@@ -41,6 +46,12 @@ class Running:
             raise RuntimeError(f"a contestant failed: {value}")
         result: dict[str, Any] = value
         return result
+
+
+@cache
+def _compile() -> None:
+    """Compile our modules, as installing them does, or each process would do so as it starts."""
+    compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
 
 
 def run_alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _SILENCE = 3.0  # seconds without a sign of life after which the process counts 
 _PATIENCE = 30.0  # seconds for a process that is starting, on a machine that is busy
 _MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
+_RETRY = 0.02  # seconds between two attempts to connect
 
 
 def start_unless_alive(
@@ -231,9 +232,10 @@ class Supervisor:
                     return False
                 self._starts = []
                 deadline = time.monotonic() + _PATIENCE
-            if not self._start():
+            is_up = self._start()
+            if is_up is None:
                 return False
-            if self._stopping(0.02):
+            if self._stopping(0.0 if is_up else _RETRY):
                 with contextlib.suppress(OSError):  # it need not wait for its first rank
                     Channel.connect(self._socket).close()
                 return False
@@ -245,25 +247,26 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def _start(self) -> bool:
-        """Start the process unless there is one; False if it cannot be."""
+    def _start(self) -> bool | None:
+        """Start the process unless there is one, and return whether it has come up.
+
+        None if it cannot be started at all.
+        """
         try:
             process = start_unless_alive(self._module, self._socket, self._lock, self._job)
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
-            return False
+            return None
         # Nothing of it is open here any more: workers may be forked while it comes up.
-        if process is not None:
-            self._await_up(process)
-        return True
+        return process is not None and self._await_up(process)
 
     def _job(self) -> tuple[bytes, list[int]]:
         """Return what the process is given; called when there is none, just before the start."""
         self._starts.append(time.monotonic())
         return child.dump(self._make_job())
 
-    def _await_up(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait until the process has put itself into the background; it is tried again if not."""
+    def _await_up(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until the process has put itself into the background; False if it did not."""
         try:
             failed = process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -271,6 +274,7 @@ class Supervisor:
             failed = process.wait()
         if failed:
             log.info("the %s process did not start: it exited with %d", self._what, failed)
+        return not failed
 
     def _dies_often(self) -> bool:
         now = time.monotonic()
