@@ -59,3 +59,28 @@ def test_the_simulator_hits_what_the_loader_does(name, params):
     assert sum(epoch.accesses for epoch in found.per_epoch) == accesses
     assert found.hit_ratio == pytest.approx(hits / accesses, abs=0.015)
     assert found.substituted_ratio == pytest.approx(substituted / accesses, abs=0.015)
+
+
+@pytest.mark.parametrize("name", ["foresight", "belady", "lru"])
+def test_a_mixture_is_simulated_as_it_is_loaded(name):
+    """With weights that change by step, so that the cache is divided again."""
+    weights = stoker.Stages({0: {"a": 3, "b": 1}, 150: {"a": 1, "b": 3}}, BATCH)
+    parts, sizes = {}, {"a": SIZES[:900], "b": SIZES[900:]}
+    for part, lengths in sizes.items():
+        parts[part] = stoker.SampleDataset(
+            MemorySource([part.encode() * int(size) for size in lengths]), decode=len
+        )
+    data = stoker.mix(parts, weights, epoch_samples=800)
+    cache = stoker.Cache(f"{SHARE:.0%}", prefetch=0)
+    with stoker.Loader(data, BATCH, cache=cache, recipe=name, epochs=EPOCHS) as loader:
+        for _ in range(EPOCHS):
+            list(loader)
+        hits = [epoch.hits for epoch in loader.epoch_stats]
+        by_part = loader.source_stats
+    recipe = recipes.mixed(recipes.get(name), data.mixture)
+    found = replay(recipe, N, EPOCHS, SHARE, sizes=SIZES, batch_size=BATCH)
+    simulated = [epoch.hits for epoch in found.per_epoch]
+    np.testing.assert_allclose(hits, simulated, atol=0.015 * 800)
+    assert sum(stats.hits for stats in by_part.values()) == sum(hits)
+    if name == "foresight":
+        assert by_part["b"].hit_ratio > by_part["a"].hit_ratio, "its passes are shorter"

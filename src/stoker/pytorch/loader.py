@@ -44,8 +44,8 @@ class Loader(FrontEnd, DataLoader[Any]):
     Every argument of torch's DataLoader means the same, those not named here included, but for two:
     ``shuffle=None`` lets the recipe decide, and all recipes of this version shuffle; ``generator``
     goes with a sampler of one's own only. ``dataset`` is an ImageFolder, a SampleDataset, what
-    ``wrap()`` returns, or a ``Subset`` of these, whose ids are then those of the base data set.
-    Batches are exactly what torch would give.
+    ``wrap()`` returns, a ``Subset`` of these, whose ids are then those of the base data set, or
+    what ``stoker.mix`` makes of several. Batches are exactly what torch would give.
 
     Order: one plan per epoch for the whole job, a function of ``seed`` and the epoch; each rank
     gets every ``world_size``-th access, equally many (filled up from the start, or cut with
