@@ -252,6 +252,46 @@ def test_a_trace_of_several_ranks_is_in_the_order_of_the_plan(tmp_path: Path) ->
         assert trace.epoch(0).ids.tolist() == expected
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_read_ahead_is_what_the_batches_of_the_rank_need(num_workers: int) -> None:
+    dataset = SampleDataset(SlowSource(texts(600), latency=0.002), tokens_of)
+    with Loader(
+        dataset,
+        batching=BATCHINGS[2],
+        cache="50%",
+        epochs=1,
+        rank=1,
+        world_size=2,
+        num_workers=num_workers,
+    ) as loader:
+        assert len(list(loader)) > 10
+        assert loader._session.controller.opened.ahead is not None
+        stats, reads = loader.stats, int(dataset.source.reads.sum())  # type: ignore[attr-defined]
+    assert 0 < stats.accesses < 600 and reads == stats.fetched == stats.accesses
+
+
+def refused(data: Any) -> Any:
+    tokens = tokens_of(data)
+    if tokens[0] % 10 == 1:
+        raise ValueError("every tenth")
+    return tokens
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=lambda batching: type(batching).__name__)
+def test_samples_that_fail_are_replaced_by_the_shortest(batching: Batching) -> None:
+    shortest = set(np.argsort(lengths_of(60), kind="stable")[:8].tolist())
+    with loader_of(60, Job(0, 1, 0, False), 0, batching) as loader:
+        planned = [batch["meta"].ids.tolist() for batch in loader]
+    dataset = SampleDataset(texts(60), refused)
+    with Loader(dataset, batching=batching, on_error="skip", return_meta=True) as loader:
+        for batch, wanted in zip(loader, planned, strict=True):
+            ids = batch.pop("meta").ids.tolist()
+            assert len(ids) == len(wanted) and batch["tokens"].numel() <= batching.places
+            for served, asked in zip(ids, wanted, strict=True):
+                assert served == asked if asked % 10 else served in shortest
+        assert len(loader.quarantine) == 6
+
+
 def mixed(rank: int = 0, world_size: int = 1) -> Loader:
     parts = {name: SampleDataset(texts(60), tokens_of) for name in ("web", "code")}
     dataset = stoker.mix(parts, {"web": 0.75, "code": 0.25}, epoch_samples=40)
@@ -294,7 +334,6 @@ def test_other_batches_are_not_resumed_with() -> None:
         ({"batch_size": 4}, "batch_size=: leave one out"),
         ({"batch_size": None}, "batch_size=: leave one out"),
         ({"sampler": [1, 2]}, "leave out sampler"),
-        ({"on_error": "skip"}, "on_error='skip'"),
         ({"recipe": "icache"}, "in the place of others"),
         ({"recipe": "foresight:repeat=2"}, "block= or repeat="),
         ({"batching": 8192}, "batching=8192 is not known"),

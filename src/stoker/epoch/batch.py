@@ -30,6 +30,8 @@ class BatchSpec(NamedTuple):
     """Position of the first sample among this rank's accesses of the epoch."""
     single: bool = False
     """Whether the sample itself is wanted, not a list of one (``batch_size=None``)."""
+    spares: NDArray[np.uint32] | None = None
+    """``u32[k]``, replacements for samples that fail; None: what the rank was given before."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +50,8 @@ class Request:
     keys: NDArray[np.float64] | None
     """``f64[n]``, of the cache policy after these accesses; None when it needs none."""
     spares: NDArray[np.uint32]
-    """``u32[k]``, what this rank served before: replacements for samples that fail."""
+    """``u32[k]``, replacements for samples that fail: those of the :class:`BatchSpec`, or what this
+    rank served before."""
     first: int = 0
     """Position of the first sample among this rank's accesses of the epoch."""
     stamp: int = 0
@@ -187,7 +190,7 @@ def _requests(epoch: _Epoch) -> Iterator[Request]:
             positions=spec.positions,
             weights=spec.weights,
             keys=spec.keys,
-            spares=spares,
+            spares=spares if spec.spares is None else spec.spares,
             first=spec.first,
             stamp=epoch.stamp,
             single=spec.single,

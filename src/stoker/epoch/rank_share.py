@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.batch import BatchSpec
+from stoker.epoch.batch import SPARES, BatchSpec
 from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.settings import EpochSettings
@@ -182,7 +182,8 @@ class RankShare:
 
         One by one with ``batch_size=None``.
         """
-        first = 0
+        grouping = self._settings.grouping
+        first, spares = 0, None if grouping is None else grouping.shortest(SPARES)
         for positions in self._own_batches(plan):
             wanted = plan.ids[positions]
             yield BatchSpec(
@@ -192,6 +193,7 @@ class RankShare:
                 self._policy.keys(wanted, self._scores, plan, positions),
                 first=first,
                 single=self._settings.batch_size is None,
+                spares=spares,
             )
             first += len(positions)
 

@@ -261,7 +261,6 @@ def check_batching(
     has_size: bool,
     recipe: Recipe,
     is_planned: bool,
-    on_error: Any,
     rescore: Any,
 ) -> None:
     """Raise ConfigError unless ``batching``, a Batching or None, goes with the other arguments.
@@ -285,8 +284,3 @@ def check_batching(
         )
     if rescore is not None:
         raise ConfigError("rescore= scores batches of a fixed size: leave it out, or batching=")
-    if on_error != "raise":
-        raise ConfigError(
-            f"on_error={on_error!r} puts samples of other lengths in the place of those that "
-            "fail: leave it out, or batching="
-        )

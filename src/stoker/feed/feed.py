@@ -122,7 +122,6 @@ class Feed(FrontEnd):
             has_size=batch_size is not None,
             recipe=chosen,
             is_planned=True,
-            on_error=on_error,
             rescore=rescore,
         )
         self._session = Session(

@@ -145,7 +145,6 @@ class Loader(FrontEnd, DataLoader[Any]):
             has_size=batch_size != 1,
             recipe=chosen,
             is_planned=is_planned,
-            on_error=on_error,
             rescore=rescore,
         )
         ranks = LazyRanks(rank, world_size, current_ranks)

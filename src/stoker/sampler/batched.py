@@ -38,6 +38,7 @@ class Grouping:
     ) -> None:
         self._batching, self._of_all = batching, lengths
         self._lengths = lengths if visited is None else lengths[visited]
+        self._visited = visited
         self._seed, self._shuffle, self._drop_last = seed, shuffle, drop_last
         self._kept: dict[str, Groups] = {}
 
@@ -45,6 +46,11 @@ class Grouping:
     def typical(self) -> int:
         """Samples of a batch, in the mean of a full one, 1 or more."""
         return max(1, round(self._batching.places / max(1.0, float(self._lengths.mean()))))
+
+    def shortest(self, count: int) -> NDArray[np.uint32]:
+        """Return so many of the shortest samples, by id: they fit in the place of any other."""
+        found = np.argsort(self._lengths, kind="stable")[:count].astype(np.uint32)
+        return found if self._visited is None else self._visited[found]
 
     def tokens_of(self, ids: NDArray[np.uint32]) -> tuple[int, int]:
         """Return the tokens of a batch of ids ``u32[n]``, and those that it has room for."""
