@@ -1,8 +1,12 @@
-"""A data loader for torchtitan: windows of token files, through a cache, at the exact position.
+"""A data loader for torchtitan: windows of token files, through a cache.
 
-``build_dataloader`` goes into the TrainSpec. torchtitan saves the loader's state with the model's
-and loads it again, also with another degree of data parallelism. Needs ``pip install torchtitan``.
+``TokenDataLoader.Config(dataset_path="/mnt/nfs/tokens-*.bin")`` is the ``dataloader`` of the
+Trainer's configuration. torchtitan saves and loads the position with the model, which any number of
+workers and any degree of data parallelism resume from. Needs ``pip install torchtitan``.
 """
+
+import pickle
+from dataclasses import dataclass
 
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
@@ -12,27 +16,37 @@ from stoker.source import NumpySource
 
 
 def split(rows):
-    """Return ``i64[n, length]`` tokens, and those that follow them."""
-    tokens = torch.stack([torch.as_tensor(row.astype("int64")) for row in rows])
+    """Return ``i64[n, seq_len]`` tokens, and those that follow them."""
+    tokens = torch.stack([torch.from_numpy(row.astype("int64")) for row in rows])
     return {"input": tokens[:, :-1]}, tokens[:, 1:]
 
 
-class TokenLoader(stoker.Loader, BaseDataLoader):
-    """Epoch after epoch of windows of ``length`` tokens and one more."""
+class TokenDataLoader(stoker.Loader, BaseDataLoader):
+    """Epoch after epoch of windows of tokens."""
 
-    def __init__(self, files, length, batch_size, dp_rank, dp_world_size, **options):
-        source = NumpySource(files, dtype="uint16", shape=(length + 1,))
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """What the user sets."""
+
+        num_workers: int = 4
+        cache: str = "20%"
+
+    def __init__(self, config, *, dp_world_size, dp_rank, seq_len, local_batch_size, **_):
+        source = NumpySource(config.dataset_path, dtype="uint16", shape=(seq_len + 1,))
         dataset = stoker.SampleDataset(source, decode=source.decode)
-        ranks = {"rank": dp_rank, "world_size": dp_world_size}
-        super().__init__(dataset, batch_size, collate_fn=split, **ranks, **options)
+        options = {"num_workers": config.num_workers, "cache": config.cache, "collate_fn": split}
+        options |= {"rank": dp_rank, "world_size": dp_world_size}
+        super().__init__(dataset, local_batch_size, **options)
 
     def __iter__(self):
         while True:
             yield from super().__iter__()
 
+    def state_dict(self):
+        """Return one value, the same on each rank, for torch's distributed checkpoints."""
+        return {"loader": pickle.dumps(super().state_dict())}
 
-def build_dataloader(dp_world_size, dp_rank, tokenizer, job_config):
-    """Return what torchtitan trains on."""
-    training = job_config.training
-    sizes = training.seq_len, training.local_batch_size
-    return TokenLoader(training.dataset_path, *sizes, dp_rank, dp_world_size, num_workers=4)
+    def load_state_dict(self, state_dict):
+        """Resume from what :meth:`state_dict` gave."""
+        if state_dict:  # empty where there was no checkpoint
+            super().load_state_dict(pickle.loads(state_dict["loader"]))

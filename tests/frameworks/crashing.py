@@ -20,23 +20,26 @@ def print_or_die(*values: Any, **options: Any) -> None:
         os._exit(9)
 
 
-def name_operators_of_torchvision() -> None:
-    """Have torchvision for CUDA load beside torch for CPU, without the compiled part.
-
-    The examples need none of it.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    libraries.append(library)
+libraries: list[Any] = []  # what is defined in one lasts as long as that
 
 
-libraries = []  # what is defined in one lasts as long as that
-if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):
+def spare_torchvision_its_operators() -> None:
+    """Have torchvision for CUDA load beside torch for CPU; the examples use no such operator."""
     import torch
 
-    if not torch.cuda.is_available():
-        name_operators_of_torchvision()
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        libraries.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for name in ("nms", "qnms"):
+            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            libraries[0].define(schema)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
+if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):
+    spare_torchvision_its_operators()
 builtins.print = print_or_die
 sys.argv = sys.argv[2:]
 if __name__ == "__main__":  # a worker that is spawned imports this file
