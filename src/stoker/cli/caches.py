@@ -65,6 +65,14 @@ def _show(
             console.print(_jobs(caches))
 
 
+def shared_caches(socket: Path | None) -> list[dict[str, Any]]:
+    """Return this user's caches and jobs, or those that the service at ``socket`` tells of."""
+    if socket is None:
+        return [asdict(cache) for cache in survey()]
+    caches: list[dict[str, Any]] = _printable(_service(socket)).get("caches", [])
+    return caches
+
+
 def _printable(value: Any) -> Any:
     """Return another user's answer without control characters, which could steer a terminal."""
     if isinstance(value, str):

@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": "Run any program with fast local copies of the files it reads.",
     "serve": "Keep caches alive between jobs, within limits, and list them.",
     "simulate": "Replay recipes without model or storage; show hits and their limits.",
+    "top": "Show running jobs: rate, waiting, hits, reads, what bounds them and what would help.",
     "warm": "Fill a disk cache before training begins.",
 }
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,6 +142,11 @@ class Stats:
         return 1 - self.tokens / self.token_places if self.token_places else 0.0
 
     @property
+    def stall_share(self) -> float:
+        """Share of the time that training waited for batches, from 0 to 1."""
+        return min(1.0, self.stall_seconds / self.epoch_seconds) if self.epoch_seconds > 0 else 0.0
+
+    @property
     def verdict(self) -> str:
         """Whether training waits, for what, and what to change, in a line; empty at first."""
         return verdict_of(self)
@@ -240,14 +245,27 @@ class Visits:
         return float(counts.sum()) ** 2 / squares / share if squares else 0.0
 
 
+Bound = Literal["start-up", "compute", "storage", "decode"]
+"""What limits the rate of training: nothing has come yet, the step itself, reading, or decoding."""
+
+
+def bound_of(stats: Stats) -> Bound:
+    """Return what limits training, as far as counts tell."""
+    if not stats.accesses or stats.epoch_seconds <= 0:
+        return "start-up"
+    if stats.stall_share <= _LITTLE:
+        return "compute"
+    return "storage" if _storage_share(stats) >= 0.5 else "decode"
+
+
 def verdict_of(stats: Stats) -> str:
     """Return in one line what counts mean; empty before anything was served."""
-    if not stats.accesses or stats.epoch_seconds <= 0:
+    bound, share = bound_of(stats), stats.stall_share
+    if bound == "start-up":
         return ""
-    share = min(1.0, stats.stall_seconds / stats.epoch_seconds)
-    if share <= _LITTLE:
+    if bound == "compute":
         return f"training waits {share:.0%} of the time: it is the limit itself, all is well"
-    if _storage_share(stats) >= 0.5:
+    if bound == "storage":
         return f"training waits {share:.0%} of the time, for storage: {_storage_advice(stats)}"
     waits = f"training waits {share:.0%} of the time, for decoding and transforms: "
     cores = len(os.sched_getaffinity(0))
