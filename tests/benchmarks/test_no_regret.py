@@ -30,3 +30,38 @@ def test_a_cell_is_measured_once_and_drawn(
     main()
     assert rounds.read_text() == before
     assert (tmp_path / "no_regret.svg").exists()
+
+
+def test_the_design_has_every_storage_size_worker_and_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from no_regret import COMPUTE, SIZES, STORAGES, WORKERS, design
+
+    cells = design()
+    assert len({str(cell) for cell in cells}) == len(cells) == 40
+    for values, name in (
+        (STORAGES, "storage"),
+        (SIZES, "size"),
+        (WORKERS, "workers"),
+        (COMPUTE, "compute"),
+    ):
+        assert {getattr(cell, name) for cell in cells} == set(values)
+
+
+def test_a_part_of_the_cells_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from no_regret import SIZES, STORAGES, WORKERS
+    from no_regret_map import draw
+
+    figures = {"epoch_s": [2.0, 1.0, 1.0], "epoch_cpu_s": [1.0, 0.5, 0.5], "cpu_s": 2.0}
+    lines = [
+        {"cell": cell, "round": number, "who": who, **figures}
+        for cell in ("http/110KB/2/none", "page-cache/2KB/0/none")
+        for number in range(2)
+        for who in ("torch", "stoker")
+    ]
+    lines.append({"cell": "disk/2KB/2/none", "round": 0, "who": "torch", **figures})  # interrupted
+    drawn = tmp_path / "no_regret.svg"
+    draw(lines, drawn, list(STORAGES), list(SIZES), list(WORKERS))
+    assert drawn.stat().st_size > 10_000
