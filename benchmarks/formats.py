@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from feed_servers import Unavailable, s3, slow_folder
-from harness import Report, interleave, paired_ratio, parser
+from harness import Report, interleave, paired_ratio, parser, show
 
 import stoker
 from stoker.source import MDSSource, NumpySource, ParquetSource, Source
@@ -58,7 +58,7 @@ def main() -> None:
                 PARTS[name](report, args, Path(folder))
             except Unavailable as reason:
                 report.remarks.append(f"left out: {reason}")
-            report.show(args.json)
+            show(args, report, part=name)
 
 
 # ---- Parquet ----
@@ -75,7 +75,9 @@ def slow(report: Report, args: argparse.Namespace, folder: Path) -> None:
     with slow_folder(near, 10, 10, 100, 0) as far:
 
         def by_datasets() -> float:
-            table = datasets.Dataset.from_file(str(far / arrow.name)).shuffle(seed=int(time.time()))
+            table = datasets.Dataset.from_file(str(far / arrow.name)).shuffle(
+                seed=int(time.time()), keep_in_memory=True
+            )
             began = time.perf_counter()
             for row in range(some):
                 table[row]

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "scoring_cost",
     "index_memory",
     "feed",
+    "formats",
     "line_rate",
     "pool",
     "tiering",
