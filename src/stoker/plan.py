@@ -15,6 +15,7 @@ from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 
 _OPTIONAL = ("weights", "beyond", "blocks", "batches")
+_AT_ONCE = 1 << 14  # accesses, so that what is worked out of them takes little memory
 _SPARSE = 16  # times the accesses: the largest id up to which a table of all ids pays
 
 _NEVER = np.float32(2**60)  # accesses; with a position added still 64 bits
@@ -162,8 +163,10 @@ class Plan:
             later = self.ids[:0] if self.following is None else self.following.ids
             memory = _next_use(self.ids, later)
             if (beyond := self._beyond_horizon) is not None:
-                unknown = memory.array == self.horizon
-                memory.array[unknown] += _whole(beyond[self.ids[unknown]])
+                for at in range(0, len(self), _AT_ONCE):
+                    part = memory.array[at : at + _AT_ONCE]
+                    unknown = part == self.horizon
+                    part[unknown] += _whole(beyond[self.ids[at : at + _AT_ONCE][unknown]])
             self._memory["next_use"] = memory
         return _read_only(self._memory["next_use"])
 

@@ -32,6 +32,7 @@ class Neighbours:
 
 
 Signal = Literal["losses", "gradient_norms", "embeddings", "labels"]
+_SIGNALS: tuple[Signal, ...] = get_args(Signal)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Observation:
     """``i64[n]``, classes."""
 
     def __post_init__(self) -> None:
-        for name in get_args(Signal):
+        for name in _SIGNALS:
             rows = getattr(self, name)
             dimensions = 2 if name == "embeddings" else 1
             if rows is not None and (rows.ndim != dimensions or len(rows) != len(self.ids)):

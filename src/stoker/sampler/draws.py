@@ -74,13 +74,19 @@ def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> 
     0 or more, must sum to a whole number, up to rounding.
     """
     counts = visits.astype(np.uint32)  # rounded down
-    order = np.flatnonzero(visits > counts).astype(np.uint32)
-    rng.shuffle(order)
-    line = visits[order]
-    for at in range(0, len(line), _AT_ONCE):
-        part = line[at : at + _AT_ONCE]
-        part -= np.floor(part)
     size = round(float(visits.sum())) - int(counts.sum(dtype=np.int64))
+    order = np.empty(np.count_nonzero(visits > counts), np.uint32)
+    filled = 0
+    for at in range(0, len(visits), _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        rest = np.flatnonzero(visits[part] > counts[part])
+        order[filled : filled + len(rest)] = rest + at
+        filled += len(rest)
+    rng.shuffle(order)
+    line = np.empty(len(order))
+    for at in range(0, len(order), _AT_ONCE):
+        rests = visits[order[at : at + _AT_ONCE]]
+        line[at : at + _AT_ONCE] = rests - np.floor(rests)
     drawn = _along(order, line, size, rng)
     counts[drawn] += 1
     del order, line  # there may be 100 million

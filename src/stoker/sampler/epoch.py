@@ -16,6 +16,8 @@ from stoker.sampler.uniform import UniformSampler, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
+_AT_ONCE = 1 << 14  # samples: of 100 million, eight bytes each are a gigabyte
+
 
 class Draw(NamedTuple):
     """The accesses of one epoch, before they are made to divide among ranks."""
@@ -136,9 +138,12 @@ class EpochSampler(Sampler):
 def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
     """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
     longest = np.finfo(np.float32).max / 2
+    times = np.empty(len(visits), np.float32)
     with np.errstate(divide="ignore"):
-        accesses_each = accesses / visits
-    return np.minimum(accesses_each, longest, out=accesses_each).astype(np.float32)
+        for at in range(0, len(visits), _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            times[part] = np.minimum(accesses / visits[part], longest)
+    return times
 
 
 def has_evidence(scores: Scores) -> bool:

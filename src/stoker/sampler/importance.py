@@ -116,7 +116,10 @@ class ImportanceSampler(EpochSampler):
         every = visits if epochs == 1 else epochs * visits
         ids = systematic_visits(every, generator(self.seed, begin, stream=3))
         own = ids[(epoch - begin) * self.num_samples :][: self.num_samples]
-        return Draw(own, 1 / visits[own], expected(visits, len(own)))
+        weights = np.empty(len(own), np.float32)
+        for at in range(0, len(own), _AT_ONCE):
+            weights[at : at + _AT_ONCE] = 1 / visits[own[at : at + _AT_ONCE]]
+        return Draw(own, weights, expected(visits, len(own)))
 
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
         return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)

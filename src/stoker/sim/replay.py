@@ -379,12 +379,14 @@ class Job:
     ) -> tuple[Keys, Keys]:
         """Score a run of batches; return their keys before, and after if they follow scores."""
         policy, batch, observer = self.cache.policy, self._batch_size, self._controller.observer
-        keys = None if policy.natural_keys else np.empty(len(ids))
+        keys, are_known = None if policy.natural_keys else np.empty(len(ids)), False
         after = np.empty(len(ids)) if self.cache.follows_scores else None
         losses = self._losses(ids, plan.epoch)
+        if isinstance(policy, NextUse):  # whose keys do not depend on scores
+            keys, are_known = policy.keys(ids, self._scores, plan, positions), True
         for start in range(0, len(ids), batch):
             part = slice(start, start + batch)
-            if keys is not None:
+            if keys is not None and not are_known:
                 keys[part] = policy.keys(ids[part], self._scores, plan, positions[part])
             observer.score(ids[part], plan.epoch, {"losses": losses[part]})
             if after is not None:
