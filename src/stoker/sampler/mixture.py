@@ -176,8 +176,8 @@ class MixtureSampler(Sampler):
     A source is visited in passes, each a permutation drawn from (seed, pass, place of the source).
     A pass continues in the next epoch where it was. Where an access falls is computed from the
     epochs before, of which only the counts are drawn. Padded or cut for ranks as
-    :class:`~stoker.sampler.uniform.UniformSampler` is. Frozen and pure: safe in any thread or
-    process.
+    :class:`~stoker.sampler.uniform.UniformSampler` is. The latest pass of each source is kept, 4
+    bytes a sample. Frozen and pure: safe in any thread or process.
 
     Accesses are dealt out along a binary tree of sources (Huffman, Proceedings of the IRE 1952),
     so that heavy ones are near its root. At each node the smaller side draws one of each s/n places
@@ -201,6 +201,9 @@ class MixtureSampler(Sampler):
     _before: dict[int, NDArray[np.int64]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _drawn: dict[int, tuple[int, NDArray[np.uint32]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
@@ -214,6 +217,9 @@ class MixtureSampler(Sampler):
                 f"drop_last leaves none of {self.mixture.accesses} samples to {self.pad_to} ranks: "
                 "use fewer ranks or drop_last=False"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_before": {}, "_drawn": {}}
 
     @property
     def longest(self) -> int:
@@ -289,23 +295,35 @@ class MixtureSampler(Sampler):
 
     def _walk(self, source: int, first: int, count: int) -> NDArray[np.uint32]:
         """Return u32[count], the visits of a source from its ``first`` on, ids within it."""
-        if not count:
-            return np.empty(0, np.uint32)
         length = self.mixture.lengths[source]
-        number = first // length
-        passes = self._passes(source, number, (first + count - 1) // length + 1)
-        return passes[first - number * length :][:count]
+        together = length * max(1, _TOGETHER // length)
+        visits = np.empty(count, np.uint32)
+        done = 0
+        while done < count:
+            sheet, begin = divmod(first + done, together)
+            part = self._sheet(source, sheet)[begin : begin + count - done]
+            visits[done : done + len(part)] = part
+            done += len(part)
+        return visits
 
-    def _passes(self, source: int, first: int, end: int) -> NDArray[np.uint32]:
-        """Return u32[(end - first) x n], the passes ``first`` to ``end`` of a source of n."""
-        length = self.mixture.lengths[source]
-        many = max(1, _TOGETHER // length)
-        sheets = range(first // many, (end - 1) // many + 1)
-        rows = np.tile(np.arange(length, dtype=np.uint32), (len(sheets), many, 1))
-        for row, sheet in zip(rows, sheets, strict=True):
-            generator(self.seed, sheet, stream=_WALK + source).permuted(row, axis=1, out=row)
-        begin = first - sheets.start * many
-        return rows.reshape(-1, length)[begin : begin + end - first].ravel()
+    def _sheet(self, source: int, sheet: int) -> NDArray[np.uint32]:
+        """Return u32[m], a pass of a source, or as many of a small one as are drawn together."""
+        known, drawn = self._drawn.get(source, (-1, None))
+        if drawn is not None and known == sheet:
+            return drawn
+        rng, length = (
+            generator(self.seed, sheet, stream=_WALK + source),
+            self.mixture.lengths[source],
+        )
+        drawn = np.tile(np.arange(length, dtype=np.uint32), max(1, _TOGETHER // length))
+        if len(drawn) == length:
+            rng.shuffle(drawn)  # much faster than rows of one array
+        else:
+            rows = drawn.reshape(-1, length)
+            rng.permuted(rows, axis=1, out=rows)
+        # A large source has many epochs in one pass.
+        self._drawn[source] = sheet, drawn
+        return drawn
 
     def _beyond(self, epoch: int) -> NDArray[np.float32]:
         """Return f32[N], the accesses of a pass of each sample's source, by its share by now.
