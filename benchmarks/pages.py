@@ -27,6 +27,7 @@ _PAGE_OF = {
     "curves": "foresight",
     "fair_trial": "trial",
     "feed": "feeding",
+    "formats": "formats",
     "frontier": "foresight",
     "hit_ratio": "hit-ratio",
     "ids_scale": "hit-path",

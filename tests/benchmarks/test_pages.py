@@ -116,3 +116,11 @@ def test_the_list_says_how_long_published_runs_took(
     frontier = json.loads((FOLDER / "results" / "frontier.json").read_text())
     assert told["frontier"] == f"{frontier['seconds']} s"
     assert told["fair_trial"] == "hours" and told["block"].endswith("s for plans, hours")
+
+
+def test_every_benchmark_has_a_page() -> None:
+    import pages
+    import run_all
+
+    for name in (*run_all.BENCHMARKS, *run_all.HOURS, *run_all.ON_A_DEVICE):
+        assert pages.page_of(name, name)
