@@ -2,6 +2,7 @@
 
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.base import Sampler
+from stoker.sampler.batching import Batching, Buckets, Packing, TokenBudget
 from stoker.sampler.blocks import BlockSampler, neighbour_distances
 from stoker.sampler.draws import counts, coverage, ess, repeat_share
 from stoker.sampler.epoch import Draw, EpochSampler
@@ -15,18 +16,22 @@ from stoker.sampler.weighted import WeightedSampler
 
 __all__ = [
     "AdaptiveSampler",
+    "Batching",
     "BlockSampler",
+    "Buckets",
     "Draw",
     "EpochSampler",
     "ImportanceSampler",
     "InfoBatchSampler",
     "Mixture",
     "MixtureSampler",
+    "Packing",
     "PadsSampler",
     "Sampler",
     "SelectiveSampler",
     "Stages",
     "SuperEpochSampler",
+    "TokenBudget",
     "UniformSampler",
     "WeightedSampler",
     "counts",
