@@ -109,6 +109,12 @@ def on_page(page: str, claims: Claims) -> str:
     return _BLOCK.sub(table, page)
 
 
+def said(page: str, subject: str) -> str:
+    """Return what the page says of a subject in the last column; empty if nothing."""
+    lines = (line for line in page.splitlines() if line.startswith(f"| {subject} |"))
+    return next((line.split("|")[-2] for line in lines), "")
+
+
 def tell(items: Sequence[pytest.Item]) -> None:
     """Have the reports of these tests hold their claims, also those that come from a worker."""
     for item in items:
@@ -136,15 +142,22 @@ class Recorder:
             elif report.when == "call":
                 self._passed.append((subject, claim))
 
-    @property
-    def claims(self) -> Claims:
-        """What was shown."""
-        return ordered(sorted(set(self._passed) - self._others, key=self._passed.index))
+    def claims(self, page: str, all_of: Claims) -> Claims:
+        """Return those of ``all_of`` that were shown, or that ``page`` has and no test tried."""
+        shown = set(self._passed) - self._others
+        tried = {*self._passed, *self._others}
+        found = {
+            subject: [
+                claim
+                for claim in claims
+                if (subject, claim) in shown
+                or ((subject, claim) not in tried and claim in said(page, subject))
+            ]
+            for subject, claims in all_of.items()
+        }
+        return {subject: claims for subject, claims in found.items() if claims}
 
     def pytest_sessionfinish(self) -> None:
-        """Write it down, in the order in which files have it."""
-        shown = self.claims
-        known = {name: [c for c in all_of if c in shown.get(name, [])]
-                 for name, all_of in written().items()}  # fmt: skip
-        left = {name: claims for name, claims in known.items() if claims}
-        self._page.write_text(on_page(self._page.read_text(), left))
+        """Write it down."""
+        page = self._page.read_text()
+        self._page.write_text(on_page(page, self.claims(page, written())))
