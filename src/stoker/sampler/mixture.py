@@ -311,10 +311,8 @@ class MixtureSampler(Sampler):
         known, drawn = self._drawn.get(source, (-1, None))
         if drawn is not None and known == sheet:
             return drawn
-        rng, length = (
-            generator(self.seed, sheet, stream=_WALK + source),
-            self.mixture.lengths[source],
-        )
+        length = self.mixture.lengths[source]
+        rng = generator(self.seed, sheet, stream=_WALK + source)
         drawn = np.tile(np.arange(length, dtype=np.uint32), max(1, _TOGETHER // length))
         if len(drawn) == length:
             rng.shuffle(drawn)  # much faster than rows of one array
