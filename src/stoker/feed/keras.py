@@ -68,10 +68,12 @@ class _AfterBatch(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._after_batch = epoch, after_batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell the user, and let go of the batch."""
+        """Tell the user, and let go of the batches."""
+        # With steps_per_execution the last one may be counted beyond the end.
+        done = min(batch + 1, len(self._epoch))
         if self._after_batch is not None:
-            self._after_batch(self._epoch.batch(batch), batch + 1)
-        self._epoch.drop(batch)
+            self._after_batch(self._epoch.batch(done - 1), done)
+        self._epoch.drop(done - 1)
 
 
 def fit_epoch(model: Any, feed: Feed, after_batch: AfterBatch | None = None, **options: Any) -> Any:
