@@ -17,6 +17,7 @@ _COMMANDS = {
     "ls": "List the caches that processes of this user share now, and their jobs.",
     "pack": "Put many small files into a few tar shards.",
     "pool": "Run a server for the pool that all nodes share; show what its servers hold.",
+    "report": "Write what a recorded training did, as an HTML page.",
     "run": "Run any program with fast local copies of the files it reads.",
     "serve": "Keep caches alive between jobs, within limits, and list them.",
     "simulate": "Replay recipes without model or storage; show hits and their limits.",

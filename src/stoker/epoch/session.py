@@ -30,6 +30,7 @@ from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
 from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
 from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.epoch.report import write_report
 from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
@@ -561,6 +562,19 @@ class FrontEnd:
     def epoch_stats(self) -> list[Stats]:
         """Stats of each epoch that has ended since this was made, abandoned ones included."""
         return list(self._session.records.epochs)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what each epoch that has ended did to ``path``, an HTML page that loads nothing.
+
+        Hits beside the most that are possible, the share of waiting, a histogram of the waits for
+        batches and the sizes of samples; of this rank. Raises
+        :class:`~stoker.errors.ConfigError` if no epoch has ended, and OSError.
+        """
+        setup, records = self._session.setup, self._session.records
+        sizes = setup.population.sizes(setup.stage.source.sizes)
+        facts = {"recipe": setup.recipe.name, "samples": len(setup.population)}
+        waits = records.waits.counts
+        write_report(path, facts, records.epochs, waits, sizes, setup.capacity)
 
     @property
     def quarantine(self) -> list[Failure]:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from html import escape
 from math import ceil
 from typing import Any, Literal
 
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bounds import Rates, smallest_cache
+from stoker.epoch import html
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.mixed import SourceBooks
 from stoker.jobs.waits import Waits
 from stoker.shared import SharedArray
+from stoker.types import format_bytes
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
 
@@ -161,6 +164,18 @@ class Stats:
             f"bytes), fetched {self.fetched}{direct}, substituted {self.substituted}, "
             f"stalled {self.stall_seconds:.2f} s{padded}"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a small table, for notebooks."""
+        rows = [
+            ("samples", f"{self.accesses:,}"),
+            ("hits", f"{self.hit_ratio:.1%} ({self.byte_hit_ratio:.1%} of bytes)"),
+            ("substituted", f"{self.substituted:,}"),
+            ("packaged", f"{self.packaged:,}"),
+            ("fetched", f"{self.fetched:,}, {format_bytes(self.bytes_from_source)}"),
+            ("training waits", f"{self.stall_seconds:.2f} s, {self.stall_share:.1%} of the time"),
+        ]
+        return html.table(("", "Stats"), rows) + f"<p>{escape(self.verdict)}</p>"
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``; ratios and ``cache_bytes`` are of now."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.epoch.html import STYLE
 from stoker.errors import ConfigError
 from stoker.sim import limits
 
@@ -38,19 +39,6 @@ _COLUMNS = {
     "stall_seconds": ("stall s", "number", "Of these, training waited."),
     "utilisation": ("busy", "share", "Share of the time in which training computed."),
 }
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1080px; color: #222;
-       background: #fff; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-svg { width: 100%; max-width: 900px; height: auto; font-family: system-ui, sans-serif; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25em .6em; text-align: right; border-bottom: 1px solid #e4e4e4; }
-th, td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-th { border-bottom: 2px solid #888; font-weight: 600; } tr.best td { font-weight: 600; }
-p.facts { color: #555; } div.wide { overflow-x: auto; }
-"""
 
 _X_LABEL = "cache, % of the data set's bytes"
 _MOST, _LRU = "most, once an epoch", "LRU in theory"
@@ -91,7 +79,7 @@ def html(
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><title>stoker simulate</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{_STYLE}</style></head><body>",
+        f"<style>{STYLE}</style></head><body>",
         "<h1>What a cache of each size hits</h1>",
         f'<p class="facts">{escape(told)}</p>',
         *_charts(rows, sizes, whole),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
 import stoker._core as core
+from stoker.epoch import html
 from stoker.sampler.draws import coverage, ess
 from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
@@ -94,6 +96,23 @@ class SimResult:
     def utilisation(self) -> float:
         """Share of the time in which training computed."""
         return 1 - self.stall_seconds / self.seconds if self.seconds else 1.0
+
+    def _repr_html_(self) -> str:
+        """Return a small table, for notebooks."""
+        rows = [
+            (
+                epoch.epoch,
+                f"{epoch.accesses:,}",
+                f"{epoch.hits / max(1, epoch.accesses):.1%}",
+                f"{epoch.substituted:,}",
+                f"{epoch.packaged:,}",
+                f"{epoch.fetched:,}",
+            )
+            for epoch in self.per_epoch
+        ]
+        head = ("epoch", "samples", "hits", "substituted", "packaged", "fetched")
+        title = f"{self.recipe}, cache {self.cache_share:.1%}: hits {self.hit_ratio:.1%}"
+        return f"<p>{escape(title)}</p>" + html.table(head, rows)
 
     def after(self, epochs: int) -> SimResult:
         """Return the same without the first ``epochs``: the first one fills the cache."""
