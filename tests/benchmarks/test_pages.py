@@ -14,7 +14,6 @@ PAGES = sorted((FOLDER / "results").glob("*.md"))
 BY_HAND = {
     "feeding",
     "hit-path",
-    "hit-ratio",
     "images",
     "importance",
     "jobs",
