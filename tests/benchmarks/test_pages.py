@@ -18,7 +18,6 @@ BY_HAND = {
     "importance",
     "jobs",
     "line-rate",
-    "mechanisms",
     "no-regret",
     "nodes",
     "pool",
