@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from support.parts import number_of, numbers
 
 from stoker.cli.root import root
@@ -142,6 +143,22 @@ def test_keys_sort_choose_and_open() -> None:
     assert screen.at == 0, "the chosen job has gone"
     screen.press("q", 1)
     assert screen.is_over
+
+
+def test_of_many_jobs_the_chosen_one_is_on_the_screen_with_its_verdict() -> None:
+    base = view_of("Data", job(accesses=10, epoch_seconds=1.0))
+    names = [f"job {number:02}" for number in range(64)]
+    views = [JobView(**{**vars(base), "name": name}) for name in names]
+    screen, console = Screen("name"), Console(width=80, height=24)
+    for _ in range(40):
+        screen.press("j", len(views))
+    with console.capture() as captured:
+        console.print(screen.frame(views, console.height))
+    shown = captured.get()
+    assert "job 40" in shown
+    assert "job 00" not in shown
+    assert "training waits" in shown
+    assert len(shown.splitlines()) <= 24
 
 
 def test_once_prints_a_real_job_and_its_numbers() -> None:

@@ -33,6 +33,7 @@ _LEAST = 5.0  # seconds; jobs publish once a second, and a batch may take longer
 _OF_NOW = frozenset(metric.field for metric in COUNTS if metric.kind == "gauge")
 _OF_NODE = frozenset(metric.field for metric in COUNTS if metric.of_node)
 _ZERO = Stats()
+_OTHER_LINES = 4  # of the table's head and of the verdict
 Job = Mapping[str, Any]
 
 
@@ -168,15 +169,18 @@ class Screen:
         elif key == "q":
             self.is_over = True
 
-    def frame(self, views: Sequence[JobView]) -> RenderableType:
-        """Return what is to be seen of ``views``."""
+    def frame(self, views: Sequence[JobView], lines: int | None = None) -> RenderableType:
+        """Return what is to be seen of ``views`` on so many lines; None: all jobs."""
         if not views:
             return Text("no running job shares a cache")
         ordered = self.ordered(views)
         self.at = min(self.at, len(ordered) - 1)
         if self.is_open:
             return _one(ordered[self.at])
-        return Group(_all(ordered, self.at), Text(ordered[self.at].verdict))
+        rows = len(ordered) if lines is None else max(1, lines - _OTHER_LINES)
+        first = max(0, self.at - rows + 1)
+        shown = ordered[first : first + rows]
+        return Group(_all(shown, self.at - first), Text(ordered[self.at].verdict))
 
     def ordered(self, views: Sequence[JobView]) -> list[JobView]:
         """Return the jobs in the order chosen: names from A, figures from the largest."""
@@ -240,7 +244,7 @@ def _time(seconds: float) -> str:
     help="Column to sort by.",
 )
 @click.option(
-    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds to wait."
+    "--every", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds to wait."
 )
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="Ask another user's service, at its socket."
@@ -284,7 +288,7 @@ def _live(screen: Screen, every: float, socket: Path | None) -> None:
         while not screen.is_over:
             if time.monotonic() >= due:
                 views, due = _look(history, socket), time.monotonic() + every
-            live.update(screen.frame(views), refresh=True)
+            live.update(screen.frame(views, console.height), refresh=True)
             ready, _, _ = select.select([keyboard], [], [], max(0.0, due - time.monotonic()))
             if ready:
                 key = os.read(keyboard, 1).decode(errors="replace")
