@@ -152,7 +152,7 @@ def _read(data: bytes) -> Any:
         )
         table = file.read(use_threads=False)
         table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SampleCorrupt(f"pyarrow cannot read it: {error}") from error
     return table
 
