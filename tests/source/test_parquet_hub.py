@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.hub import Hub
 
+from stoker.errors import StokerError
 from stoker.source import ParquetSource, open_source
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -51,9 +51,9 @@ def test_parquet_is_read_in_place(hub: Hub) -> None:
     assert len(changed) == 1900 and changed.fingerprint != source.fingerprint
 
 
-def test_a_repository_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
-    from stoker.errors import StokerError
-
-    with pytest.raises(StokerError):
-        where = "hf://datasets/nobody/nothing/x.parquet"
+def test_a_repository_that_is_not_there_is_not_asked_for_again(hub: Hub) -> None:
+    began = hub.requests
+    where = "hf://datasets/nobody/nothing/x.parquet"
+    with pytest.raises(StokerError, match="nobody/nothing"):
         ParquetSource(where, storage_options={"endpoint": hub.endpoint})
+    assert 0 < hub.requests - began < 10

@@ -19,6 +19,8 @@ class Hub:
         self.files = files
         self.bytes = 0
         """Bytes of files in answers so far."""
+        self.requests = 0
+        """Answers so far."""
         self._mutex = threading.Lock()
 
         class Handler(_Handler):
@@ -36,8 +38,9 @@ class Hub:
     def url(self) -> str:
         return f"hf://datasets/{REPO}"
 
-    def count(self, num_bytes: int) -> None:
+    def count(self, requests: int = 0, num_bytes: int = 0) -> None:
         with self._mutex:
+            self.requests += requests
             self.bytes += num_bytes
 
     def entry(self, path: str) -> dict[str, Any]:
@@ -82,13 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _range(self, data: bytes) -> None:
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         piece = data[int(wanted[1]) : int(wanted[2]) + 1] if wanted else data
-        self.hub.count(len(piece))
+        self.hub.count(num_bytes=len(piece))
         self._answer(piece, 206 if wanted else 200, "application/octet-stream")
 
     def _json(self, value: Any, status: int = 200) -> None:
         self._answer(json.dumps(value).encode(), status, "application/json")
 
     def _answer(self, body: bytes, status: int, kind: str) -> None:
+        self.hub.count(requests=1)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

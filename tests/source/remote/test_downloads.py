@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import resource
 import subprocess
 import sys
 import threading
@@ -76,6 +78,23 @@ def test_what_is_asked_for_comes(bad_server: BadServer) -> None:
     downloads.close()
     assert {index: bad_server.body(str(index)) for index in range(100)} == answers
     assert (told.requests, told.failed, told.received) == (100, 0, 100 * 100_000)
+
+
+def test_more_descriptors_are_open_than_select_takes(bad_server: BadServer) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    others = [os.open("/dev/null", os.O_RDONLY)]
+    try:
+        while others[-1] <= 1024:
+            others.append(os.dup(others[0]))
+        downloads = over(bad_server.url)
+        answers = all_of(downloads, requests_of(bad_server, 10))
+        downloads.close()
+    finally:
+        for each in others:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {index: bad_server.body(str(index)) for index in range(10)} == answers
 
 
 @given(

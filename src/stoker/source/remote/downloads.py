@@ -63,6 +63,12 @@ class Downloads:
         self._refused: deque[Any] = deque()  # tickets
         self._failures, self._pause_until = 0, 0.0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Not select, which takes no descriptor above 1,023: a training has more open.
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._due = float("inf")  # when libcurl wants to be called in any case
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._authorities = _authorities()
         self.under_way = 0
         """Requests that :meth:`wait` has not answered."""
@@ -86,10 +92,9 @@ class Downloads:
 
         An empty list also after :meth:`wake`.
         """
-        answers = self._arrived()
-        if not answers and self.under_way:
-            self._await(seconds)
-            answers = self._arrived()
+        answers: list[Answer] = [(ticket, None) for ticket in self._refused]
+        self._refused.clear()
+        answers += self._arrived(0 if answers else seconds)
         self.under_way -= len(answers)
         return answers
 
@@ -101,21 +106,44 @@ class Downloads:
     def close(self) -> None:
         """Give up what is under way."""
         self._multi.close()
+        self._poll.close()
         os.close(self._wake)
 
-    def _await(self, seconds: float) -> None:
-        reading, writing, failing = self._multi.fdset()
-        limit = self._multi.timeout()  # milliseconds; -1: none
-        if limit >= 0:
-            seconds = min(seconds, limit / 1e3)
-        select.select([*reading, self._wake], writing, failing, seconds)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+    def _watch(self, what: int, descriptor: int, _multi: Any, _data: Any) -> None:
+        """Wait for what libcurl wants of a connection from now on."""
+        reads, writes = self._pycurl.POLL_IN, self._pycurl.POLL_OUT
+        events = select.EPOLLIN * bool(what & reads) | select.EPOLLOUT * bool(what & writes)
+        if what == self._pycurl.POLL_REMOVE:
+            with contextlib.suppress(OSError):  # closed: the kernel has removed it
+                self._poll.unregister(descriptor)
+            return
+        try:
+            self._poll.modify(descriptor, events)
+        except FileNotFoundError:
+            self._poll.register(descriptor, events)
 
-    def _arrived(self) -> list[Answer]:
-        answers: list[Answer] = [(ticket, None) for ticket in self._refused]
-        self._refused.clear()
-        self._multi.perform()
+    def _set_timer(self, milliseconds: int) -> None:
+        self._due = time.monotonic() + milliseconds / 1e3 if milliseconds >= 0 else float("inf")
+
+    def _advance(self, seconds: float) -> None:
+        """Let libcurl read and write what it can; wait for so long until there is something."""
+        left = min(seconds, self._due - time.monotonic()) if self.under_way else 0
+        pycurl = self._pycurl
+        for descriptor, events in self._poll.poll(max(0, left)):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+                continue
+            ready = pycurl.CSELECT_IN * bool(events & (select.EPOLLIN | select.EPOLLHUP))
+            ready |= pycurl.CSELECT_OUT * bool(events & select.EPOLLOUT)
+            ready |= pycurl.CSELECT_ERR * bool(events & select.EPOLLERR)
+            self._multi.socket_action(descriptor, ready)
+        if time.monotonic() >= self._due:
+            self._due = float("inf")
+            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+
+    def _arrived(self, seconds: float) -> list[Answer]:
+        self._advance(seconds)
+        answers: list[Answer] = []
         left, requests, failed, received = 1, 0, 0, 0
         while left:
             left, good, bad = self._multi.info_read()

@@ -20,6 +20,7 @@ _VERSIONS = (
 )  # fmt: skip
 _BUFFERED = ("hf",)  # file systems that open a file for a range, and read 5 MB ahead by default
 _THROTTLED = re.compile(r"\b(429|503)\b|SlowDown|[Tt]hrottl|Too Many Requests|[Rr]ate limit")
+_STATUSES = {401: Why.REFUSED, 403: Why.REFUSED, 404: Why.NOT_FOUND, 410: Why.NOT_FOUND}
 
 
 class FsspecBackend:
@@ -102,7 +103,13 @@ class FsspecBackend:
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             why = Why.THROTTLED if _THROTTLED.search(text) else Why.TRANSIENT
-            raise Fault(why, text) from error
+            raise Fault(_STATUSES.get(_status(error), why), text) from error
+
+
+def _status(error: Exception) -> int:
+    """Return the HTTP status of an error of httpx, requests or aiohttp; 0 if it has none."""
+    answer = getattr(error, "response", None)
+    return int(getattr(answer, "status_code", getattr(error, "status", 0)) or 0)
 
 
 def _entry(path: str, info: dict[str, Any]) -> Entry:
