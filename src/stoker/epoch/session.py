@@ -239,7 +239,7 @@ class Session:
             partial(own or self.controller.batch_specs, begun),
             begun.earlier,
             stamp=self.cached.store.stamp,
-            bare=partial(self._is_bare, begun.bare),
+            bare=partial(_is_bare, self._direct, begun.bare),
         )
         return begun
 
@@ -281,10 +281,6 @@ class Session:
         self.controller.restore(state)
 
     # --- inside ---
-
-    def _is_bare(self, first: int, number: int, ids: NDArray[np.uint32]) -> bool:
-        """Whether batch ``number`` is read past the cache; the ``first`` ones are in any case."""
-        return number < first or (self._direct is not None and self._direct.takes(ids))
 
     def _may_stand_aside(self) -> bool:
         """Whether nothing is lost if samples do not come to the cache."""
@@ -580,3 +576,10 @@ class FrontEnd:
     def quarantine(self) -> list[Failure]:
         """Samples that could not be served and were replaced, each once, with the last reason."""
         return list(self._session.records.failures.values())
+
+
+def _is_bare(
+    direct: DirectReading | None, first: int, number: int, ids: NDArray[np.uint32]
+) -> bool:
+    """Whether batch ``number`` is read past the cache; the ``first`` ones are in any case."""
+    return number < first or (direct is not None and direct.takes(ids))

@@ -184,15 +184,16 @@ class JobTable:
             raise
         self.is_shared = self._arrays.shared
         """False if other jobs cannot find it."""
-        self.slot: int | None = None
-        """The slot of this process, once it has taken one."""
-        self._seen = -np.inf
-        self._live = np.zeros(SLOTS, np.bool_)
-        self._tokens = np.zeros(SLOTS, np.uint64)  # of the rows when they were looked at
         arrays: dict[str, NDArray[Any]] = {
             name: shared.array for name, shared in self._arrays.arrays.items()
         }
-        self.board = Board(arrays, self.live, time.monotonic)
+        self._lives = _Lives(self._locks, arrays["jobs"].view(JOB))
+        self.board = Board(arrays, self._lives, time.monotonic)
+
+    @property
+    def slot(self) -> int | None:
+        """The slot of this process, once it has taken one."""
+        return self._lives.own
 
     def take(self, token: int, kind: Kind, name: str, threshold: float) -> int | None:
         """Take a slot for the job ``token``, and return it; None when all are taken."""
@@ -201,31 +202,19 @@ class JobTable:
         try:
             for slot in range(SLOTS):
                 if try_lock(self._locks.fileno(), start=slot, length=1):
-                    self.slot, self._seen = slot, -np.inf
+                    self._lives.move(slot)
                     self.board.enter(slot, token, kind, name, os.getpid(), threshold)
-                    self._seen = -np.inf
+                    self._lives.move(slot)
                     return slot
             return None
         finally:
             unlock(self._locks.fileno(), start=_DOOR, length=1)
 
-    def live(self) -> NDArray[np.bool_]:
-        """Return bool[SLOTS], whose process lives.
-
-        Arrivals and departures are seen at once, a death within a tenth of a second.
-        """
-        now, tokens = time.monotonic(), self.board.jobs["token"].copy()
-        if now - self._seen >= _GLANCE or (tokens != self._tokens).any():
-            self._seen, self._tokens = now, tokens
-            for slot in np.flatnonzero(tokens).tolist():
-                self._live[slot] = slot == self.slot or self._is_held(slot)
-        return self._live & (tokens > 0)
-
     def close(self) -> None:
         """Leave; may be called again."""
         if self.slot is not None and self._locks.fileno() >= 0:
             self.board.leave(self.slot)
-        self.slot = None
+        self._lives.move(None)
         descriptors.drop(self._locks)
         self._arrays.close()
 
@@ -239,6 +228,33 @@ class JobTable:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Lives:
+    """Whose process lives, of those that hold locks for their rows of ``jobs``.
+
+    Calling it returns bool[SLOTS]: arrivals and departures are seen at once, a death within a tenth
+    of a second. Apart from the table, which so is freed when its last user goes.
+    """
+
+    def __init__(self, locks: descriptors.Descriptor, jobs: NDArray[np.void]) -> None:
+        self.own: int | None = None
+        self._locks, self._jobs = locks, jobs
+        self._seen = -np.inf
+        self._live = np.zeros(SLOTS, np.bool_)
+        self._tokens = np.zeros(SLOTS, np.uint64)  # of the rows when they were looked at
+
+    def move(self, slot: int | None) -> None:
+        """Take note of the slot of this process, and look again the next time."""
+        self.own, self._seen = slot, -np.inf
+
+    def __call__(self) -> NDArray[np.bool_]:
+        now, tokens = time.monotonic(), self._jobs["token"].copy()
+        if now - self._seen >= _GLANCE or (tokens != self._tokens).any():
+            self._seen, self._tokens = now, tokens
+            for slot in np.flatnonzero(tokens).tolist():
+                self._live[slot] = slot == self.own or self._is_held(slot)
+        return self._live & (tokens > 0)
 
     def _is_held(self, slot: int) -> bool:
         with contextlib.suppress(OSError):

@@ -171,6 +171,8 @@ class Supervisor:
                 self._lost()
                 self._is_over = True  # the thread may still be alive when close() looks
                 os.close(self._wake)
+                # What they belong to has the supervisor: so it is freed at once, with what it maps.
+                self._make_job = self._introduce = self._heard = self._lost = _do_nothing
 
     def _complain(self) -> None:
         if not self._warned:
@@ -285,6 +287,9 @@ class Supervisor:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def _do_nothing(*_: object) -> None: ...
 
 
 def _pid_here(message: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -344,7 +345,7 @@ class Store:
     def _guard(self) -> None:
         # Nothing to look up, to claim or to log: workers that read past the cache do only that.
         self._keeps_nothing = isinstance(self.tier, NullTier) and self.claims is None
-        self._tier = GuardedTier(self.tier, lambda: self.counters.add(bypassed=1))
+        self._tier = GuardedTier(self.tier, partial(self.counters.add, bypassed=1))
         self._substitutes = self._substitutes_of(self.substitution)
 
     def _substitutes_of(self, rules: Substitution | None) -> Substitutes | None:
