@@ -66,7 +66,8 @@ bench: $(STAMPS)/installed
 	python benchmarks/run_all.py $(ARGS)
 
 docs: $(STAMPS)/installed
-	python docs/render.py build/docs
+	python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs $(ARGS)
+	echo "open build/docs/index.html"
 
 native-test: $(STAMPS)/tools
 	cmake -S . -B build/native -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release

@@ -17,10 +17,10 @@ class Hybrid(Scorer):
     """Finds the set S of volatile samples in a warm-up, then has S scored again in each epoch.
 
     ImPACT (IEEE TC 2025), hybrid importance evaluation. After each epoch every seen sample's
-    percentile rank goes into its running variance (Welford). S'_t are the |S| samples of largest
-    variance, from the second epoch on; |S| = ``share`` of the samples that the cache holds. The
+    percentile rank goes into its running variance (Welford). S'_t are the ``|S|`` samples of the
+    largest variance, from the second epoch on; ``|S| = share`` of what the cache holds. The
     warm-up, of full passes (``scores.ready`` is False), ends when S' holds still,
-    |S'_t ∩ S'_{t-1}| / |S| > ``overlap``, or after ``max_warm_up`` epochs. From then on S stays as
+    ``|S'_t ∩ S'_{t-1}| / |S| > overlap``, or after ``max_warm_up`` epochs. From then on S stays as
     it is, in ``scores.volatile`` and in :attr:`volatile`, whose samples are to be scored by a
     forward pass before each plan; all others keep the score of their last visit.
 

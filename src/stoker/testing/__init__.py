@@ -17,6 +17,8 @@ _WHERE = {
     "SourceConformance": "stoker.testing.source_conformance",
 }
 
+__all__ = list(_WHERE)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
