@@ -234,8 +234,11 @@ def _header(read: Read, at: int, end: int) -> tuple[Struct, int]:
 
 def _of_data(header: Struct) -> Struct | None:
     """Return what a page's header says about its data; None for a page without."""
-    found: Struct | None = value(header, {_DATA: 5, _DATA_V2: 8}.get(value(header, 1), 0))
-    return found
+    kind = value(header, 1)
+    about = value(header, 5 if kind == _DATA else 8) if kind in (_DATA, _DATA_V2) else None
+    if not isinstance(about, dict | None):
+        raise SampleCorrupt(f"a page's header says {about!r:.100}")
+    return about
 
 
 def _number(fields: Struct, number: int) -> int:
