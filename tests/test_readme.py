@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pytorch.conftest import own_places  # noqa: F401  (fixture)
 from support.images import write_images
+from support.pages import ROOT, blocks, run_script
 from support.parts import number_of, numbers
 from support.redis_servers import needs_server
 from support.s3 import Bucket
@@ -22,7 +23,6 @@ from stoker import Cache
 from stoker.cli.root import root
 from stoker.pytorch import Loader, SampleDataset
 
-ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 BEFORE = """
@@ -37,29 +37,9 @@ loader.close()
 """
 
 
-def blocks(page: str, heading: str, language: str = "") -> list[str]:
-    """The code blocks of a section; of what comes before the first one for an empty heading."""
-    text = (ROOT / page).read_text()
-    begin = rf"^## {heading}\n" if heading else r"\A"
-    (section,) = re.findall(rf"{begin}(.*?)(?:^## |\Z)", text, re.DOTALL | re.M)
-    found = re.findall(r"^```(\w*)\n(.*?)^```", section, re.DOTALL | re.M)
-    return [code for kind, code in found if kind == language]
-
-
 def free_port() -> int:
     with socket.create_server(("localhost", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def run_script(text: str, folder: Path) -> list[int]:
-    """Run it as a file; return the numbers that it prints."""
-    script = folder / "script.py"
-    # Torch warns of more workers than there are processors.
-    script.write_text(text.replace("num_workers=4", "num_workers=1"))
-    command = [sys.executable, "-W", "error", str(script)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
 
 
 def run_command(line: str) -> str:

@@ -24,7 +24,18 @@ def pyarrow() -> Any:
 
 
 def field_of(field: Any) -> Field:
-    """Return what samples hold of a ``pyarrow.Field``."""
+    """Return what samples hold of a ``pyarrow.Field``.
+
+    Raises :class:`ConfigError` for types that are not supported, :class:`SampleCorrupt` for names
+    that are not UTF-8, which pyarrow decodes only when they are asked for.
+    """
+    try:
+        return _field_of(field)
+    except UnicodeDecodeError as error:
+        raise SampleCorrupt(f"the name of a column is not UTF-8: {error}") from error
+
+
+def _field_of(field: Any) -> Field:
     pa = pyarrow()
     types, kind, name = pa.types, _stored(field.type), field.name
     if is_media(kind) or types.is_fixed_size_binary(kind) or _is_binary(kind):

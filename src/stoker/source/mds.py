@@ -256,8 +256,9 @@ def _shard(about: Mapping[str, Any]) -> _Shard:
         raise ValueError(f"columns {layout.names} of {layout.encodings}")
     raw, zipped = about["raw_data"], about["zip_data"]
     file = posixpath.normpath(str((zipped or raw)["basename"]))
-    if file.startswith(("/", "..")):
+    if file.startswith(("/", "..")) or "\0" in file:
         raise ValueError(f"a shard outside of its folder: {file!r}")
+    "".join((file, *layout.names, *layout.encodings)).encode()  # JSON has lone surrogates
     numbers = [about["samples"], raw["bytes"], *sizes]
     if not all(type(number) is int and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"numbers like {numbers}")

@@ -100,6 +100,7 @@ def _header(files: FileSet, file: int) -> tuple[int, tuple[int, ...], np.dtype[A
         raise ConfigError(f"{name} has shape {shape} in {'FC'[not is_fortran]} order: no rows")
     if dtype.hasobject or min(shape[1:], default=1) < 1:
         raise ConfigError(f"{name} has rows of {dtype} {shape[1:]}, which have no fixed bytes")
-    if head.tell() + dtype.itemsize * int(np.prod(shape, dtype=object)) > size:
+    num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+    if not 0 <= num_bytes <= size - head.tell():
         raise SampleCorrupt(f"{name} is cut off: it has {size} bytes for {shape} of {dtype}")
     return head.tell(), shape, dtype

@@ -138,9 +138,8 @@ def _opened(files: FileSet, file: int, columns: str | Sequence[str] | None) -> _
 def _branch_and_field(branch: Branch) -> tuple[Branch, Field]:
     """Return what is read of a column, and what samples have of it."""
     field = _read(small_file(branch, 0, [])).schema.field(0)
-    if is_media(field.type):
-        branch = branch.only("bytes")
-    return branch, field_of(field)
+    made = field_of(field)
+    return branch.only("bytes") if is_media(field.type) else branch, made
 
 
 def _read(data: bytes) -> Any:

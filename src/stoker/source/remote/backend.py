@@ -206,7 +206,7 @@ def _entry(key: str, info: os.stat_result) -> Entry:
 
 
 def _fault(error: OSError) -> Fault:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return Fault(Why.NOT_FOUND, str(error))
     if error.errno in (errno.EACCES, errno.EPERM):
         return Fault(Why.REFUSED, str(error))
