@@ -30,6 +30,8 @@ autodoc_type_aliases = {name: name for name in ("ArrayLike", "DTypeLike", "NDArr
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 
+highlight_language = "none"  # of blocks that name no language
+
 html_theme = "furo"
 html_title = f"Stoker {release}"
 html_extra_path = ["site"]
