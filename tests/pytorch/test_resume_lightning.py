@@ -135,6 +135,10 @@ def fit(module: Any, place: Path, checkpoint: Path | None = None, **arguments: A
     return module.seen
 
 
+@pytest.mark.exact(
+    "Lightning",
+    "resumes with the missing samples, with another number of workers",
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("stop", "at_epoch_end"), [(5, False), (STEPS, False), (20, False), (STEPS, True)]
