@@ -25,8 +25,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,11 @@ class Trial:
     folder: Path
     samples: int
     epochs: int
-    seeds: int
+    seeds: range
+    """Those of judging."""
     names: tuple[str, ...]
+    settings: Mapping[str, Setting] | None = None
+    """What is judged; None where that comes out of tuning."""
     stage: Stage | None = None
     """None where nothing is to be run."""
     held: dict[str, Held] | None = None
@@ -70,12 +73,12 @@ class Trial:
 
     def tasks(self) -> Iterator[Task]:
         """Yield all results: tuning, then seed after seed."""
-        for name in self.names:
+        for name in self.names if self.settings is None else ():
             one = CONTESTANTS[name]
             for number, setting in enumerate(one.grid or (Setting(0.0),)):
                 if one.like is None or name == STATIC:
                     yield self._task(TUNE, name, TUNED_ON, number, setting)
-        for seed in range(self.seeds):
+        for seed in self.seeds:
             for name in self.names:
                 yield self._task(JUDGE, name, seed, 0, None)
 
@@ -86,7 +89,9 @@ class Trial:
         return self.folder / phase / f"{label}{told}-{seed}.json"
 
     def chosen(self, name: str) -> Setting:
-        """Return the setting that was the most accurate in tuning."""
+        """Return the setting that is judged: the most accurate one in tuning, if none is given."""
+        if self.settings is not None:
+            return self.settings[name]
         found = [json.loads(path.read_text()) for path in self._tuned(name)]
         best = max(found, key=lambda one: one["by_epoch"][-1])
         return Setting(*best["setting"])
@@ -101,7 +106,7 @@ class Trial:
         if one.control is not None:
             of += [one.control.of, STATIC]
         needs = [self.path(phase, other, seed) for other in of]
-        if phase == JUDGE:
+        if phase == JUDGE and self.settings is None:
             needs += self._tuned(name)
 
         def run() -> dict[str, Any]:
@@ -168,12 +173,12 @@ def main() -> None:
             return
         storage = Storage(args.reads, args.compute)
         label = f"{args.model}-{args.samples}x{args.epochs}-{args.reads:g}-{args.compute:g}"
-        trial = Trial(args.output / label, args.samples, args.epochs, args.seeds, names)
+        trial = Trial(args.output / label, args.samples, args.epochs, range(args.seeds), names)
         if args.list:
             _list(trial)
             return
         if not args.report:
-            trial = _prepared(trial, args, storage)
+            trial = prepared(trial, args, storage)
             tasks = _validations(trial) if args.validate else trial.tasks()
             run_missing(tasks, args.minutes)
         about = {
@@ -194,7 +199,7 @@ def main() -> None:
             publish(summary, args.publish)
 
 
-def _prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial:
+def prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial:
     """Return the trial with its images read, half of the held-out ones for either phase."""
     images = load(args.data, trial.samples, args.test_samples)
     raw = images.source.read(range(len(images)))
@@ -205,7 +210,7 @@ def _prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial
         phase: (images.test_images[half], images.test_targets[half])
         for phase, half in halves.items()
     }
-    return Trial(trial.folder, len(images), trial.epochs, trial.seeds, trial.names, stage, held)
+    return replace(trial, samples=len(images), stage=stage, held=held)
 
 
 def _simulate(args: argparse.Namespace) -> None:

@@ -58,11 +58,14 @@ def add_options(result: argparse.ArgumentParser) -> None:
     )
 
 
-def show(args: argparse.Namespace, *reports: Report, part: str = "") -> None:
+def show(
+    args: argparse.Namespace, *reports: Report, part: str = "", runs: Sequence[dict[str, Any]] = ()
+) -> None:
     """Print reports as ``args`` say, and publish them if they do.
 
     A program that does so several times names the ``part`` that these are; each part has a file
-    of JSON and a place on its page. What a smoke test finds is not published.
+    of JSON and a place on its page; ``runs``, of which the tables are made, are kept in that file.
+    What a smoke test finds is not published.
     """
     global _shown
     print_all(reports, args.json)
@@ -75,6 +78,7 @@ def show(args: argparse.Namespace, *reports: Report, part: str = "") -> None:
             "seconds": round(time.monotonic() - _shown),
             "reports": [report.to_dict() for report in reports if report.rows],
         }
+        document |= {"runs": list(runs)} if runs else {}
         name, results = f"{program}-{part}" if part else program, args.publish / "results"
         pages.dump(document, results / f"{name}.json")
         pages.put(results, program, name, text_of(document))

@@ -24,6 +24,7 @@ _PAGE_OF = {
     "block": "block",
     "cache_stage": "images",
     "campaign": "trust",
+    "confirmation": "trial",
     "curves": "foresight",
     "fair_trial": "trial",
     "feed": "feeding",

@@ -55,6 +55,7 @@ HOURS = (
     "block",
     "label_noise",
     "fair_trial",
+    "confirmation",
 )
 TESTED = (
     "cache_stage",

@@ -111,6 +111,7 @@ _ALL = {
     ),
     "foresight, adaptive": Contestant("foresight:adaptive=true:annealed={value}", "ours", *_OURS),
     "uniform, reads of repeat 8": Contestant(STATIC, "control", control=Control(_LONG, "reads")),
+    "uniform, reads of repeat 4": Contestant(STATIC, "control", control=Control(_SHORT, "reads")),
     "uniform, seconds of repeat 8": Contestant(
         STATIC, "control", control=Control(_LONG, "seconds")
     ),

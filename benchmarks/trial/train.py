@@ -1,15 +1,18 @@
-"""One training of the trial: live through the Loader, its time kept by a virtual clock.
+"""One training of the trial: live through the Loader, its time kept by a virtual clock, or real.
 
 Samples are served by the real Loader and cache. What storage would have cost is computed, batch
 after batch, from how each sample was really served, by the clock of :mod:`stoker.sim`, so that
-times do not depend on what else this machine does. Pictures are decoded once beforehand.
+times do not depend on what else this machine does; or storage with those limits is read in real
+time, by workers and prefetch. Pictures are decoded once beforehand.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +28,7 @@ from stoker.recipes import Recipe
 from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sim import Conditions
 from stoker.sim.clock import Clock
+from stoker.testing import SlowSource
 from trial.contestants import CACHE
 
 COUNTS = (
@@ -57,6 +61,17 @@ class Storage:
     """Samples a second that training takes when it never waits."""
     latency: float = 0.002
     """Seconds of a request."""
+
+    def slow(self, source: Any) -> SlowSource:
+        """Return ``source`` behind these limits in real time."""
+        return SlowSource(
+            source,
+            latency=self.latency,
+            tail=0,
+            iops=self.reads,
+            bandwidth=BANDWIDTH,
+            concurrency=64,
+        )
 
     def conditions(self, total_bytes: float, mean: float, batch_size: int) -> Conditions:
         """Return them as the clock takes them, with the Loader's own window of prefetch."""
@@ -141,6 +156,38 @@ class VirtualClock:
         seconds = time.seconds + aside
         return found | {"seconds": seconds, "stall": time.stall_seconds + aside, "supply": supply}
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do what belongs to no epoch; this clock does not see it anyway."""
+        yield
+
+
+class RealClock:
+    """Seconds of each epoch as they pass, what prefetch and workers need to start included."""
+
+    def __init__(self, loader: stoker.Loader) -> None:
+        self._loader, self._before = loader, loader.stats
+        self._began = time.perf_counter()
+        self.rescored = 0
+
+    def batch(self) -> None:
+        """Take the latest batch."""
+
+    def end_epoch(self) -> dict[str, float]:
+        """Return what was counted in the epoch, and its seconds."""
+        spent, self._before = self._loader.stats.since(self._before), self._loader.stats
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        found = {name: float(getattr(spent, name)) for name in COUNTS}
+        return found | {"seconds": seconds, "stall": spent.stall_seconds, "supply": math.nan}
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do what belongs to no epoch."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
 
 class _Told:
     """Scores with what the virtual storage supplied in place of what this machine's did."""
@@ -194,16 +241,18 @@ def train(
     rate: float,
     held: tuple[torch.Tensor, torch.Tensor],
     taken_over: dict[str, Any] | None = None,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Train; return accuracies on ``held``, and what each epoch cost.
 
     ``taken_over``: what came out of another training with the same plan. Then nothing is computed,
     the cache only serves, and RuntimeError is raised if other samples come than did there.
+    ``workers``: read storage in real time with so many, and with prefetch.
     """
     images, supplies = stage.images, list[float]()
     targets = torch.from_numpy(images.targets)
     trainer = Trainer(stage.model, images.num_classes, seed, rate)
-    clocks: list[VirtualClock] = []
+    clocks: list[VirtualClock | RealClock] = []
 
     def rescore(ids: torch.Tensor) -> torch.Tensor:
         clocks[0].rescored += len(ids)
@@ -214,16 +263,27 @@ def train(
     names, accuracies, found = [], [], []
     by_class = np.zeros(images.num_classes)
     with stoker.Loader(
-        stoker.SampleDataset(images.source, len, None, np.arange(len(images))),
+        stoker.SampleDataset(
+            stage.storage.slow(images.source) if workers else images.source,
+            len,
+            None,
+            np.arange(len(images)),
+        ),
         batch_size=stage.batch_size,
         collate_fn=lambda samples: torch.tensor([sample_id for _, sample_id in samples]),
-        cache=stoker.Cache(f"{CACHE:.0%}", prefetch=0),
-        recipe=by_virtual_time(recipe, supplies),
+        cache=f"{CACHE:.0%}" if workers else stoker.Cache(f"{CACHE:.0%}", prefetch=0),
+        recipe=recipe if workers else by_virtual_time(recipe, supplies),
         epochs=epochs,
         seed=seed,
         rescore=rescore if recipe.scorer(len(images)).rescores else None,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     ) as loader:
-        clocks.append(VirtualClock(stage, images.source.sizes, loader, recipe, knows_next))
+        clocks.append(
+            RealClock(loader)
+            if workers
+            else VirtualClock(stage, images.source.sizes, loader, recipe, knows_next)
+        )
         step = _stepping(stage, trainer, loader, targets) if taken_over is None else None
         for epoch in range(epochs):
             plan = hashlib.sha1()
@@ -234,7 +294,8 @@ def train(
                     step(ids, (epoch + number / len(loader)) / epochs)
             names.append(plan.hexdigest()[:12])
             if step is not None:
-                by_class = trainer.accuracies(*held, images.num_classes)
+                with clocks[0].stopped():
+                    by_class = trainer.accuracies(*held, images.num_classes)
                 accuracies.append(float(by_class.mean()))
                 loader.end_epoch(accuracy=accuracies[-1])
             else:

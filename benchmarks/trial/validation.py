@@ -14,9 +14,8 @@ import torch
 import stoker
 from stoker import recipes
 from stoker.source.in_memory import MemorySource
-from stoker.testing import SlowSource
 from trial.contestants import CACHE
-from trial.train import BANDWIDTH, Stage, VirtualClock
+from trial.train import Stage, VirtualClock
 
 VALIDATED = ("lru", "minio", "quiver", "shade", "foresight:repeat=4", "foresight:repeat=8")
 """Recipes, with parameters."""
@@ -28,14 +27,7 @@ def validated(stage: Stage, name: str) -> dict[str, Any]:
     ids = np.linspace(0, len(stage.images) - 1, min(SAMPLES, len(stage.images))).astype(np.int64)
     source = MemorySource(stage.images.source.read(np.unique(ids)))
     losses = torch.from_numpy(np.random.default_rng(1).lognormal(0, 1, len(source)))
-    slow = SlowSource(
-        source,
-        latency=stage.storage.latency,
-        tail=0,
-        iops=stage.storage.reads,
-        bandwidth=BANDWIDTH,
-        concurrency=64,
-    )
+    slow = stage.storage.slow(source)
     real_s, real_hits = _real(stage, name, slow, losses)
     virtual_s, virtual_hits = _virtual(stage, name, source, losses)
     return {

@@ -50,7 +50,7 @@ def test_a_target_that_is_not_reached_counts_as_no_speed() -> None:
 def test_a_control_trains_until_as_much_is_spent() -> None:
     from fair_trial import Trial
 
-    trial = Trial(Path(), samples=100, epochs=6, seeds=1, names=())
+    trial = Trial(Path(), samples=100, epochs=6, seeds=range(1), names=())
     uniform = [{"fetched": 100.0, "seconds": 1.0}] + 5 * [{"fetched": 80.0, "seconds": 0.8}]
     of = 6 * [{"fetched": 50.0, "seconds": 0.3, "accesses": 80.0}]
     assert trial._length("reads", of, uniform) == 4  # 300 of 340
