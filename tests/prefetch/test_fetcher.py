@@ -1,5 +1,6 @@
 """What the fetcher claims, reads and publishes, step by step."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -219,6 +220,35 @@ def test_what_cannot_be_read_one_by_one_is_left_to_the_worker(arena: Arena) -> N
     assert arena.claim(np.array([2, 5], np.uint32)).all()
     assert rank.fresh[[2, 5]].tolist() == [0, 0]
     fetcher.close()
+
+
+class Gated(OneByOne):
+    """No sample comes before the gate opens."""
+
+    gate: threading.Event
+
+    def read_one(self, sample_id: int) -> bytes:
+        assert self.gate.wait(30)
+        return super().read_one(sample_id)
+
+
+def test_a_rank_that_leaves_while_its_samples_come_disturbs_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = Gated(MemorySource(SAMPLES), latency=0.0)
+    source.gate = threading.Event()
+    regions = [Region("main", 0.5, admission="while_room"), Region("window", 0.5)]
+    with Arena(NUM, 1_000, 100) as left, Arena(NUM, 1_000, 100) as kept:
+        left.configure(regions)
+        kept.configure(regions)
+        leaving, staying = Rank(left, 1_000), Rank(kept, 1_000)
+        fetcher = Fetcher(source, ConcurrencyLimit(4, 4))
+        fetcher.step([leaving])
+        leaving.tier.close()
+        source.gate.set()
+        assert run(fetcher, staying) == list(range(10))
+        fetcher.close()
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
 
 
 class Odd(SlowSource):

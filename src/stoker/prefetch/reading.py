@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import SourceUnavailable, StokerError
+from stoker.errors import SegmentError, SourceUnavailable, StokerError
 from stoker.prefetch.lanes import ConcurrencyLimit, Lanes, Work
 from stoker.prefetch.walk import Group
 from stoker.source.base import Source
@@ -162,8 +162,7 @@ class Together:
                 raise throttled[0]
             return len(data)
         finally:
-            if left.size:
-                self._destination.tier.abandon(left)
+            _give_back(self._destination, left)
 
 
 class OneByOne:
@@ -210,8 +209,7 @@ class OneByOne:
         except (StokerError, OSError) as error:
             log.info("not prefetched: %s", error)
         finally:
-            if left.size:
-                self._destination.tier.abandon(left)
+            _give_back(self._destination, left)
         if self._error is not None:
             log.info("not prefetched: %s", self._error)
         return not isinstance(self._error, SourceUnavailable)
@@ -222,6 +220,16 @@ class OneByOne:
         if len(samples) < len(self._ids):
             group = group.part(np.array([buffer is not None for buffer in self._buffers]))
         return _publish(self._destination, group, samples, np.True_) if samples else _NOTHING
+
+
+def _give_back(destination: Destination, ids: NDArray[np.uint32]) -> None:
+    """Give back the claims of ``u32[n]``, unless the rank has left, and its claims with it."""
+    if not ids.size:
+        return
+    try:
+        destination.tier.abandon(ids)
+    except SegmentError as error:
+        log.info("not given back: %s", error)
 
 
 def _publish(
