@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -161,7 +163,7 @@ def test_several_nodes(tmp_path: Path) -> None:
 @needs_server
 def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    commands, _ = blocks("docs/pool.md", "Servers of your own: `stoker pool`")
+    commands, *_ = blocks("docs/pool.md", "Servers of your own: `stoker pool`")
     start, look = commands.splitlines()
     try:
         said = run_command(f"{start.replace('20%', '20MiB')} --port {free_port()}")
@@ -174,6 +176,31 @@ def test_a_pool_of_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert loader.stats.pool_hits == 50
     finally:
         assert "has ended" in run_command("stoker pool down")
+
+
+@needs_server
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not there")
+def test_a_pool_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, commands = blocks("docs/pool.md", "Servers of your own: `stoker pool`")
+    monkeypatch.chdir(tmp_path)
+    first, second = (tmp_path / name / "stoker" / "pool" for name in ("first", "second"))
+    said = []
+    try:
+        for node, command in zip((first, second), commands.splitlines(), strict=True):
+            if node == second:  # copies what the page says
+                shutil.copytree(first / "tls", "pool-tls")
+                shutil.copy(first / "password", "pool-password")
+            monkeypatch.setenv("XDG_STATE_HOME", str(node.parents[1]))
+            here = re.sub(r"10\.0\.0\.\d", "127.0.0.1", command.partition(" #")[0])
+            said.append(run_command(f"{here.replace('64GiB', '20MiB')} --port {free_port()}"))
+        servers = ",".join(re.findall("valkeys://stoker@(.*)[?]", "".join(said)))
+        options = f"password_file=pool-password&ca_certs={first}/tls/ca.crt"
+        both = f"'valkeys://stoker@{servers}?{options}'"
+        states = json.loads(run_command(f"stoker pool status {both} --json"))
+        assert [state["error"] for state in states] == ["", ""]
+    finally:
+        for node in (first, second):
+            run_command(f"stoker pool down --dir {node}")
 
 
 def test_resuming_after_a_crash(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.redis_servers import Server, free_port, needs_server
+from support.redis_servers import SERVER, Server, free_port, needs_server
 from support.waiting import until
 
 from stoker import Cache
 from stoker.cli.root import root
+from stoker.pool import certificates
 from stoker.pool import own_server as pool_service
 from stoker.pool.own_server import MARKER, PoolService
 from stoker.pool.pool_address import PoolAddress
@@ -125,6 +127,101 @@ def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
     assert (place / "password").read_text() == "same-on-all-nodes\n"
     assert again != url
     assert '"error": ""' in passed("status", again, "--json")
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not there")
+
+
+@needs_openssl
+def test_with_tls_nothing_passes_unencrypted_and_loaders_find_what_others_read(place: Path) -> None:
+    from redis import Redis
+    from redis.exceptions import RedisError
+
+    url = up(place, "--tls")
+    assert url.startswith("valkeys://stoker@127.0.0.1:")
+    dataset = SampleDataset(MemorySource([bytes([i]) * 100 for i in range(50)]), len)
+    for _ in range(2):
+        with Loader(dataset, batch_size=10, cache=Cache(0, pool=url)) as loader:
+            assert sum(len(batch) for batch in loader) == 50
+    assert loader.stats.pool_hits == 50
+    address = PoolAddress.parse(url)
+    options = address.client_options()
+    for plain in (
+        {name: value for name, value in options.items() if not name.startswith("ssl")},
+        options | {"ssl_ca_certs": None},  # of the system's authorities, none signed it
+        options | {"password": "another"},
+    ):
+        with (
+            Redis(host="127.0.0.1", port=address.servers[0][1], **plain) as client,
+            pytest.raises((RedisError, OSError)),
+        ):
+            client.ping()
+    for path in (place / "tls").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in (place / "tls").iterdir()} == {
+        "ca.crt",
+        "ca.key",
+        "tls.crt",
+        "tls.key",
+    }
+
+
+@needs_openssl
+def test_tls_again_has_the_same_authority_and_nodes_share_it(place: Path, tmp_path: Path) -> None:
+    first = up(place, "--tls")
+    authority = (place / "tls" / "ca.crt").read_bytes()
+    certificate = (place / "tls" / "tls.crt").read_bytes()
+    shared = tmp_path / "copied"
+    shutil.copytree(place / "tls", shared)
+    other = tmp_path / "other & more"
+    try:
+        second = up(other, "--tls-files", shared, "--password-file", place / "password")
+        hosts = [url.partition("@")[2].partition("?")[0] for url in (first, second)]
+        both = f"valkeys://stoker@{','.join(hosts)}?{first.partition('?')[2]}"
+        states = json.loads(passed("status", both, "--json"))
+        assert [state["error"] for state in states] == ["", ""]
+        assert '"error": ""' in passed("status", second, "--json")  # its path needs escapes
+        own = (other / "tls" / "tls.crt").read_bytes()
+        assert own not in (certificate, authority)
+    finally:
+        PoolService(other).stop()
+    passed("down", "--dir", place)
+    up(place, "--tls")
+    assert (place / "tls" / "ca.crt").read_bytes() == authority
+    assert (place / "tls" / "tls.crt").read_bytes() != certificate
+
+
+@needs_openssl
+def test_given_certificates_are_used_as_they_are(place: Path, tmp_path: Path) -> None:
+    for name, host in (("fits", "127.0.0.1"), ("other", "10.9.8.7")):
+        certificates.provide(tmp_path / name, host)
+        (tmp_path / name / "ca.key").unlink()
+    given = (tmp_path / "fits" / "tls.crt").read_bytes()
+    for options in (("--tls-files", tmp_path / "fits"), ("--tls",)):
+        up(place, *options)
+        assert (place / "tls" / "tls.crt").read_bytes() == given
+        passed("down", "--dir", place)
+    wrong = ("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), "--tls-files")
+    result = run(*wrong, tmp_path / "other")
+    assert result.exit_code == 1
+    assert "its certificate is not accepted at valkeys://127.0.0.1" in result.output
+    assert PoolService(place).pid() is None
+    (tmp_path / "other" / "tls.key").unlink()
+    result = run(*wrong, tmp_path / "other")
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'other'} lacks certificates" in result.output
+
+
+def test_without_openssl_tls_says_what_to_install(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "valkey-server").symlink_to(SERVER)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    result = run("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), "--tls")
+    assert result.exit_code == 1
+    assert "apt-get install openssl" in result.output
+    assert not (place / "server.conf").exists()
 
 
 def test_a_second_server_in_the_same_directory_is_refused(place: Path) -> None:

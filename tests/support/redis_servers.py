@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.pool import certificates
 from support.servers import listens
 from support.waiting import until
 
@@ -137,39 +138,9 @@ def make_certificates(folder: Path) -> list[str]:
     """Make a CA, and a certificate for 127.0.0.1; return the server's options for TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on PATH")
-    (folder / "san.cnf").write_text("subjectAltName=IP:127.0.0.1\n")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    with_ca = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]
-    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    for command in (
-        [
-            "req",
-            "-x509",
-            *new_key,
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.crt",
-            "-subj",
-            "/CN=CA",
-            *usage,
-        ],
-        ["req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=pool"],
-        [
-            "x509",
-            "-req",
-            "-in",
-            "server.csr",
-            *with_ca,
-            "-out",
-            "server.crt",
-            "-extfile",
-            "san.cnf",
-        ],
-    ):
-        subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+    certificates.provide(folder, "127.0.0.1")
     return [
-        *("--tls-cert-file", str(folder / "server.crt"), "--tls-key-file"),
-        *(str(folder / "server.key"), "--tls-ca-cert-file", str(folder / "ca.crt")),
+        *("--tls-cert-file", str(folder / certificates.SERVER), "--tls-key-file"),
+        *(str(folder / certificates.SERVER_KEY), "--tls-ca-cert-file", str(folder / "ca.crt")),
         *("--tls-auth-clients", "no"),
     ]

@@ -46,16 +46,33 @@ def pool() -> None:
     type=click.Path(path_type=Path),
     help="Password of the pool's other servers; by default a new one is made.",
 )
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Encrypt what passes between nodes, with certificates made in the directory.",
+)
+@click.option(
+    "--tls-files",
+    type=click.Path(path_type=Path),
+    help="Folder with ca.crt, tls.crt and tls.key to use for that, or with ca.crt and ca.key.",
+)
 def up(
-    directory: Path | None, memory: str, bind: str, port: int, password_file: Path | None
+    directory: Path | None,
+    memory: str,
+    bind: str,
+    port: int,
+    password_file: Path | None,
+    tls: bool,
+    tls_files: Path | None,
 ) -> None:
     """Start a server on this node, and print its address.
 
-    It keeps nothing on disk and evicts by importance. It runs until `stoker pool down`.
+    It keeps nothing on disk and evicts by importance. Its only user has a password and the rights
+    that a pool needs. It runs until `stoker pool down`.
     """
     size = parse_bytes(memory, of=read_memory().available, name="--memory")
     service = PoolService(directory or default_directory())
-    url = service.start(size, bind, port, password_file)
+    url = service.start(size, bind, port, password_file, tls=tls, tls_files=tls_files)
     click.echo(f"a server of {format_bytes(size)} is up: pool={url!r}")
 
 

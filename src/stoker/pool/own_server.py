@@ -13,12 +13,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import await_lock
 from stoker.node.memory_limits import read_memory
-from stoker.pool.pool_address import PoolAddress
+from stoker.pool import certificates
+from stoker.pool.pool_address import PoolAddress, server_name
 from stoker.pool.pool_tier import POLICY
 from stoker.pool.servers import require_redis
 from stoker.pool.values import PREFIX
@@ -37,6 +39,7 @@ COMMANDS = "+mget +set +pexpire +unlink +ping +info +cluster|slots +command"
 """What a pool asks of its servers, as rules of an access list."""
 
 _CONFIG, _PASSWORD, _LOG, _PID = "server.conf", "password", "server.log", "server.pid"
+_TLS = "tls"  # the folder of certificates
 _PATIENCE = 10.0  # seconds for a server to start or to end
 _OVERHEAD = 1.1  # what a server takes for each byte it was given: buffers, fragments
 
@@ -61,13 +64,22 @@ class PoolService:
     # --- up ---
 
     def start(
-        self, memory_bytes: int, bind: str, port: int, password_file: Path | None = None
+        self,
+        memory_bytes: int,
+        bind: str,
+        port: int,
+        password_file: Path | None = None,
+        *,
+        tls: bool = False,
+        tls_files: Path | None = None,
     ) -> str:
         """Start a server of ``memory_bytes``; return the address to give to ``pool=``.
 
         It answers at ``bind`` and ``port`` only, to :data:`USER` with the password that is in
         ``password_file``, that an earlier server here had, or a new one; and to that user only
-        the commands of a pool, on keys of a pool.
+        the commands of a pool, on keys of a pool. With ``tls`` it answers encrypted only, with
+        the certificates in ``tls_files``, those of an earlier server here, or new ones
+        (:func:`~stoker.pool.certificates.provide`).
 
         Raises :class:`~stoker.errors.CapacityError` if that much memory is not available, and
         :class:`~stoker.errors.SegmentError` if the server does not start.
@@ -90,16 +102,22 @@ class PoolService:
                     "`stoker pool down`, or give another --dir"
                 )
             self._write_password(password)
-            self._write_config(memory_bytes, bind, port)
+            if tls or tls_files is not None:
+                with _named(tls_files or self.directory):
+                    certificates.provide(self.directory / _TLS, bind, tls_files)
+            self._write_config(memory_bytes, bind, port, tls or tls_files is not None)
             self._run(program)
         return self.url()
 
     def url(self) -> str:
         """Return the address of the server, as it was started."""
         settings = self._settings()
-        host, port = settings["bind"], settings["port"]
-        shown = f"[{host}]" if ":" in host else host
-        return f"valkey://{USER}@{shown}:{port}?password_file={self.directory / _PASSWORD}"
+        tls_port = settings.get("tls-port")
+        server = server_name(settings["bind"], int(tls_port or settings["port"]))
+        options = f"password_file={quote(str(self.directory / _PASSWORD))}"
+        if tls_port:
+            options += f"&ca_certs={quote(str(self.directory / _TLS / certificates.CA))}"
+        return f"valkey{'s' if tls_port else ''}://{USER}@{server}?{options}"
 
     def address(self) -> PoolAddress:
         """Return the address to talk to it."""
@@ -110,7 +128,7 @@ class PoolService:
     def stop(self) -> bool:
         """End the server and remove its files; return whether it was running.
 
-        The password stays, so that the next server here has the same.
+        Password and certificates stay, so that the next server here has the same.
         """
         self._check_marked()
         with self._locked():
@@ -169,12 +187,12 @@ class PoolService:
             return
         _write_private(path, (password or secrets.token_urlsafe(32)) + "\n")
 
-    def _write_config(self, memory_bytes: int, bind: str, port: int) -> None:
+    def _write_config(self, memory_bytes: int, bind: str, port: int, tls: bool) -> None:
         password = _read_password(self.directory / _PASSWORD)
         digest = hashlib.sha256(password.encode()).hexdigest()
         lines = [
             f"bind {bind}",
-            f"port {port}",
+            *(_encrypted(port) if tls else (f"port {port}",)),
             "protected-mode yes",
             "user default off resetpass resetchannels -@all",
             f"user {USER} on #{digest} ~{PREFIX}* resetchannels -@all {COMMANDS}",
@@ -212,21 +230,26 @@ class PoolService:
             timeout=_PATIENCE,
         )
         deadline = time.monotonic() + _PATIENCE * (begun.returncode == 0)
-        while time.monotonic() < deadline:
-            if self._answers():
+        refusal = ""
+        while time.monotonic() < deadline and "certificate" not in refusal:
+            refusal = self._refusal()
+            if not refusal:
                 return
             time.sleep(0.05)
         if (pid := self.pid()) is not None:
             self._end(pid)
         logged = log.read_text(errors="replace") if log.is_file() else ""
         said = (begun.stdout + begun.stderr + logged).strip().splitlines()
+        if "certificate" in refusal:
+            said = [f"its certificate is not accepted at {self.address()}: {refusal}"]
         for name in (_PID, _CONFIG):
             (self.directory / name).unlink(missing_ok=True)
         raise SegmentError(
             f"{Path(program).name} does not start: {said[-1] if said else 'it does not say why'}"
         )
 
-    def _answers(self) -> bool:
+    def _refusal(self) -> str:
+        """Return why the server does not answer; "" if it does."""
         from redis import Redis
         from redis.exceptions import RedisError
 
@@ -234,9 +257,10 @@ class PoolService:
         host, port = address.servers[0]
         with Redis(host=host, port=port, **address.client_options()) as client:
             try:
-                return bool(client.ping())
-            except (RedisError, OSError):
-                return False
+                client.ping()
+            except (RedisError, OSError) as error:
+                return str(error) or type(error).__name__
+        return ""
 
     def _end(self, pid: int) -> None:
         """End the server: it has nothing to save, so if it does not exit it is killed."""
@@ -255,6 +279,18 @@ class PoolService:
         finally:
             os.close(process)
         raise SegmentError(f"process {pid} does not end")
+
+
+def _encrypted(port: int) -> tuple[str, ...]:
+    """Return the settings of a server that listens at ``port``, and encrypted only."""
+    return (
+        "port 0",
+        f"tls-port {port}",
+        f"tls-cert-file {_TLS}/{certificates.SERVER}",
+        f"tls-key-file {_TLS}/{certificates.SERVER_KEY}",
+        f"tls-ca-cert-file {_TLS}/{certificates.CA}",
+        "tls-auth-clients no",  # clients show a password
+    )
 
 
 def _check_address(bind: str, port: int) -> None:
