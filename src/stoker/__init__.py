@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stoker.sampler.mixture import Stages
     from stoker.store.arena import Arena
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # What is loaded when it is first used: torch by the names of stoker.pytorch only.
 _LATER = {

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+BUILD: dict[str, str]
+
 class Reader:
     """Reads and stats many files at once through a bounded pool of threads."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from stoker.cli import _digits
 from stoker.cli._digits import COUNT, write_digits
 
 
@@ -35,6 +36,12 @@ def test_the_images_are_the_digits(tmp_path: Path, digits: Any) -> None:
         assert pixels.shape == (32, 32)
         small = pixels.reshape(8, 4, 8, 4).mean((1, 3)) * (16 / 255)
         assert np.abs(small - digits.images[number]).max() < 1
+
+
+def test_what_is_shipped_is_the_set_of_scikit_learn(digits: Any) -> None:
+    with np.load(Path(_digits.__file__).with_name("_digits.npz")) as shipped:
+        assert np.array_equal(shipped["images"], digits.images)
+        assert np.array_equal(shipped["labels"], digits.target)
 
 
 def test_copies_are_shifted_and_files_that_exist_are_kept(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from images.photographs import photographs
 from source.conftest import cache_home  # noqa: F401  (fixtures)
 from support.s3 import Bucket
 
+import stoker
 from stoker import ImageFolder, Loader, bounds
 from stoker.cli import _storage
 from stoker.cli.root import root
@@ -44,6 +47,20 @@ def test_table_names_core_memory_and_extras() -> None:
     )
     for word in words:
         assert word in output
+
+
+def test_the_build_is_told_and_one_of_another_version_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = module.examine_build()
+    assert build["version"] == stoker.__version__
+    assert re.fullmatch(r"(GNU|Clang|AppleClang) [\d.]+", build["compiler"])
+    assert re.fullmatch(r"[0-9a-f]{12}|", build["commit"])
+    assert build["abi"] in (f"cp{sys.version_info.major}{sys.version_info.minor}", "abi3")
+    told = CliRunner().invoke(root, ["--version"]).output
+    assert told == f"stoker {stoker.__version__} ({module.describe_build(build)})\n"
+    monkeypatch.setattr(module, "examine_build", lambda: build | {"version": "0.9"})
+    assert "of version 0.9: install stoker again" in CliRunner().invoke(root, ["doctor"]).output
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -12,12 +12,14 @@ import shutil
 import sys
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+import stoker
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
 from stoker.images.native import native
@@ -94,10 +96,11 @@ def examine() -> dict[str, Any]:
     """Return everything that the command reports, as primitives; sizes in bytes."""
     memory = read_memory()
     return {
-        "stoker": importlib.metadata.version("stoker"),
+        "stoker": stoker.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "core": _core(),
+        "build": examine_build(),
         "memory": asdict(memory) | {"available": memory.available},
         "shm": _shm(),
         "cpus": {"usable": len(os.sched_getaffinity(0)), "online": os.cpu_count()},
@@ -112,6 +115,40 @@ def _core() -> dict[str, Any]:
     except ImportError as error:
         return {"found": False, "error": str(error)}
     return {"found": True, "path": core.__file__}
+
+
+def examine_build() -> dict[str, str]:
+    """Return how the compiled parts were built: names and values, "" for what is not known.
+
+    ``version``, ``commit``, ``compiler`` and ``abi`` of the core, ``libjpeg_turbo``, and
+    ``preload``, where the preload library of ``stoker run`` lies; empty without the core.
+    """
+    try:
+        core = importlib.import_module("stoker._core")
+    except ImportError:
+        return {}
+    library, preload = native(), Path(core.__file__ or "").with_name("libstoker_preload.so")
+    return {
+        **core.BUILD,
+        "libjpeg_turbo": library.JPEG_VERSION if library else "",
+        "preload": str(preload) if preload.exists() else "",
+    }
+
+
+def describe_build(build: dict[str, str]) -> str:
+    """Return what :func:`examine_build` found in one line."""
+    if not build:
+        return "without its native core"
+    return ", ".join(
+        (
+            f"commit {build['commit'] or 'unknown'}",
+            build["compiler"],
+            build["abi"],
+            f"libjpeg-turbo {build['libjpeg_turbo']}" * bool(build["libjpeg_turbo"])
+            or "no libjpeg-turbo",
+            "preload library" if build["preload"] else "no preload library",
+        )
+    )
 
 
 def _shm() -> dict[str, int] | None:
@@ -159,9 +196,12 @@ def show(facts: dict[str, Any], console: Console) -> None:
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     core, memory, use = facts["core"], facts["memory"], facts["would_use"]
     found = "[green]found[/]" if core["found"] else f"[red]missing[/]: {core['error']}"
+    if core["found"] and facts["build"]["version"] != facts["stoker"]:
+        found = f"[red]of version {facts['build']['version']}[/]: install stoker again"
     lines = [
         ("stoker", f"{facts['stoker']}, Python {facts['python']}, {facts['system']}"),
         ("native core", found),
+        ("build", describe_build(facts["build"])),
         ("processors", f"{facts['cpus']['usable']} usable of {facts['cpus']['online']}"),
         ("memory", f"{format_bytes(memory['free'])} free of {format_bytes(memory['total'])}"),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+import stoker
 from stoker.errors import StokerError
 
 _COMMANDS = {
@@ -56,7 +57,22 @@ class _Root(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from stoker.cli.doctor import describe_build, examine_build
+
+        click.echo(f"stoker {stoker.__version__} ({describe_build(examine_build())})")
+        ctx.exit()
+
+
 @click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="stoker", prog_name="stoker")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and how it was built.",
+)
 def root() -> None:
     """Stoker keeps accelerators fed when training data lives on slow storage."""
