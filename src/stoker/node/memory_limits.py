@@ -67,7 +67,7 @@ def read_memory(proc: Path = Path("/proc")) -> Memory:
 def _cgroup_limits(proc: Path) -> list[CgroupLimit]:
     """Return every limit between this process's groups and the roots of their hierarchies."""
     found = []
-    for version, top, group in _memory_groups(proc):
+    for version, top, group in memory_groups(proc):
         folder = group
         while True:
             limit = _read_limit(folder, version)
@@ -79,7 +79,7 @@ def _cgroup_limits(proc: Path) -> list[CgroupLimit]:
     return found
 
 
-def _memory_groups(proc: Path) -> list[tuple[int, Path, Path]]:
+def memory_groups(proc: Path = Path("/proc")) -> list[tuple[int, Path, Path]]:
     """Return (version, mount point, own group's folder) for each mounted memory hierarchy."""
     own: dict[int, str] = {}
     for line in _lines(proc / "self" / "cgroup"):
