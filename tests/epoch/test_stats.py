@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from support.parts import numbers
 
+from stoker import Cache
+from stoker.epoch import stats
 from stoker.epoch.stats import Stats, Visits, from_counters
+from stoker.feed import Feed
+from stoker.testing import SlowSource
 
 
 def test_ratios() -> None:
@@ -49,6 +56,10 @@ MEASURED = Stats(
             r"holds 20% of the bytes; if this was the first epoch, later ones read less",
         ),
         (
+            {"stall_seconds": 6.0, "start_seconds": 4.0},
+            r"waits 40% of the time for the first batch of an epoch: persistent_workers=True",
+        ),
+        (
             {"stall_seconds": 6.0, "source_seconds": 1.0, "workers": 0},
             r"waits 60% of the time, for decoding and transforms: num_workers is 0, and",
         ),
@@ -59,9 +70,43 @@ MEASURED = Stats(
     ],
 )
 def test_newcomer_6_the_verdict(change: dict[str, float], expected: str) -> None:
-    stats = replace(MEASURED, **change)  # type: ignore[arg-type]
-    assert re.search(expected, stats.verdict)
-    assert str(stats) == f"{stats.summary}\n{stats.verdict}"
+    counts = replace(MEASURED, **change)  # type: ignore[arg-type]
+    assert re.search(expected, counts.verdict)
+    assert str(counts) == f"{counts.summary}\n{counts.verdict}"
+
+
+def three_epochs(caplog: pytest.LogCaptureFixture, **options: Any) -> list[logging.LogRecord]:
+    """What a training says that reads samples slowly."""
+    slow = SlowSource(numbers(20), latency=0.005)
+    cache = Cache("20%", prefetch=0)
+    caplog.set_level(logging.INFO, "stoker")
+    with Feed(slow, 2, cache=cache, decode_threads=0, **options) as feed:
+        for _ in range(3):
+            list(feed)
+    return [each for each in caplog.records if "after two epochs" in each.message]
+
+
+def test_a_training_says_once_what_limits_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "_SHORT", 0.0)
+    [said] = three_epochs(caplog)
+    assert said.levelno == logging.WARNING
+    assert re.search(r"is bound by storage: training waits \d+% of the time", said.message)
+    caplog.clear()
+    assert not three_epochs(caplog, rank=1, world_size=2), "rank 0 says it"
+
+
+def test_a_training_of_short_epochs_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert not three_epochs(caplog)
+
+
+def test_the_wait_for_the_first_batch_of_each_epoch_is_counted() -> None:
+    with Feed(SlowSource(numbers(20), latency=0.01), 10, cache=0, decode_threads=0) as feed:
+        for _ in range(2):
+            for _ in feed:
+                pass
+        assert 0.02 <= feed.stats.start_seconds < feed.stats.epoch_seconds
 
 
 def test_newcomer_6_no_verdict_without_counts() -> None:

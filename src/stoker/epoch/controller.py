@@ -247,6 +247,8 @@ class Controller:
         ended = Ended(at, accuracy)
         if self.records is not None:
             self.records.end_epoch(self.stats())
+            if self._ranks.now().rank == 0:
+                self.records.say_verdict()
             hit_ratio = self.records.epochs[-1].hit_ratio
             ended = Ended(at, accuracy, self.records.supply(), hit_ratio)
             if self._opened is not None and self._opened.member is not None:

@@ -24,6 +24,7 @@ from stoker.shared import SharedArray
 from stoker.types import format_bytes
 
 _LITTLE = 0.05  # of the time: less waiting than that is not worth a change
+_SHORT = 5.0  # seconds of an epoch too short to say anything about
 
 _AT_ONCE = 32  # batches
 log = logging.getLogger("stoker")
@@ -103,6 +104,8 @@ class Stats:
     """Seconds from the beginning of each epoch to its latest batch."""
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for batches."""
+    start_seconds: float = 0.0
+    """Seconds from the beginning of each epoch to its first batch: workers start meanwhile."""
     source_seconds: float = 0.0
     """Seconds spent reading the source, summed over workers."""
     read: int = 0
@@ -261,27 +264,40 @@ class Visits:
 
 
 Bound = Literal["start-up", "compute", "storage", "decode"]
-"""What limits the rate of training: nothing has come yet, the step itself, reading, or decoding."""
+"""What limits the rate of training: that it starts, the step itself, reading, or decoding."""
 
 
 def bound_of(stats: Stats) -> Bound:
     """Return what limits training, as far as counts tell."""
     if not stats.accesses or stats.epoch_seconds <= 0:
         return "start-up"
+    most = max(_LITTLE * stats.epoch_seconds, stats.stall_seconds / 2)
+    if stats.workers and stats.start_seconds > most:
+        return "start-up"
     if stats.stall_share <= _LITTLE:
         return "compute"
     return "storage" if _storage_share(stats) >= 0.5 else "decode"
 
 
-def verdict_of(stats: Stats) -> str:
-    """Return in one line what counts mean; empty before anything was served."""
+def verdict_of(stats: Stats, *, may_be_first: bool = True) -> str:
+    """Return in one line what counts mean; empty before anything was served.
+
+    ``may_be_first``: whether they may be of the first epoch, which fills the cache.
+    """
     bound, share = bound_of(stats), stats.stall_share
-    if bound == "start-up":
+    if not stats.accesses or stats.epoch_seconds <= 0:
         return ""
+    if bound == "start-up":
+        started = stats.start_seconds / stats.epoch_seconds
+        return (
+            f"training waits {started:.0%} of the time for the first batch of an epoch: "
+            "persistent_workers=True keeps workers between epochs, fewer num_workers start sooner"
+        )
     if bound == "compute":
         return f"training waits {share:.0%} of the time: it is the limit itself, all is well"
     if bound == "storage":
-        return f"training waits {share:.0%} of the time, for storage: {_storage_advice(stats)}"
+        advice = _storage_advice(stats, may_be_first)
+        return f"training waits {share:.0%} of the time, for storage: {advice}"
     waits = f"training waits {share:.0%} of the time, for decoding and transforms: "
     cores = len(os.sched_getaffinity(0))
     if stats.workers < cores:
@@ -296,11 +312,11 @@ def _storage_share(stats: Stats) -> float:
     return (stats.source_seconds + stats.wait_seconds) / spent
 
 
-def _storage_advice(stats: Stats) -> str:
+def _storage_advice(stats: Stats, may_be_first: bool) -> str:
     """Return what lets training wait less for storage."""
     cached = min(1.0, stats.cache_bytes / stats.data_bytes) if stats.data_bytes else 0.0
     held = f"the cache holds {cached:.0%} of the bytes"
-    if cached and stats.fetched > 0.9 * stats.accesses:
+    if may_be_first and cached and stats.fetched > 0.9 * stats.accesses:
         return f"{held}; if this was the first epoch, later ones read less"
     trained = max(stats.epoch_seconds - stats.stall_seconds, 1e-9)
     rates = Rates(stats.fetched / stats.epoch_seconds, compute=stats.accesses / trained)
@@ -338,6 +354,8 @@ class Records:
         self._tokens = self._token_places = 0
         self._rescoring_seconds = 0.0
         self._stall_seconds = self._epoch_seconds = 0.0  # the latter of epochs that are over
+        self._start_seconds = 0.0
+        self._awaits_first = False  # whether no batch of the epoch has come yet
         self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
         self._before = Stats()
         self._began: Stats | None = None
@@ -356,6 +374,7 @@ class Records:
             counters,
             rescoring_seconds=self._rescoring_seconds,
             stall_seconds=self._stall_seconds,
+            start_seconds=self._start_seconds,
             epoch_seconds=self._epoch_seconds + self._seconds,
             tokens=self._tokens,
             token_places=self._token_places,
@@ -371,6 +390,7 @@ class Records:
         self._visits.add(earlier)
         self._began = now
         self._began_at = self._last_at = time.perf_counter()
+        self._awaits_first = True
         self._idle_seconds = 0.0
 
     @property
@@ -384,6 +404,15 @@ class Records:
         self.epochs.append(now.since(self._began))
         self._epoch_seconds += self._seconds
         self._began = None
+
+    def say_verdict(self) -> None:
+        """Log once what limits training: when two epochs have ended, the second not too short."""
+        if len(self.epochs) != 2 or self.epochs[1].epoch_seconds < _SHORT:
+            return
+        last = self.epochs[1]
+        bound, verdict = bound_of(last), verdict_of(last, may_be_first=False)
+        level = logging.INFO if bound == "compute" else logging.WARNING
+        log.log(level, "after two epochs, training is bound by %s: %s", bound, verdict)
 
     @property
     def _seconds(self) -> float:
@@ -406,6 +435,9 @@ class Records:
     def add_batch(self, batch: ServedBatch, failures: Iterable[Failure]) -> None:
         """Count a batch that is handed out, and what was replaced in it."""
         self._last_at = time.perf_counter()
+        if self._awaits_first:
+            self._awaits_first = False
+            self._start_seconds += self._last_at - self._began_at
         self._visits.add(batch.ids)
         if self.tokens_of is not None:
             tokens, places = self.tokens_of(batch.ids)

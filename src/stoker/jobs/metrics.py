@@ -121,6 +121,8 @@ COUNTS = (
     Metric("epoch_seconds", "epoch_seconds", "counter", "Seconds of epochs up to the last batch."),
     Metric("stall_seconds", "stall_seconds", "counter",
            "Seconds that the training loop waited for batches."),
+    Metric("start_seconds", "start_seconds", "counter",
+           "Seconds from the beginning of each epoch to its first batch."),
     Metric("source_seconds", "source_seconds", "counter",
            "Seconds that workers spent reading the source, added up."),
     Metric("wait_seconds", "wait_seconds", "counter",
