@@ -64,6 +64,8 @@ class Contestant:
     like: str | None = None
     """The contestant with the same plan, whose training it takes over: only the cache differs."""
     control: Control | None = None
+    epochs: int | None = None
+    """How many it trains; None: as many as all."""
 
     @property
     def grid(self) -> tuple[Setting, ...]:
@@ -143,8 +145,29 @@ def _is_known(recipe: str) -> bool:
 CONTESTANTS = {name: one for name, one in _ALL.items() if _is_known(one.recipe)}
 """By name, in the order of the tables; without those that this version of Stoker does not have."""
 
-REFERENCES = tuple(name for name in CONTESTANTS if CONTESTANTS[name].kind != "control")
-"""Those that controls are made for come before them."""
+LENGTH = 13
+"""Epochs of those that train longer than the others, in less time each."""
+LONGER = "foresight, repeat 6, 13 epochs"
+CONTESTANTS |= {
+    f"{name}, {LENGTH} epochs": replace(
+        CONTESTANTS[name], epochs=LENGTH, like=like and f"{like}, {LENGTH} epochs"
+    )
+    for name, like in (
+        (DEFAULT, None),
+        (STATIC, DEFAULT),
+        ("infobatch", None),
+        ("shade x3, hits first", None),
+        ("icache", None),
+        ("impact", None),
+        (_SHORT, None),
+    )
+} | {
+    LONGER: Contestant("foresight:repeat=6:annealed={value}", "ours", *_OURS, epochs=LENGTH),
+    "uniform, seconds of repeat 6": Contestant(
+        STATIC, "control", control=Control(LONGER, "seconds"), epochs=LENGTH
+    ),
+}
+
 SMOKE = (DEFAULT, STATIC, "spidercache", _LONG, "uniform, seconds of repeat 8")
 
 
