@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.parts import Jittery, Squares, images, number_of, numbers
+from support.parts import Squares, images, number_of, numbers
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
-from stoker.pytorch import Loader, SampleDataset, wrap
+from stoker.pytorch import Loader, SampleDataset, wrap, wrapped
+from stoker.shared import SharedArray
 
 
 def plus_noise(image: Any) -> Any:
@@ -89,20 +92,91 @@ def test_named_tuples_stay_named() -> None:
     assert type(sample) is Pair and int(sample.image[0, 0]) == -4
 
 
-def test_hidden_randomness_is_refused_unless_vouched_for() -> None:
-    with pytest.raises(ConfigError, match="differs from one read to the next"):
-        wrap(Jittery())
-    dataset = wrap(Jittery(), deterministic=True)
-    with Loader(dataset, batch_size=8, cache="100%") as loader:
+class Fresh(Dataset[Any]):
+    """Other samples with each read."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return random.SystemRandom().getrandbits(60)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hidden_randomness_is_refused_unless_vouched_for(workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "cache": "100%", "num_workers": workers}
+    with Loader(wrap(Fresh()), **options) as loader:
+        assert len(list(loader)) == 5, "nothing comes from the cache yet"
+        with pytest.raises(ConfigError, match="differs from one read to the next"):
+            list(loader)
+    with Loader(wrap(Fresh(), deterministic=True), **options) as loader:
         epochs = [torch.cat(list(loader)) for _ in range(2)]
     assert torch.equal(epochs[0].sort()[0], epochs[1].sort()[0])  # frozen, as vouched for
 
 
 def test_a_random_transform_behind_a_subset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="differs"):
-        wrap(Subset(Squares(40, plus_noise), range(10)))
+    dataset = wrap(Subset(Squares(40, plus_noise), range(10)))
+    with Loader(dataset, batch_size=2, cache="100%") as loader:
+        list(loader)
+        with pytest.raises(ConfigError, match="differs"):
+            list(loader)
     with Loader(Subset(wrap(Squares(40, plus_noise)), range(10)), batch_size=2) as loader:
         assert len(list(loader)) == 5
+
+
+class Counted(Dataset[Any]):
+    """Counts the calls of each sample, and those in the process that made it."""
+
+    def __init__(self) -> None:
+        self.calls = SharedArray.create(41, np.int64, "calls")
+        self.home = os.getpid()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        self.calls.array[index] += 1
+        self.calls.array[40] += os.getpid() == self.home
+        return index
+
+
+def test_wrap_reads_one_sample_once_and_in_another_process() -> None:
+    dataset = Counted()
+    wrap(dataset)
+    assert dataset.calls.array.tolist() == [0] * 20 + [1] + [0] * 20
+    assert wrap(dataset, sample_bytes=64).source.sizes.tolist() == [64] * 40
+    assert dataset.calls.array.sum() == 1
+    with pytest.raises(ConfigError, match="sample_bytes=0"):
+        wrap(dataset, sample_bytes=0)
+
+
+def test_a_sample_is_read_at_most_once_a_visit() -> None:
+    dataset = Counted()
+    with Loader(wrap(dataset, sample_bytes=64), batch_size=8, cache="100%") as loader:
+        for _ in range(3):
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+    calls = dataset.calls.array[:40]
+    assert calls.max() <= 2 and calls.sum() == 40 + 16, "the first hits are held against it"
+
+
+class Stuck(Counted):
+    def __getitem__(self, index: int) -> int:
+        threading.Event().wait()
+        return index
+
+
+class Ending(Counted):
+    def __getitem__(self, index: int) -> int:
+        os._exit(3)
+
+
+def test_a_first_sample_that_does_not_come_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapped, "_PATIENCE", 0.2)
+    with pytest.raises(ConfigError, match=r"Stuck\[20\] did not come within .* sample_bytes="):
+        wrap(Stuck())
+    monkeypatch.setattr(wrapped, "_PATIENCE", 60.0)
+    with pytest.raises(ConfigError, match=r"Ending\[20\] ended its process with 3"):
+        wrap(Ending())
 
 
 def test_transforms_that_cannot_be_moved_are_refused() -> None:
@@ -183,7 +257,7 @@ def test_errors_of_the_data_set_are_errors_of_a_sample() -> None:
                 raise KeyError("label")
             return super().__getitem__(index)
 
-    dataset = wrap(Broken(100))
+    dataset = wrap(Broken(100, np.negative))
     with pytest.raises(SampleNotFound, match=r"Broken\[3\]: gone.jpg"):
         dataset[3]
     with pytest.raises(SampleCorrupt, match=r"Broken\[4\] raised KeyError"):

@@ -79,13 +79,3 @@ class Squares(Dataset[Any]):
         if self.target_transform is not None:
             target = self.target_transform(target)
         return image, target
-
-
-class Jittery(Dataset[Any]):
-    """Random inside, with nothing that could be taken out."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        return index + random.randrange(2)

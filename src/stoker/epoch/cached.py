@@ -93,6 +93,9 @@ class CachedSamples:
         useless = errors.keys() - served.errors.keys()
         if useless:
             self.store.discard(served.ids[list(useless)])
+        if self.dataset.is_audited:
+            hits = np.setdiff1d(np.flatnonzero(outcomes == Outcome.HIT), list(errors))
+            self.dataset.audit(served.ids[hits], [decoded[row] for row in hits])
         pixels = None if canvas is None else canvas.pixels
         return Fetched(served.ids, decoded, outcomes, errors, pixels)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,17 @@ class Samples:
     def decode_name(self) -> str | None:
         """What identifies :meth:`decode` to other jobs; None where it is code of the user's."""
         return self.own_form if self._decode is None else None
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether :meth:`audit` is to be called."""
+        return False
+
+    def audit(self, ids: NDArray[np.uint32], decoded: Sequence[Any]) -> None:
+        """Look at samples ``u32[n]`` that came from the cache, as :meth:`decode` gave them.
+
+        Raises :class:`~stoker.errors.ConfigError` if they should not have been cached.
+        """
 
     def decode(self, data: memoryview) -> Any:
         """Return what the transforms work on, from its bytes; the same every time.

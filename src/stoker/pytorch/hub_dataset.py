@@ -42,6 +42,7 @@ class HubSource(WrappedSource):
         table = dataset.data
         mean = table.nbytes / max(1, table.num_rows) + _framing(table.schema)
         super().__init__(dataset, mean, name)
+        self.audits = 0  # tables do not change
 
     @functools.cached_property
     def _batches(self) -> tuple[list[Any], NDArray[np.int64]]:

@@ -92,6 +92,17 @@ class MixedDataset(SourceDataset):
         except SampleCorrupt as error:
             raise self.named(index, error) from error
 
+    @property
+    def is_audited(self) -> bool:
+        """Whether a data set is."""
+        return any(part.is_audited for part in self.parts)
+
+    def audit(self, ids: NDArray[np.uint32], decoded: Sequence[Any]) -> None:
+        """Have the samples' data sets look at what came from the cache."""
+        for index, sample in zip(ids.tolist(), decoded, strict=True):
+            _, part, local = self._place(index)
+            part.audit(np.array([local], np.uint32), [sample])
+
     def image_of(self, index: int, data: memoryview) -> Any:
         """Return what the sample's data set has its image transform take."""
         _, part, local = self._place(index)

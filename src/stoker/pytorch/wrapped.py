@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import multiprocessing
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset
 
 from stoker.epoch.codec import decode, encode
 from stoker.epoch.compact import same
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
-from stoker.pytorch.batch_server import preserved_generators, seed_generators
 from stoker.pytorch.dataset import SourceDataset, Transform
 from stoker.source.base import BaseSource, check_ids
 
-_PROBES = 8  # samples read at construction
-_READS = 3  # times each: a coin flip escapes with probability 4 ** -8
+_PATIENCE = 60.0  # seconds for the one sample that is read at construction
+_CHECKED = 8  # first samples whose transforms are seen to be where they can be moved from
+_AUDITED = 16  # first hits that are held against the data set
 
 
 def wrap(
-    torch_dataset: Dataset[Any], deterministic: bool = False, name: str | None = None
+    torch_dataset: Dataset[Any],
+    deterministic: bool = False,
+    name: str | None = None,
+    *,
+    sample_bytes: int | None = None,
 ) -> WrappedDataset:
     """Return ``torch_dataset`` as a data set that a Loader can cache.
 
     Where it has a ``transform``, ``target_transform`` or joint ``transforms``, these are taken
     out (of a shallow copy) and applied after the cache, as torchvision does: to the first item of
     a sample, the second, or both; a sample that is no tuple is transformed as a whole. What is
-    left is cached, so it must give the same sample each time: 8 samples are read 3 times, and
-    with and without moving the transforms, and a difference raises. ``deterministic=True``
-    leaves these checks out: the caller vouches.
+    left is cached, so it must give the same sample each time.
+
+    ``sample_bytes`` is the mean size of a sample before its transforms; without it, one sample is
+    read to know, once, in a process of its own, so that nothing is opened or waited for here. The
+    rest is checked where samples are read anyway, and raises
+    :class:`~stoker.errors.ConfigError` there: of the first samples that each process reads, that
+    their transforms came last; and of the first that each serves from the cache, that the data set
+    still gives the same, with the call that torch's DataLoader would have made for that visit.
+    ``deterministic=True`` leaves out the latter: the caller vouches.
 
     Of a ``datasets.Dataset`` of Hugging Face the rows of its Arrow table are cached; its format,
     its transform and the decoding of its features come after the cache. Nothing is read to check
@@ -46,8 +59,8 @@ def wrap(
     tuples, lists and dicts (see :func:`stoker.epoch.codec.encode`).
 
     Raises :class:`~stoker.errors.ConfigError` for an IterableDataset, one without length or
-    samples, one that is not deterministic, one whose transforms cannot be moved, and with a name
-    for samples of other types.
+    samples, a ``sample_bytes`` below 1, a first sample that takes longer than a minute or whose
+    transforms cannot be moved, and with a name for samples of other types.
     """
     if isinstance(torch_dataset, IterableDataset):
         raise ConfigError(
@@ -66,23 +79,31 @@ def wrap(
 
     if is_of_hub(torch_dataset):
         return HubDataset(torch_dataset, name)
+    if sample_bytes is not None and sample_bytes < 1:
+        raise ConfigError(f"sample_bytes={sample_bytes} is out of range: give 1 or more")
     bare, transforms = _take_out_transforms(torch_dataset)
-    with preserved_generators():
-        sizes = _probe(
-            torch_dataset, bare, transforms, private=name is None, check=not deterministic
-        )
-    return WrappedDataset(WrappedSource(bare, float(np.mean(sizes)), name), *transforms)
+    source = WrappedSource(bare, sample_bytes or 1, name, _marked(torch_dataset, transforms))
+    if deterministic:
+        source.audits = 0
+    if sample_bytes is None:
+        source.measure()
+    return WrappedDataset(source, *transforms)
 
 
 class WrappedSource(BaseSource):
     """The Source that reads the samples of a torch data set and serialises them.
 
-    ``sizes`` is an estimate: the mean over the samples that :func:`wrap` read, since the real
+    ``sizes`` is an estimate: what :func:`wrap` was told or read, since the real
     ones are known only by reading everything. As safe in threads as the data set itself.
     """
 
-    def __init__(self, dataset: Any, mean_size: float, name: str | None) -> None:
+    def __init__(
+        self, dataset: Any, mean_size: float, name: str | None, marked: Marked | None = None
+    ) -> None:
         self.dataset = dataset
+        self.audits = _AUDITED
+        """Hits that this process has yet to hold against the data set."""
+        self._marked, self._unchecked = marked, 0 if marked is None else _CHECKED
         self._is_private = name is None
         self.fingerprint = _fingerprint(name, len(dataset))
         self._mean_size = max(1, round(mean_size))
@@ -125,14 +146,58 @@ class WrappedSource(BaseSource):
                 errors[row] = error
         return samples, errors
 
+    def measure(self) -> None:
+        """Read one sample in a process of its own, for the mean size; raises ConfigError."""
+        index = len(self) // 2
+        self._mean_size = max(1, _in_a_process(lambda: self._size_of(index), self.name(index)))
+
+    def audit(self, index: int, cached: Any) -> None:
+        """Raise ConfigError if the data set has another sample than the ``cached`` one."""
+        self.audits -= 1
+        try:
+            fresh = decode(memoryview(self._read_one(index)), private=self.is_private)
+        except SourceError:
+            return  # it is there in the cache
+        if not same(fresh, cached):
+            raise ConfigError(
+                f"{self.name(index)} differs from one read to the next, and a cache freezes it: "
+                "give the data set its random part as `transform`, or pass deterministic=True if "
+                "the difference does not matter"
+            )
+
+    def _sample(self, index: int) -> Any:
+        """Return a sample before its transforms; the first ones are seen to have them last."""
+        if self._marked is None or self._unchecked <= 0:
+            return self.dataset[index]
+        self._unchecked -= 1
+        try:
+            return self._marked.sample(index, self.name(index))
+        except (ConfigError, SourceError, OSError):
+            raise
+        except Exception as error:
+            self.dataset[index]  # which raises as well if the sample is at fault
+            raise ConfigError(
+                f"{self.name(index)} could not be taken apart from its transforms "
+                f"({type(error).__name__}: {error}): wrap the data set without its transforms, and "
+                "set .transform of what wrap() returns"
+            ) from error
+
+    def _size_of(self, index: int) -> int:
+        return len(encode(self._sample(index), private=self.is_private))
+
     def _read_one(self, index: int) -> bytes:
         try:
-            return encode(self.dataset[index], private=self.is_private)
+            sample = self._sample(index)
         except FileNotFoundError as error:
             raise SampleNotFound(f"{self.name(index)}: {error}", [index]) from error
-        except SourceError:
+        except (SourceError, ConfigError):
             raise
-        except ConfigError as error:  # of a type that the probes at construction did not meet
+        except Exception as error:
+            what = f"{self.name(index)} raised {type(error).__name__}: {error}"
+            raise SampleCorrupt(what, [index]) from error
+        try:
+            return encode(sample, private=self.is_private)
+        except ConfigError as error:  # of a type that the first sample was not of
             raise SampleCorrupt(f"{self.name(index)}: {error}", [index]) from error
         except Exception as error:
             what = f"{self.name(index)} raised {type(error).__name__}: {error}"
@@ -169,6 +234,16 @@ class WrappedDataset(SourceDataset):
     def decode(self, data: memoryview) -> Any:
         """Return the data set's sample before its transforms."""
         return decode(data, private=self.source.is_private)
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether this process has served few samples from the cache yet."""
+        return self.source.audits > 0
+
+    def audit(self, ids: NDArray[np.uint32], decoded: Sequence[Any]) -> None:
+        """Hold the first samples that this process got from the cache against the data set."""
+        for index, cached in zip(ids.tolist()[: self.source.audits], decoded, strict=False):
+            self.source.audit(index, cached)
 
     def finish(self, index: int, decoded: Any) -> Any:
         """Return the sample with the transforms applied."""
@@ -226,60 +301,111 @@ def _transformed(
     return tuple(items) if isinstance(sample, tuple) else items
 
 
-def _probe(
-    dataset: Dataset[Any],
-    bare: Dataset[Any],
-    transforms: _Transforms,
-    *,
-    private: bool,
-    check: bool,
-) -> list[int]:
-    """Return the serialised sizes of a few samples; refuse those that a cache would spoil."""
-    sizes = []
-    for index in np.unique(np.linspace(0, len(bare) - 1, _PROBES).astype(int)).tolist():  # type: ignore[arg-type]
-        try:
-            first = bare[index]
-            sizes.append(len(encode(first, private=private)))
-            if check:
-                _check_same_again(bare, index, first)
-                _check_moved(dataset, bare, transforms, index)
-        except ConfigError:
-            raise
-        except Exception as error:
+class _Mark:
+    """Stands for what a transform would have made of ``value``."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        raise ConfigError("a transform is applied inside of the sample")
+
+
+class Marked:
+    """A data set whose transforms leave marks, which show whether they come last."""
+
+    def __init__(self, dataset: Any, transforms: _Transforms) -> None:
+        transform, target_transform, joint = transforms
+        self._first = (transform or joint) is not None
+        self._second = (target_transform or joint) is not None
+        self._dataset = copy.copy(dataset)
+        for name, mark in (
+            ("transform", _Mark),
+            ("target_transform", _Mark),
+            ("transforms", self._both),
+        ):
+            if callable(getattr(dataset, name, None)):
+                setattr(self._dataset, name, mark)
+
+    def _both(self, first: Any, second: Any) -> tuple[Any, Any]:
+        return _Mark(first) if self._first else first, _Mark(second) if self._second else second
+
+    def sample(self, index: int, name: str) -> Any:
+        """Return the sample before its transforms, with one call.
+
+        Raises ConfigError where they are not what comes last, and what the data set raises.
+        """
+        sample = self._dataset[index]
+        is_row = isinstance(sample, (tuple, list))
+        items = list(sample) if is_row else [sample]
+        wanted = [self._first, self._second and is_row] + [False] * len(items)
+        if [isinstance(item, _Mark) for item in items] != wanted[: len(items)]:
             raise ConfigError(
-                f"{type(dataset).__name__}[{index}] could not be read, taken apart from its "
-                f"transforms and serialised ({type(error).__name__}: {error}): wrap it without its "
-                "transforms, and set .transform of what wrap() returns"
-            ) from error
-    return sizes
+                f"{name} is not its cached sample with `transform` applied to the first item and "
+                "`target_transform` to the second: wrap the data set without its transforms and "
+                "set .transform of what wrap() returns"
+            )
+        plain = [item.value if isinstance(item, _Mark) else item for item in items]
+        if not is_row:
+            return plain[0]
+        if hasattr(sample, "_fields"):
+            return type(sample)(*plain)
+        return tuple(plain) if isinstance(sample, tuple) else plain
 
 
-def _check_same_again(bare: Dataset[Any], index: int, first: Any) -> None:
-    if all(same(first, bare[index]) for _ in range(_READS - 1)):
-        return
+def _marked(dataset: Any, transforms: _Transforms) -> Marked | None:
+    return None if transforms == (None, None, None) else Marked(dataset, transforms)
+
+
+def _in_a_process(function: Callable[[], int], name: str) -> int:
+    """Return what ``function`` does in a fork of this process; ConfigError if it fails there."""
+    if multiprocessing.current_process().daemon:  # which may have no children
+        return function()
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_answer, args=(function, name, theirs), daemon=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        process.start()
+    theirs.close()
+    answer: Any = None
+    try:
+        if ours.poll(_PATIENCE):
+            answer = ours.recv()
+    except EOFError:
+        process.join(_PATIENCE)
+        answer = f"ended its process with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        ours.close()
+    if isinstance(answer, int):
+        return answer
+    if isinstance(answer, ConfigError):
+        raise answer
     raise ConfigError(
-        f"{type(bare).__name__}[{index}] differs from one read to the next, and a cache would "
-        "freeze it: give the data set its random part as `transform`, or pass deterministic=True "
-        "if the difference does not matter"
+        f"{name} {answer or f'did not come within {_PATIENCE:.0f} s'}: give wrap() sample_bytes=, "
+        "the mean size of a sample, and it reads none"
     )
 
 
-def _check_moved(
-    dataset: Dataset[Any], bare: Dataset[Any], transforms: _Transforms, index: int
-) -> None:
-    if bare is dataset:
-        return
-    seed_generators(index)
-    expected = dataset[index]
-    seed_generators(index)
-    if same(expected, _transformed(bare[index], *transforms)):
-        return
-    raise ConfigError(
-        f"{type(dataset).__name__}[{index}] is not its cached sample with `transform` applied "
-        "to the first item and `target_transform` to the second: wrap the data set without its "
-        "transforms and set .transform of what wrap() returns, or pass deterministic=True if "
-        "only random numbers that the transform keeps to itself make the difference"
-    )
+def _answer(function: Callable[[], int], name: str, pipe: Any) -> None:
+    """Send what ``function`` returns, or why it does not."""
+    torch.set_num_threads(1)  # the threads of others do not survive a fork
+    try:
+        pipe.send(function())
+    except ConfigError as error:
+        pipe.send(ConfigError(str(error)))
+    except Exception as error:
+        pipe.send(
+            ConfigError(
+                f"{name} could not be read, taken apart from its transforms and serialised "
+                f"({type(error).__name__}: {error}): wrap the data set without its transforms, and "
+                "set .transform of what wrap() returns"
+            )
+        )
 
 
 def _fingerprint(name: str | None, num_samples: int) -> str:
