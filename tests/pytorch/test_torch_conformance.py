@@ -7,12 +7,15 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.processes import processes_of
 from support.waiting import until
 from torch.utils.data import DataLoader, Dataset
 
@@ -106,6 +109,88 @@ def test_a_deleted_iterator_leaves_no_process() -> None:
         next(iterator)
         del iterator
     until(lambda: not set(multiprocessing.active_children()) - before)
+
+
+class ByBatches(Points):
+    """Gives many samples at once, as torch's fetcher asks for where it can."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        raise AssertionError("not called")
+
+
+def test_samples_of_a_wrapped_data_set_are_asked_for_one_by_one() -> None:
+    with loader_of(ByBatches(), batch_size=8, shuffle=False, num_workers=1) as loader:
+        assert [len(batch.label) for batch in loader] == [8, 8, 8]
+
+
+def test_loaders_within_loaders() -> None:
+    arguments: dict[str, Any] = {"batch_size": 8, "shuffle": False, "num_workers": 1}
+    with loader_of(Points(), **arguments) as outer, loader_of(Records(), **arguments) as inner:
+        found = [(a.label[0], b["id"][0].item()) for a in outer for b in inner]
+    assert found == [(f"n{a}", b) for a in (0, 8, 16) for b in (0, 8, 16)]
+
+
+def _load(workers: int, answers: Any) -> None:
+    try:
+        with loader_of(Points(), batch_size=8, num_workers=workers) as loader:
+            answers.put(sum(len(batch.label) for batch in loader))
+    except Exception as error:
+        answers.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_daemonic_process_loads_without_workers() -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    for workers, told in ((0, "24"), (1, "daemonic processes are not allowed to have children")):
+        process = context.Process(target=_load, args=(workers, answers), daemon=True)
+        process.start()
+        assert told in str(answers.get(timeout=60))
+        process.join(60)
+        assert process.exitcode == 0
+
+
+INTERRUPTED = """
+import os, signal, time, torch, stoker
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return index
+
+loader = stoker.Loader(stoker.wrap(Points(), sample_bytes=8), batch_size=2, num_workers=2)
+batches = iter(loader)
+next(batches)
+os.kill(0, signal.SIGINT)  # the whole group, as a terminal does
+for batch in batches:
+    time.sleep(0.01)
+"""
+
+
+def test_an_interrupt_from_the_keyboard_ends_all_processes(tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    environment = {**os.environ, "STOKER_RUNTIME_DIR": str(runtime)}
+    job = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, told = job.communicate(timeout=120)
+    assert job.returncode in (1, -signal.SIGINT) and "KeyboardInterrupt" in told
+
+    def is_over() -> bool:
+        try:
+            os.killpg(job.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(is_over)
+    until(lambda: not processes_of("stoker.prefetch", runtime))
 
 
 def test_each_row_of_the_page_names_a_test() -> None:
