@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import Event, get_ident
 from typing import Any
@@ -28,6 +28,7 @@ from stoker.errors import (
 from stoker.feed import Batch, Feed
 from stoker.source.base import BaseSource
 from stoker.source.in_memory import MemorySource
+from stoker.source.packed import Packed
 
 N = 300
 
@@ -42,7 +43,8 @@ def source() -> MemorySource:
 
 
 def feed_of(**options: Any) -> Feed:
-    return Feed(source(), options.pop("batch_size", 32), decode=number, **options)
+    options = {"batch_size": 32, "decode": number, **options}
+    return Feed(source(), **options)
 
 
 def ids_of(feed: Feed) -> list[int]:
@@ -72,6 +74,45 @@ def test_without_a_decoder_samples_are_bytes() -> None:
         batch = next(iter(feed))
         assert batch.data == [np.full(4, i, np.int32).tobytes() for i in batch.ids]
         assert batch.targets is None
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_packed_batches_are_the_same_bytes_in_one_piece(threads: int) -> None:
+    source = MemorySource([bytes([i]) * (i % 7) for i in range(40)])
+    plain = Feed(source, 8, decode_threads=threads, cache="50%")
+    packed = Feed(source, 8, decode="packed", decode_threads=threads, cache="50%")
+    with plain, packed:
+        for _ in range(2):
+            for one, other in zip(plain, packed, strict=True):
+                data, offsets = other.data
+                assert isinstance(other.data, Packed) and list(one.ids) == list(other.ids)
+                assert data.dtype == np.uint8 and offsets.dtype == np.int64
+                rows = [data[a:b].tobytes() for a, b in pairwise(offsets.tolist())]
+                assert rows == one.data
+        assert packed.stats.hits > 0
+
+
+def test_packed_batches_have_other_samples_where_some_cannot_be_read() -> None:
+    with Feed(Broken(), 32, decode="packed", on_error="skip") as feed:
+        for batch in feed:
+            assert 7 not in batch.ids and len(batch.data.offsets) == len(batch) + 1
+            rows = np.frombuffer(batch.data.data, np.int32).reshape(len(batch), 4)
+            assert (rows == batch.ids[:, None].astype(np.int32)).all()
+        assert [failure.id for failure in feed.quarantine] == [7]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": lambda sample, rng: sample},
+        {"cache": Cache("20%", stage="decoded")},
+        {"batch_size": None, "batching": stoker.TokenBudget(64)},
+    ],
+    ids=["transform", "stage", "batching"],
+)
+def test_packed_batches_have_no_decoded_samples(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="decode='packed' leaves samples as bytes"):
+        Feed(source(), **{"batch_size": 4, **options}, decode="packed")
 
 
 def test_samples_of_several_shapes_stay_a_list() -> None:
@@ -339,6 +380,7 @@ def test_decoded_arrays_are_cached() -> None:
         ({"on_error": "ignore"}, "ignore"),
         ({"cache": "8 parsecs"}, "parsecs"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
+        ({"decode": "raw"}, "decode='raw' is not known"),
         ({"to_device": "cuda"}, "to_device='cuda' cannot be called"),
     ],
 )

@@ -15,6 +15,7 @@ from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas
 from stoker.prefetch.progress import Progress
+from stoker.source.packed import Packed
 from stoker.store.claims import ASIDE, Served, Turns
 from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
@@ -37,6 +38,8 @@ class Fetched(NamedTuple):
     """Place in the batch -> why that sample cannot be used."""
     pixels: NDArray[np.uint8] | None = None
     """``u8[n, ...]``, of which ``decoded`` are views, where an image transform wrote them."""
+    packed: Packed | None = None
+    """All bytes, in the place of ``decoded``, where that was asked for and there is no error."""
 
 
 class CachedSamples:
@@ -65,16 +68,22 @@ class CachedSamples:
         keys: Keys = None,
         turns: Turns | None = None,
         canvas: Canvas | None = None,
+        *,
+        packed: bool = False,
     ) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
         ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
         the epoch they are; None: some of the epoch in progress. With a ``canvas`` for ``n`` images
-        each sample becomes its row there. A cached copy that does not decode
+        each sample becomes its row there; with ``packed`` a batch without
+        errors stays bytes, of which no objects are made. A cached copy that does not decode
         is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
         does not stay in the cache, as a later read may bring better bytes.
         """
         served = self.store.serve(ids, keys, turns)
+        if packed and not served.errors:
+            whole = Packed(served.data, served.offsets)
+            return Fetched(served.ids, [], served.outcomes, {}, packed=whole)
         decoded, corrupt = self._decoded(served, range(len(served)), canvas)
         outcomes = served.outcomes
         errors = {**served.errors, **corrupt}
@@ -272,7 +281,8 @@ class Replacer:
         if transform is not None:
             pixels = self._new_pixels((len(seeds), *transform.shape))
             canvas = Canvas(transform, seeds, pixels)
-        fetched = self._cached.fetch(request.ids, request.keys, turns, canvas)
+        is_packed = self._cached.dataset.is_packed
+        fetched = self._cached.fetch(request.ids, request.keys, turns, canvas, packed=is_packed)
         if not fetched.errors:
             return fetched, ()
         ids = fetched.ids.copy()

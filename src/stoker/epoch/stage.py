@@ -41,6 +41,9 @@ class Samples:
     mixture: Mixture | None = None
     """How the sources that the samples come from are mixed; None: there is one source."""
 
+    is_packed = False
+    """Whether batches are wanted as bytes one after the other, not as an object a sample."""
+
     own_form: str | None = None
     """What identifies to other jobs how :meth:`decode` works without code of the user's; None: they
     cannot know."""

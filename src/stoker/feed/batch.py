@@ -25,8 +25,9 @@ class Batch(ServedBatch):
 
     data: Any = None
     """An array ``[n, ...]`` where the samples are arrays or numbers of one shape and dtype, else a
-    list of ``n`` samples: bytes without a decoder. With ``batching=`` a dictionary of arrays. With
-    ``to_device``, what that made of it."""
+    list of ``n`` samples: bytes without a decoder. One :class:`stoker.source.Packed` with
+    ``decode="packed"``, a dictionary of arrays with ``batching=``. With ``to_device``, what that
+    made of it."""
     targets: Any = None
     """``[n, ...]``, the targets of the samples really served; None where there are none."""
 

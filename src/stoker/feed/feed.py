@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ from stoker.images import split
 from stoker.recipes.base import Recipe
 from stoker.sampler.batching import Batching
 from stoker.source.base import Source
+from stoker.source.packed import Packed, pack
 
 _REST_STREAM = 0x7265737400000000  # keeps further transforms apart from the image transform
 
@@ -50,7 +51,9 @@ class Feed(FrontEnd):
       batch are then a dictionary of arrays of tokens.
     - ``decode``: makes a sample of its bytes; without it samples are bytes, and images of class
       folders ``u8[height, width, 3]``. A dict of such functions by name for a mixture of sources
-      (``stoker.mix``), of which ``mixture.origins(batch.ids)`` says where samples are from.
+      (``stoker.mix``), of which ``mixture.origins(batch.ids)`` says where samples are from. Or
+      ``"packed"``: the data of a batch are its samples' bytes one after the other, a
+      :class:`stoker.source.Packed`, without the time that an object for each sample takes.
     - ``transform``: a function of the decoded sample and a ``numpy.random.Generator`` that depends
       on (seed, epoch, position in the plan) and not on threads; it must be safe in several threads.
       Or a list of such functions. The first may be :class:`stoker.images.Train` or ``Eval``, which
@@ -75,7 +78,7 @@ class Feed(FrontEnd):
         batch_size: int | None = None,
         *,
         batching: Batching | None = None,
-        decode: Decode | Mapping[str, Decode] | None = None,
+        decode: Decode | Mapping[str, Decode] | Literal["packed"] | None = None,
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
         shuffle: bool = True,
@@ -97,6 +100,9 @@ class Feed(FrontEnd):
         _check_callable(to_device)
         _check_counts(batch_size, decode_threads=decode_threads, ready=ready)
         samples = FeedSamples(source, decode, targets)
+        cache = as_cache(cache)
+        if samples.is_packed:
+            _check_packed(transform, batching, cache)
         if not len(samples):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
         if batch_size is None and batching is None:
@@ -125,7 +131,7 @@ class Feed(FrontEnd):
             rescore=rescore,
         )
         self._session = Session(
-            CacheSetup(samples, population, as_cache(cache), chosen),
+            CacheSetup(samples, population, cache, chosen),
             EpochSettings(seed, epochs, batch_size or 1, shuffle, drop_last),
             self._ranks,
             Network(alone, lambda ranks: None, _join),
@@ -270,7 +276,10 @@ class Feed(FrontEnd):
         self, server: RequestServer, request: Request
     ) -> tuple[Batch, tuple[Failure, ...], NDArray[np.uint32] | None]:
         """Return a batch, the failures in it, and what was missed; called by the threads."""
-        seeds = sample_seeds(self._controller.settings.seed, request.epoch, request.positions)
+        seeds: list[int] = []
+        if self._samples.image_transform is not None or self._transform is not None:
+            seed = self._controller.settings.seed
+            seeds = sample_seeds(seed, request.epoch, request.positions)
         fetched, failures, missed = server.serve(request, seeds)
         targets = self._samples.targets
         placed = _unchanged if self._to_device is None else self._to_device
@@ -288,6 +297,8 @@ class Feed(FrontEnd):
 
     def _finished(self, fetched: Fetched, seeds: list[int]) -> Any:
         """Return the data of a batch: its samples transformed, in one array if they fit."""
+        if self._samples.is_packed:
+            return fetched.packed or Packed(*pack(fetched.decoded))  # some were replaced
         if self._transform is None:
             return self._stacked(fetched.decoded) if fetched.pixels is None else fetched.pixels
         if fetched.pixels is not None:  # the image transform drew from the plain seeds
@@ -330,6 +341,20 @@ def _check_counts(batch_size: int | None, *, decode_threads: int, ready: int | N
 def _check_callable(to_device: Any) -> None:
     if to_device is not None and not callable(to_device):
         raise ConfigError(f"to_device={to_device!r} cannot be called: give jax.device_put, say")
+
+
+def _check_packed(transform: Any, batching: Batching | None, cache: Cache) -> None:
+    """Raise ConfigError where what else is asked for needs samples one by one."""
+    for name, given in (
+        ("transform", transform is not None),
+        ("batching", batching is not None),
+        ("Cache(stage='decoded')", cache.stage == "decoded"),
+    ):
+        if given:
+            raise ConfigError(
+                f"decode='packed' leaves samples as bytes, and {name} needs them decoded: give "
+                "decode= a function, or leave the other out"
+            )
 
 
 def _unchanged(arrays: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,8 @@ Transforms = Transform | ImageTransform | Sequence[Transform | ImageTransform]
 class FeedSamples(Samples):
     """The samples of ``source``, which is a Source, or the location of images in class folders.
 
-    ``decode`` may be a dict of functions for a mixture of sources, one for each of its names.
+    ``decode`` may be a dict of functions for a mixture of sources, one for each of its names, or
+    ``"packed"``: samples are bytes, and batches :class:`~stoker.source.Packed`.
 
     Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source, other
     names than those of the sources, and what opening the location does.
@@ -35,12 +36,16 @@ class FeedSamples(Samples):
     def __init__(
         self,
         source: Source | str | Path,
-        decode: Decode | Mapping[str, Decode] | None = None,
+        decode: Decode | Mapping[str, Decode] | Literal["packed"] | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
         each = decode if isinstance(decode, Mapping) else None
-        decode = None if isinstance(decode, Mapping) else decode
-        self._decodes_images = decode is None and isinstance(source, str | Path)
+        self.is_packed = decode == "packed"
+        if isinstance(decode, str) and not self.is_packed:
+            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
+        decode = None if isinstance(decode, Mapping | str) else decode
+        is_folder = isinstance(source, str | Path)
+        self._decodes_images = decode is None and is_folder and not self.is_packed
         if isinstance(source, str | Path):
             folder = open_image_folder(source)
             super().__init__(folder, decode)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.source.base import BaseSource, Source, as_source
 from stoker.source.pace import Pace, Retry
-from stoker.source.packed import join_parts, split_parts
+from stoker.source.packed import Packed, join_parts, split_parts
 
 if TYPE_CHECKING:
     from stoker.source.arrow_files import ArrowSource
@@ -67,6 +67,7 @@ __all__ = [
     "NumpySource",
     "ObjectSource",
     "Pace",
+    "Packed",
     "ParquetSource",
     "Retry",
     "SampleFormat",
