@@ -49,6 +49,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     def __init__(self, loader: Loader, accelerator: Accelerator) -> None:
         self.loader = loader
         self.gradient_state = GradientState()
+        self._handed_out = 0
+        self._state: dict[str, Any] | None = None
         self._device = accelerator.device
         self._non_blocking = accelerator.non_blocking
         self._drop_last = True  # nothing is filled up that gather_for_metrics() would cut off
@@ -57,18 +59,39 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        resumed, self._state = self._state, None
+        if resumed is not None:
+            self.loader.load_state_dict(resumed)
         self.begin()
+        self._handed_out = 0
         try:
             batches = iter(self.loader)
             batch = next(batches, _END)
+            if resumed is not None and batch is _END:  # that epoch was over
+                batches = iter(self.loader)
+                batch = next(batches, _END)
             while batch is not _END:
                 batch = send_to_device(batch, self._device, non_blocking=self._non_blocking)
                 following = next(batches, _END)
                 self.end_of_dataloader = following is _END
+                self._handed_out += 1
                 yield batch
                 batch = following
         finally:
             self.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the Loader's state without the batch that is drawn ahead, which comes again."""
+        if self._state is not None:
+            return self._state
+        return self.loader.state_dict(None if self.end_of_dataloader else self._handed_out)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume there when the next iteration begins; ``len()`` is of whole epochs until then.
+
+        If nothing of that epoch is left, that iteration is the next epoch.
+        """
+        self._state = state_dict
 
     def __getattr__(self, name: str) -> Any:
         loader = self.__dict__.get("loader")
