@@ -205,7 +205,10 @@ def _run_part(name: str, part: Part, args: argparse.Namespace) -> None:
     reports = tables(summary, args.smoke)
     for report in reports:
         report.title = f"{name}: {report.title}"
-    harness.show(args, *reports, part=name, runs=summary["judged"])
+    runs = [json.loads(path.read_text()) for path in trial.folder.glob("*/*.json")]
+    own = [sum(epoch["seconds"] for epoch in run["epochs"]) for run in runs]  # of the live ones
+    took = sum(run.get("cpu_seconds", live) for run, live in zip(runs, own, strict=True))
+    harness.show(args, *reports, part=name, runs=summary["judged"], seconds=took)
 
 
 def _settings() -> dict[str, Setting]:

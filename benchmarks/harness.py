@@ -59,12 +59,17 @@ def add_options(result: argparse.ArgumentParser) -> None:
 
 
 def show(
-    args: argparse.Namespace, *reports: Report, part: str = "", runs: Sequence[dict[str, Any]] = ()
+    args: argparse.Namespace,
+    *reports: Report,
+    part: str = "",
+    runs: Sequence[dict[str, Any]] = (),
+    seconds: float | None = None,
 ) -> None:
     """Print reports as ``args`` say, and publish them if they do.
 
     A program that does so several times names the ``part`` that these are; each part has a file
     of JSON and a place on its page; ``runs``, of which the tables are made, are kept in that file.
+    ``seconds`` is how long it took, if not since the last call.
     What a smoke test finds is not published.
     """
     global _shown
@@ -75,7 +80,7 @@ def show(
             "command": command(),
             "machine": machine(),
             "recorded": _commit(),
-            "seconds": round(time.monotonic() - _shown),
+            "seconds": round(time.monotonic() - _shown if seconds is None else seconds),
             "reports": [report.to_dict() for report in reports if report.rows],
         }
         document |= {"runs": list(runs)} if runs else {}

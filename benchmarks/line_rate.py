@@ -4,8 +4,9 @@ Parts (``--part``, several allowed; all by default):
 
 - 3KB, 110KB, 1MB: objects of that size from nginx on this machine, whose page cache has them:
   nothing is limited but by the processors, which the server shares. A bare obstore client with 64
-  threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, first
-  and later epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
+  threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, and a
+  Feed whose threads hand out the bytes of a batch in one piece, without a worker; first and later
+  epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
   processes that read ahead, ``cpu_ms`` that of all, collating and the start included.
 - alone: the same objects, read by a fetcher in a process of its own whose samples are served as
   soon as they are there, in turn with the bare client: processor time only.
@@ -129,6 +130,31 @@ def through_stoker(web: Web | Waiting, fetchers: int | str, epochs: int) -> dict
     return {"epoch_s": seconds, "fetch_s": cpu, "fetched": fetched}
 
 
+def through_feed(web: Web, fetchers: int | str, epochs: int) -> dict[str, Any]:
+    """Visit every object in each epoch, a batch's bytes in one piece, with threads only."""
+    source = web.open()
+    seconds, cpu = [], []
+    with stoker.Feed(
+        source,
+        max(1, min(_BATCH, _BATCH_BYTES // int(source.sizes.mean()))),
+        decode="packed",
+        epochs=epochs,
+        cache=stoker.Cache("20%", fetchers=fetchers),
+        recipe="minio",
+    ) as feed:
+        for _ in range(epochs):
+            used = fetch_seconds()
+            batches = iter(feed)
+            length = len(next(batches))
+            began = time.monotonic()
+            rest = sum(len(batch) for batch in batches)
+            seconds.append((time.monotonic() - began) * (rest + length) / rest)
+            cpu.append(fetch_seconds() - used)
+        fetched = [each.fetched for each in feed.epoch_stats]
+    source.close()
+    return {"epoch_s": seconds, "fetch_s": cpu, "fetched": fetched}
+
+
 def fetch_seconds() -> float:
     """Return the processor time of the processes that read ahead here."""
     total = 0
@@ -146,23 +172,20 @@ def objects(report: Report, args: Any, name: str) -> None:
     """From the same machine: what the processors can do."""
     size, number = SIZES[name]
     number = 200 if args.smoke else number
-    results: dict[str, list[dict[str, Any]]] = {"bare": [], "stoker": []}
+    ways = {"loader": through_stoker, "feed": through_feed}
+    results: dict[str, list[dict[str, Any]]] = {"bare": [], **{way: [] for way in ways}}
 
     def note(who: str, result: dict[str, Any]) -> float:
         results[who].append(result)
         return float(result["epoch_s"][0])
 
     with nginx(size, number) as web:
-        first = interleave(
-            {
-                "bare": lambda: note("bare", run_alone(bare, web)),
-                "stoker": lambda: note(
-                    "stoker", run_alone(through_stoker, web, args.fetchers, _EPOCHS)
-                ),
-            },
-            1 if args.smoke else min(args.rounds, 5),
-            warm_up=False,
-        )
+        contestants = {"bare": lambda: note("bare", run_alone(bare, web))} | {
+            way: lambda way=way: note(way, run_alone(ways[way], web, args.fetchers, _EPOCHS))
+            for way in ways
+        }
+        rounds = 1 if args.smoke else min(args.rounds, 5)
+        first = interleave(contestants, rounds, warm_up=False)
     _add(report, name, number, results, first)
 
 
@@ -174,7 +197,6 @@ def _add(
     first: dict[str, list[float]],
 ) -> None:
     """Add the rows and targets of one size."""
-    later = [float(np.mean(each["epoch_s"][1:])) for each in results["stoker"]]
     ms = {who: [_fetch_ms(each) for each in results[who]] for who in results}
     report.row(
         objects=name,
@@ -183,36 +205,38 @@ def _add(
         objects_per_s=number / float(np.median(first["bare"])),
         fetch_ms=float(np.median(ms["bare"])),
     )
-    for epoch, seconds in (("first", first["stoker"]), ("later", later)):
-        report.row(
-            objects=name,
-            loader="Stoker",
-            epoch=epoch,
-            objects_per_s=number / float(np.median(seconds)),
-            to_bare=paired_ratio(first["bare"], seconds),
-            fetch_ms=float(np.median(ms["stoker"])),
-            cpu_ms=1e3
-            * float(np.median([r["cpu_s"] / (number * _EPOCHS) for r in results["stoker"]])),
-        )
-    least, least_later = TARGETS[name]
-    report.target(
-        f"{name}, first epoch, speed to a bare client",
-        paired_ratio(first["bare"], first["stoker"]),
-        least,
-        at_least=True,
-    )
-    if least_later is not None:
+    for way in ("loader", "feed"):
+        later = [float(np.mean(each["epoch_s"][1:])) for each in results[way]]
+        visits = number * _EPOCHS
+        for epoch, seconds in (("first", first[way]), ("later", later)):
+            report.row(
+                objects=name,
+                loader=f"Stoker, {way.title()}",
+                epoch=epoch,
+                objects_per_s=number / float(np.median(seconds)),
+                to_bare=paired_ratio(first["bare"], seconds),
+                fetch_ms=float(np.median(ms[way])),
+                cpu_ms=1e3 * float(np.median([r["cpu_s"] / visits for r in results[way]])),
+            )
+        least, least_later = TARGETS[name]
         report.target(
-            f"{name}, later epochs, speed to a bare client",
-            paired_ratio(first["bare"], later),
-            least_later,
+            f"{name}, {way}, first epoch, speed to a bare client",
+            paired_ratio(first["bare"], first[way]),
+            least,
             at_least=True,
         )
-        report.target(
-            f"{name}, processor time a fetched object to a bare client",
-            paired_ratio(ms["stoker"], ms["bare"]),
-            1.4,
-        )
+        if least_later is not None:
+            report.target(
+                f"{name}, {way}, later epochs, speed to a bare client",
+                paired_ratio(first["bare"], later),
+                least_later,
+                at_least=True,
+            )
+            report.target(
+                f"{name}, {way}, processor time a fetched object to a bare client",
+                paired_ratio(ms[way], ms["bare"]),
+                1.4,
+            )
 
 
 def _fetch_ms(result: dict[str, Any]) -> float:

@@ -96,8 +96,10 @@ def trainings() -> Iterator[Loader | Feed]:
 def test_a_loader_and_a_feed_report_their_epochs(tmp_path: Path) -> None:
     for number, training in enumerate(trainings()):
         with training:
+            assert "no epoch has ended yet" in training._repr_html_()
             for _ in range(3):
                 list(training)
+            assert checked(training._repr_html_()).count("<tr><td>") == 3
             training.report(tmp_path / f"{number}.html")
         text = checked((tmp_path / f"{number}.html").read_text())
         assert text.count("<tr><td>") == 3

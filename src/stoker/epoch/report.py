@@ -49,6 +49,16 @@ def write_report(
     Path(path).write_text(html.page("What training did", facts, parts), encoding="utf-8")
 
 
+def shown(told: str, epochs: Sequence[Stats]) -> str:
+    """Return what a Loader or Feed shows in a notebook: what it is, and a row for each epoch."""
+    head, rows = [*_HEAD], [[*_row(str(n), each, 0.0)] for n, each in enumerate(epochs, 1)]
+    for row in [head, *rows]:
+        del row[_HEAD.index("most hits")]
+    if not rows:
+        return f"<p>{escape(told)}: no epoch has ended yet</p>"
+    return f"<p>{escape(told)}</p>{html.table(head, rows)}<p>{escape(epochs[-1].verdict)}</p>"
+
+
 def most_hits(sizes: NDArray[np.int64], cache_bytes: int) -> float:
     """Return the share of accesses that can hit at most where each sample is visited once an epoch.
 

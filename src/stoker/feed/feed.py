@@ -17,6 +17,7 @@ from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
+from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, Population, check_batching, recipe_of
 from stoker.epoch.setup import CacheSetup
@@ -235,6 +236,10 @@ class Feed(FrontEnd):
     def __repr__(self) -> str:
         size = self.batch_size or "several"
         return f"<Feed of {self._session.setup}, in batches of {size} by {self._threads} threads>"
+
+    def _repr_html_(self) -> str:
+        """Return a small table of the epochs that have ended, for notebooks."""
+        return shown(repr(self), self.epoch_stats)
 
     # --- inside ---
 

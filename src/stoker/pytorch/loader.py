@@ -17,6 +17,7 @@ from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import OnError
 from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import EpochSettings, check_batching, recipe_of
 from stoker.epoch.setup import CacheSetup
@@ -335,6 +336,10 @@ class Loader(FrontEnd, DataLoader[Any]):
         return (
             f"<Loader of {self._session.setup}, in batches of {size} by {self.num_workers} workers>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a small table of the epochs that have ended, for notebooks."""
+        return shown(repr(self), self.epoch_stats)
 
     # --- inside ---
 
