@@ -189,7 +189,8 @@ class Controller:
         else:
             walk, earlier = share.walk(plan, at), share.earlier(at)
         if self.records is not None:
-            self.records.begin_epoch(at.epoch, earlier, now)
+            batches = None if plan is None else share.batches(walk.start)
+            self.records.begin_epoch(at.epoch, earlier, now, batches)
         self.walk = walk
         bare = 0 if opened.member is None else opened.member.probe.count
         return Begun(walk, plan, earlier, bare)

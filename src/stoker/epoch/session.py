@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.agreement import Collective
+from stoker.epoch.bar import Bar
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
 from stoker.epoch.cached import (
     CachedSamples,
@@ -85,6 +86,7 @@ class Session:
         rescore: Any = None,
         trace: str | os.PathLike[str] | None = None,
         batching: Batching | None = None,
+        progress: bool = False,
     ) -> None:
         recipe, num_samples = setup.recipe, setup.population.num_samples
         epochs = settings.of_recipe(recipe, setup.cache.sharing.probe)
@@ -99,7 +101,8 @@ class Session:
         books = None
         if mixture is not None:
             books = SourceBooks(mixture, epochs.seed, setup.stage.source.sizes)
-        self.records = Records(num_samples, books)
+        bar = Bar(lambda: ranks.now().rank == 0) if progress else None
+        self.records = Records(num_samples, books, bar)
         """What was counted."""
         if epochs.grouping is not None:
             self.records.tokens_of = epochs.grouping.tokens_of

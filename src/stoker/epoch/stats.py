@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stoker.bounds import Rates, smallest_cache
 from stoker.epoch import html
+from stoker.epoch.bar import Bar
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.mixed import SourceBooks
 from stoker.jobs.waits import Waits
@@ -332,10 +333,13 @@ def _storage_advice(stats: Stats, may_be_first: bool) -> str:
 class Records:
     """The books of one rank's loader, kept in the training process by one thread.
 
-    ``sources``: those of the sources of a mixture.
+    ``sources``: those of the sources of a mixture. ``bar`` shows how the epoch goes.
     """
 
-    def __init__(self, num_samples: int, sources: SourceBooks | None = None) -> None:
+    def __init__(
+        self, num_samples: int, sources: SourceBooks | None = None, bar: Bar | None = None
+    ) -> None:
+        self._bar = bar
         self.sources = sources
         """Counts by source; None: there is one."""
         self.tokens_of: Callable[[NDArray[np.uint32]], tuple[int, int]] | None = None
@@ -383,8 +387,15 @@ class Records:
             **counts,
         ).plus(self._before)
 
-    def begin_epoch(self, epoch: int, earlier: NDArray[np.uint32], now: Stats) -> None:
-        """Open the books of an epoch in which ``earlier`` ids ``u32[n]`` were handed out before."""
+    def begin_epoch(
+        self, epoch: int, earlier: NDArray[np.uint32], now: Stats, batches: int | None = None
+    ) -> None:
+        """Open the books of an epoch in which ``earlier`` ids ``u32[n]`` were handed out before.
+
+        ``batches`` are to come; None: that is not known.
+        """
+        if self._bar is not None:
+            self._bar.begin(epoch, batches)
         self.epoch = epoch
         self._visits.begin_epoch()
         self._visits.add(earlier)
@@ -401,6 +412,8 @@ class Records:
     def end_epoch(self, now: Stats) -> None:
         """Close the books of the epoch in progress."""
         assert self._began is not None
+        if self._bar is not None:
+            self._bar.end()
         self.epochs.append(now.since(self._began))
         self._epoch_seconds += self._seconds
         self._began = None
@@ -446,6 +459,8 @@ class Records:
         if self.sources is not None:
             self.sources.add(batch.ids, batch.outcomes)
         self.waits.add(self.last_stall)
+        if self._bar is not None:
+            self._bar.add(len(batch.ids), self.last_stall)
         for failure in failures:
             if failure.id not in self.failures:
                 log.warning("skipped %s: %s", failure.name, failure.reason)

@@ -68,6 +68,8 @@ class Feed(FrontEnd):
     - ``rank``, ``world_size``: by default those of torchrun or srun, else one process. Several
       ranks cannot exchange scores here: recipes that need that raise ConfigError when an epoch
       begins. Ranks read as on one node, whatever ``Cache(locality=)`` says.
+    - ``progress``: show a bar of the epoch on the terminal or in the notebook, on rank 0, with
+      samples a second and the share of waiting; it needs the extra ``tui``.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction;
     :class:`~stoker.errors.CapacityError` comes with the first iteration. To be used by one thread.
@@ -96,6 +98,7 @@ class Feed(FrontEnd):
         rescore: Rescore | None = None,
         trace: str | os.PathLike[str] | None = None,
         to_device: Callable[[Any], Any] | None = None,
+        progress: bool = False,
     ) -> None:
         check_on_error(on_error)
         _check_callable(to_device)
@@ -139,6 +142,7 @@ class Feed(FrontEnd):
             rescore=rescore,
             trace=trace,
             batching=batching,
+            progress=progress,
         )
         self._controller = self._session.controller
         self._share = self._controller.share

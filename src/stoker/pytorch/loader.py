@@ -95,6 +95,8 @@ class Loader(FrontEnd, DataLoader[Any]):
       it was scored (``path``, ``path.1`` ...), for ``stoker simulate --trace``; about 8 bytes a
       visit. A resumed run appends to its trace. If the file cannot be written, there is
       one warning, and training continues.
+    - ``progress``: show a bar of the epoch on the terminal or in the notebook, on rank 0, with
+      samples a second and the share of waiting; it needs the extra ``tui``.
 
     Raises :class:`~stoker.errors.ConfigError` for what makes no sense, at construction, and
     ValueError where torch does. :class:`~stoker.errors.CapacityError` comes with the first
@@ -125,6 +127,7 @@ class Loader(FrontEnd, DataLoader[Any]):
         decode_threads: int = 0,
         rescore: Rescore | None = None,
         trace: str | os.PathLike[str] | None = None,
+        progress: bool = False,
         **torch_arguments: Any,
     ) -> None:
         _check_threads(decode_threads, num_workers)
@@ -157,6 +160,7 @@ class Loader(FrontEnd, DataLoader[Any]):
             rescore=rescore,
             trace=trace,
             batching=batching,
+            progress=progress,
         )
         if batching is not None:
             batch_sampler, drop_last = PlanBatches(self._session.controller.share), False
