@@ -14,9 +14,9 @@ _EVERY = 0.1  # seconds between two looks of the bar: a batch takes no time of i
 class Bar:
     """What ``progress=True`` shows on the terminal of standard error, or in a notebook.
 
-    Nothing is shown where that is neither, nor in epochs for which ``is_wanted()`` is false. Used by the thread of the training loop; it starts no
-    thread, and prints of the loop appear above it. Raises
-    :class:`~stoker.errors.ConfigError` without rich.
+    Nothing is shown where that is neither, nor in epochs for which ``is_wanted()`` is false. Used
+    by the thread of the training loop; it starts no thread, and prints of the loop appear above it.
+    Raises :class:`~stoker.errors.ConfigError` without rich.
     """
 
     def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
