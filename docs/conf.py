@@ -41,7 +41,7 @@ html_copy_source = False
 PUBLIC = (
     "stoker", "stoker.pytorch", "stoker.feed", "stoker.source", "stoker.images", "stoker.recipes",
     "stoker.policy", "stoker.sampler", "stoker.importance", "stoker.store", "stoker.sim",
-    "stoker.bundles", "stoker.testing",
+    "stoker.bundles", "stoker.loggers", "stoker.testing",
 )  # fmt: skip
 _moved: dict[str, str] = {}
 """Where a name is documented, by where it is defined."""
