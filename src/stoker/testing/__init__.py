@@ -1,4 +1,4 @@
-"""Test sources and conformance classes for authors of sources, policies, samplers and scorers.
+"""Test sources, and conformance classes for sources, tiers, policies, samplers and scorers.
 
 Each name is loaded when it is first asked for, so that a stand-in does not need pytest.
 """
@@ -15,6 +15,7 @@ _WHERE = {
     "ScorerConformance": "stoker.testing.scorer_conformance",
     "SlowSource": "stoker.testing.sources",
     "SourceConformance": "stoker.testing.source_conformance",
+    "TierConformance": "stoker.testing.tier_conformance",
 }
 
 __all__ = list(_WHERE)

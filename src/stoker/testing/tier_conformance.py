@@ -106,7 +106,8 @@ class TierConformance:
 
     def test_a_sample_larger_than_the_tier_is_refused(self, tier: RegionTier) -> None:
         """It is not kept, and nothing waits or fails."""
-        large = Packed(np.zeros(_CAPACITY + 1, np.uint8), np.array([0, _CAPACITY + 1]))
+        noise = np.random.default_rng(1).integers(0, 256, _CAPACITY + 1, np.uint8)
+        large = Packed(noise, np.array([0, _CAPACITY + 1]))  # which no tier makes smaller
         assert not tier.put_many(as_ids([1]), large).any()
         assert not tier.get_many(as_ids([1]))[1].any()
 
