@@ -77,7 +77,7 @@ wheel: $(STAMPS)/wheel-tools
 	mkdir -p dist
 	rm -f $(WHEELS)
 	python -m build --wheel --no-isolation --outdir build/wheels . >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
-	auditwheel repair --wheel-dir dist build/wheels/*.whl >>build/wheel.log
+	auditwheel repair --wheel-dir dist build/wheels/*.whl >>build/wheel.log 2>&1
 	ls -l $(WHEELS)
 
 wheel-test: $(STAMPS)/wheel-tools
