@@ -33,8 +33,10 @@ for number, handler in (
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# An example that waits for a processor is no failure.
-hypothesis.settings.register_profile("stoker", deadline=None)
+# An example that waits for a processor is no failure. The same examples each time, so that a change
+# is judged by what it changed; `--hypothesis-profile=random` draws others, as each night does.
+hypothesis.settings.register_profile("stoker", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("stoker")
 
 # Once, not in each child.

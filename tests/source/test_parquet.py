@@ -20,6 +20,8 @@ import stoker
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, StokerError
 from stoker.node.child import dump
 from stoker.source import ParquetSource, Source, open_source, split_parts
+from stoker.source.parquet import _checked
+from stoker.source.parquet_index import Page
 from stoker.testing import SourceConformance
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'stoker[arrow]'")
@@ -310,6 +312,12 @@ def test_any_damage_is_an_error_of_ours_or_harmless(tmp_path: Path, data: st.Dat
                 source.decode(sample)
     except StokerError:
         pass
+
+
+def test_a_page_without_a_first_row_is_damage() -> None:
+    there, without = Page(0, 0, 10), Page(None, 10, 5)  # type: ignore[arg-type]
+    with pytest.raises(SampleCorrupt, match="its pages are not those of 8 rows"):
+        _checked([there, without], 8, 0, 15)
 
 
 @pytest.mark.exact(

@@ -47,6 +47,7 @@ SUBJECTS: dict[str, Subject] = {
     "LMDB": Subject("formats", "`LMDBSource`", "`lmdb`", "lmdb"),
     "HDF5": Subject("formats", "`HDF5Source`", "`hdf5`", "h5py"),
     "Zarr 2 and 3": Subject("formats", "`ZarrSource`", "`zarr`", "zarr"),
+    "Audio and video": Subject("formats", "`ClipSource`", "`media`", "av"),
     "Lightning": Subject("frameworks", "`Loader`", "`torch`", "lightning"),
     "Hugging Face Trainer": Subject("frameworks", "`Loader`", "`torch`", "transformers"),
     "Accelerate": Subject("frameworks", "`Loader`", "`torch`", "accelerate"),

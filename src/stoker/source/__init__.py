@@ -11,6 +11,7 @@ from stoker.source.packed import Packed, join_parts, split_parts
 
 if TYPE_CHECKING:
     from stoker.source.arrow_files import ArrowSource
+    from stoker.source.clips import ClipSource
     from stoker.source.files import FileSource
     from stoker.source.hdf5 import HDF5Source
     from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.source.joined import JoinedSource
     from stoker.source.lmdb_source import LMDBSource
     from stoker.source.mds import MDSSource
+    from stoker.source.media import ClipFormat
     from stoker.source.numpy_files import NumpySource
     from stoker.source.objects import FsspecSource, ObjectSource
     from stoker.source.open import open_image_folder, open_source
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # Loaded when it is first used: training starts several processes, and each reads one format.
 _LATER = {
     "ArrowSource": "stoker.source.arrow_files",
+    "ClipFormat": "stoker.source.media",
+    "ClipSource": "stoker.source.clips",
     "FileSource": "stoker.source.files",
     "FsspecSource": "stoker.source.objects",
     "HDF5Source": "stoker.source.hdf5",
@@ -54,6 +58,8 @@ _LATER = {
 __all__ = [
     "ArrowSource",
     "BaseSource",
+    "ClipFormat",
+    "ClipSource",
     "FileSource",
     "FsspecSource",
     "HDF5Source",

@@ -20,6 +20,7 @@ from stoker.source import (
 )
 from stoker.source.arrow_files import ArrowSource
 from stoker.source.base import Source
+from stoker.source.clips import ClipSource
 from stoker.source.files import FileSource
 from stoker.source.hdf5 import HDF5Source
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
@@ -72,6 +73,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     a folder of MDS shards with ``index.json``     :class:`MDSSource`
     ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
     ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`
+    any of audio or video, with ``length=``        :class:`ClipSource`
     ``s3://bucket/train-{000..099}.tar``           :class:`ShardSource`
     ``s3://bucket/train``, ``gs://``, ``az://``    :class:`ObjectSource`
     ``ftp://host/folder`` and others of fsspec     :class:`FsspecSource`
@@ -81,8 +83,12 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     :class:`ConfigError` for an empty list, an option that the class does not have, and
     arguments that the class rejects; other errors as the class.
     """
+    made: Source
+    if "length" in options:  # only clips have one; a file of media is a sample otherwise
+        made = _make(ClipSource, where, options)
+        return made
     if (folder := _of_mds(where)) is not None:
-        made: Source = _make(MDSSource, folder, options)
+        made = _make(MDSSource, folder, options)
         return made
     several = not isinstance(where, str | Path)
     locations = [str(where)] if isinstance(where, str | Path) else list(map(str, where))

@@ -223,7 +223,7 @@ def _checked(pages: list[Page], num_rows: int, start: int, end: int) -> list[Pag
     """Return the pages that have rows; raises SampleCorrupt unless they are those of a column."""
     rows = [*(page.first_row for page in pages), num_rows]
     inside = all(
-        type(page.start) is type(page.length) is int
+        type(page.start) is type(page.length) is type(page.first_row) is int
         and start <= page.start <= page.start + page.length <= end
         for page in pages
     )
