@@ -8,6 +8,8 @@ import runpy
 import sys
 from typing import Any
 
+from support.vision import spare_torchvision_its_operators
+
 own_print = builtins.print
 left = int(sys.argv[1])
 
@@ -18,24 +20,6 @@ def print_or_die(*values: Any, **options: Any) -> None:
     left -= 1
     if left == 0:
         os._exit(9)
-
-
-libraries: list[Any] = []  # what is defined in one lasts as long as that
-
-
-def spare_torchvision_its_operators() -> None:
-    """Have torchvision for CUDA load beside torch for CPU; the examples use no such operator."""
-    import torch
-
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        libraries.append(torch.library.Library("torchvision", "FRAGMENT"))
-        for name in ("nms", "qnms"):
-            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            libraries[0].define(schema)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
 
 
 if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):

@@ -73,6 +73,7 @@ def run(case: Case, cwd: Path, *arguments: object, lines: int = 10**6) -> list[s
             **os.environ,
             **case.environment,
             "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(HERE.parent),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "HOME": str(cwd),
         },

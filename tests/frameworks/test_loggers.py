@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.vision import spare_torchvision_its_operators
 
 import stoker
 from stoker.jobs.metrics import COUNTS
@@ -87,6 +88,7 @@ def test_mlflow(feed: stoker.Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_lightnings_loggers(feed: stoker.Feed, tmp_path: Path) -> None:
+    spare_torchvision_its_operators()
     loggers = pytest.importorskip("lightning.pytorch.loggers", reason="lightning is not installed")
     logger = loggers.CSVLogger(str(tmp_path))
     log = Log(feed, to_lightning(logger))
