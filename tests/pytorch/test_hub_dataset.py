@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import stoker
-from stoker.errors import ConfigError, SampleCorrupt
+from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.node.child import dump
 from stoker.pytorch.hub_dataset import HubDataset
 
@@ -88,6 +88,36 @@ def test_images_are_decoded_after_the_cache(tmp_path: Path) -> None:
     sample = wrapped[1]
     assert (sample["image"].size, sample["label"]) == ((3, 2), 1)
     assert wrapped.features == features
+
+
+@pytest.mark.exact("Hugging Face `datasets`", "images of which the table has the path are cached")
+def test_images_in_files_are_cached(tmp_path: Path) -> None:
+    """As load_dataset("imagefolder") has them."""
+    paths = [tmp_path / f"{number}.png" for number in range(4)]
+    for number, path in enumerate(paths):
+        pixels = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    rows = {"image": [None, *map(str, paths)]}
+    features = datasets.Features({"image": datasets.Image()})
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    wrapped = stoker.wrap(dataset)
+    size = len(paths[1].read_bytes())
+    assert size < wrapped.source.sizes[0] < size + 2000, "one was read to know"
+    before = [dataset[index]["image"] for index in range(5)]
+    read = wrapped.source.read(range(5))
+    for path in paths:
+        path.unlink()
+    after = [
+        wrapped.finish(index, wrapped.decode(memoryview(row))) for index, row in enumerate(read)
+    ]
+    assert after[0]["image"] is before[0] is None
+    for sample, image in zip(after[1:], before[1:], strict=True):
+        assert np.array_equal(np.asarray(sample["image"]), np.asarray(image))
+    with pytest.raises(SampleNotFound, match=r"Dataset\[2\]: .*1\.png"):
+        wrapped.source.read([2])
+    with pytest.raises(ConfigError, match=r"2\.png"):
+        stoker.wrap(dataset.select([3]))
+    assert stoker.wrap(dataset, sample_bytes=7).source.sizes[0] == 7
 
 
 def test_nothing_is_read_to_wrap(plain: Any) -> None:

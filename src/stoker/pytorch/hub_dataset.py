@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.errors import SampleCorrupt, SourceError
+from stoker.errors import SampleCorrupt, SampleNotFound, SourceError
 from stoker.pytorch.wrapped import WrappedDataset, WrappedSource
 from stoker.source.base import check_ids
 
@@ -34,15 +34,26 @@ class HubSource(WrappedSource):
     """The rows of a data set's table, each as a record batch of Arrow without its schema.
 
     Rows are taken from the mapped batches where they lie, past formats, transforms, and the order
-    that ``shuffle`` or ``select`` gave the data set, which costs it a look-up for each row. Safe in
-    any thread.
+    that ``shuffle`` or ``select`` gave the data set, which costs it a look-up for each row. Images
+    and recordings of which the table has the path only, as those of ``imagefolder``, are read into
+    their row, so that they are cached too. Safe in any thread.
     """
 
-    def __init__(self, dataset: Any, name: str | None) -> None:
+    def __init__(self, dataset: Any, name: str | None, sample_bytes: int | None = None) -> None:
         table = dataset.data
         mean = table.nbytes / max(1, table.num_rows) + _framing(table.schema)
-        super().__init__(dataset, mean, name)
+        super().__init__(dataset, sample_bytes or mean, name)
         self.audits = 0  # tables do not change
+        self._of_files = {
+            name: feature
+            for name, feature in dataset.features.items()
+            if hasattr(feature, "embed_storage")
+        }
+        middle = table.num_rows // 2
+        if sample_bytes is None and any(
+            _lacks_bytes(table[name].slice(middle, 1)) for name in self._of_files
+        ):
+            self.measure()
 
     @functools.cached_property
     def _batches(self) -> tuple[list[Any], NDArray[np.int64]]:
@@ -66,12 +77,30 @@ class HubSource(WrappedSource):
         pairs = zip(which.tolist(), (rows - begins[which]).tolist(), strict=True)
         for position, (batch, row) in enumerate(pairs):
             try:
-                samples.append(batches[batch].slice(row, 1).serialize().to_pybytes())
+                whole = self._with_files(batches[batch].slice(row, 1))
+                samples.append(whole.serialize().to_pybytes())
             except Exception as error:  # Arrow raises what it likes
                 samples.append(None)
                 index = int(np.asarray(ids)[position])
-                errors[position] = SampleCorrupt(f"{self.name(index)}: {error}", [index])
+                kind = SampleNotFound if isinstance(error, FileNotFoundError) else SampleCorrupt
+                errors[position] = kind(f"{self.name(index)}: {error}", [index])
         return samples, errors
+
+    def _with_files(self, row: Any) -> Any:
+        """Return a record batch of one row with the bytes of files that it has the path of."""
+        from datasets.table import embed_array_storage
+
+        for name, feature in self._of_files.items():
+            column = row.column(name)
+            if _lacks_bytes(column):
+                place = row.schema.get_field_index(name)
+                row = row.set_column(
+                    place, row.schema.field(place), embed_array_storage(column, feature)
+                )
+        return row
+
+    def _size_of(self, index: int) -> int:
+        return len(self.read([index])[0])
 
     def read(self, ids: ArrayLike) -> list[bytes]:
         """Return the rows as bytes; raises the SourceError of the first that fails."""
@@ -88,8 +117,8 @@ class HubDataset(WrappedDataset):
     features, come after the cache; ``transform`` may be set beside them, and takes whole samples.
     """
 
-    def __init__(self, dataset: Any, name: str | None) -> None:
-        super().__init__(HubSource(dataset, name))
+    def __init__(self, dataset: Any, name: str | None, sample_bytes: int | None = None) -> None:
+        super().__init__(HubSource(dataset, name, sample_bytes))
 
     @property
     def is_random(self) -> bool:
@@ -128,6 +157,12 @@ class HubDataset(WrappedDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_format"}
+
+
+def _lacks_bytes(column: Any) -> bool:
+    """Whether a column of one image or recording has the path of it only."""
+    (value,) = column.to_pylist()
+    return value is not None and value["bytes"] is None
 
 
 def _framing(schema: Any) -> int:

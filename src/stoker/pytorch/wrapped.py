@@ -48,9 +48,9 @@ def wrap(
     still gives the same, with the call that torch's DataLoader would have made for that visit.
     ``deterministic=True`` leaves out the latter: the caller vouches.
 
-    Of a ``datasets.Dataset`` of Hugging Face the rows of its Arrow table are cached; its format,
-    its transform and the decoding of its features come after the cache. Nothing is read to check
-    that.
+    Of a ``datasets.Dataset`` of Hugging Face the rows of its Arrow table are cached, and the files
+    of images and recordings that they have the path of; its format, its transform and the decoding
+    of its features come after the cache. Nothing is read to check that.
 
     The cache is private to this job, also between the ranks of torch.distributed, unless
     ``name`` says which data set this is: jobs that give the same name and length share it, and
@@ -77,10 +77,10 @@ def wrap(
         raise ConfigError(f"{type(torch_dataset).__name__} has 0 samples: there is nothing to load")
     from stoker.pytorch.hub_dataset import HubDataset, is_of_hub
 
-    if is_of_hub(torch_dataset):
-        return HubDataset(torch_dataset, name)
     if sample_bytes is not None and sample_bytes < 1:
         raise ConfigError(f"sample_bytes={sample_bytes} is out of range: give 1 or more")
+    if is_of_hub(torch_dataset):
+        return HubDataset(torch_dataset, name, sample_bytes)
     bare, transforms = _take_out_transforms(torch_dataset)
     source = WrappedSource(bare, sample_bytes or 1, name, _marked(torch_dataset, transforms))
     if deterministic:
