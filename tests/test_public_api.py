@@ -127,7 +127,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     for file, line in (
         ("pyproject.toml", rf'^version = "{version}"$'),
         ("CITATION.cff", rf'^version: "{version}"$'),
-        ("CHANGELOG.md", rf"^## (Unreleased \()?{version}\b"),
+        ("CHANGELOG.md", rf"^## {version}\b"),
     ):
         assert re.search(line, (ROOT / file).read_text(), re.M), file
 

@@ -17,8 +17,16 @@ little else; the rest is loaded when a name that needs it is first used, torch b
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":  # before the core, which cannot be built there
+    raise ImportError(
+        f"Stoker runs on Linux only, and this is {sys.platform}: its processes share a cache by "
+        "memfd and open-file-description locks. Use a Linux machine, or a Linux container on this "
+        "one"
+    )
 
 from stoker import errors
 from stoker.plan import Plan

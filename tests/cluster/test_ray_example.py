@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.images import write_images
-from support.parts import NUM_IMAGES
+from support.images import NUM_IMAGES, write_images
 from support.processes import processes_of
 from support.waiting import await_true
 

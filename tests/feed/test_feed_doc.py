@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.images import write_images
-from support.parts import NUM_IMAGES
+from support.images import NUM_IMAGES, write_images
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "feed.md"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.images import write_images
-from support.parts import NUM_IMAGES, number_of, numbers
+from support.images import NUM_IMAGES, write_images
+from support.parts import number_of, numbers
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SegmentError

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.parts import NUM_IMAGES, number_of, numbers
+from support.images import NUM_IMAGES
+from support.parts import number_of, numbers
 from torch.utils.data import DataLoader, Subset
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound

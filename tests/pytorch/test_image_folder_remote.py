@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.parts import NUM_IMAGES, ids_in, images
+from support.images import NUM_IMAGES
+from support.parts import ids_in, images
 from support.s3 import Bucket
 
 from stoker import Cache

@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from support.parts import NUM_IMAGES, ids_in, images, number_of, numbers
+from support.images import NUM_IMAGES
+from support.parts import ids_in, images, number_of, numbers
 from torch.utils.data import Subset
 
 from stoker import Cache

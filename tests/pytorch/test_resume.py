@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from support.caches import gathered
-from support.parts import NUM_IMAGES, Squares, images, number_of, numbers, to_tensor, with_noise
+from support.images import NUM_IMAGES
+from support.parts import Squares, images, number_of, numbers, to_tensor, with_noise
 from torch.utils.data import RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from stoker.errors import ConfigError, SegmentError, StateMismatch

@@ -12,9 +12,6 @@ from torch.utils.data import Dataset
 from stoker.pytorch import ImageFolder, Loader
 from stoker.source import MemorySource
 
-NUM_IMAGES = 60
-NUM_CLASSES = 3
-
 
 def to_tensor(image: Any) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).float()

@@ -85,12 +85,12 @@ def joined(rank: int, world_size: int) -> Collective:
 
 
 def _device() -> torch.device:
-    """Return where tensors must lie for the default group's backend."""
-    backend = str(distributed.get_backend())
-    if "gloo" in backend or "mpi" in backend or "cpu:" in backend:
+    """Return where tensors must lie for the default group's backends: on the CPU if it has one."""
+    backends = distributed.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
+    if "cpu:" in backends:
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None, f"backend {backend} without an accelerator"
+    assert accelerator is not None, f"backends {backends} without an accelerator"
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
