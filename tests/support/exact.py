@@ -45,6 +45,7 @@ SUBJECTS: dict[str, Subject] = {
     "TFRecord": Subject("formats", "`TFRecordSource`"),
     "MosaicML MDS": Subject("formats", "`MDSSource`", "`arrow` for zstd, Brotli, Snappy"),
     "LMDB": Subject("formats", "`LMDBSource`", "`lmdb`", "lmdb"),
+    "Lance": Subject("formats", "`LanceSource`", "`lance`", "lance"),
     "HDF5": Subject("formats", "`HDF5Source`", "`hdf5`", "h5py"),
     "Zarr 2 and 3": Subject("formats", "`ZarrSource`", "`zarr`", "zarr"),
     "Audio and video": Subject("formats", "`ClipSource`", "`media`", "av"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
     from stoker.source.in_memory import MemorySource
     from stoker.source.joined import JoinedSource
+    from stoker.source.lance_source import LanceSource
     from stoker.source.lmdb_source import LMDBSource
     from stoker.source.mds import MDSSource
     from stoker.source.media import ClipFormat
@@ -42,6 +43,7 @@ _LATER = {
     "ImageShardSource": "stoker.source.image_folder",
     "JoinedSource": "stoker.source.joined",
     "LMDBSource": "stoker.source.lmdb_source",
+    "LanceSource": "stoker.source.lance_source",
     "MDSSource": "stoker.source.mds",
     "MemorySource": "stoker.source.in_memory",
     "NumpySource": "stoker.source.numpy_files",
@@ -68,6 +70,7 @@ __all__ = [
     "ImageShardSource",
     "JoinedSource",
     "LMDBSource",
+    "LanceSource",
     "MDSSource",
     "MemorySource",
     "NumpySource",

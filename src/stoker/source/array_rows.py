@@ -17,7 +17,7 @@ from stoker.source.files import list_paths
 from stoker.source.own_handle import OwnHandle
 from stoker.source.packed import Offsets, Packed, gather, offsets_of, pack
 from stoker.source.row_source import KeptUnits
-from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, values_of
+from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, every_value
 
 _THREADS = 16
 
@@ -111,12 +111,7 @@ class ArrayRowSource(PackedSource):
 
         Raises :class:`ConfigError` for another column, and what a read does.
         """
-        data, offsets, errors = self.read_packed(np.arange(len(self)))
-        if errors:
-            raise errors[min(errors)]
-        if not self.format.is_single:
-            raise ConfigError("values() is for a source of one column: open it with columns='name'")
-        return values_of(Packed(data, offsets), self.format.fields[0])
+        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""

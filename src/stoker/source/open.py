@@ -10,6 +10,7 @@ from stoker.errors import ConfigError
 from stoker.source import (
     arrow_files,
     hdf5,
+    lance_source,
     lmdb_source,
     mds,
     numpy_files,
@@ -24,6 +25,7 @@ from stoker.source.clips import ClipSource
 from stoker.source.files import FileSource
 from stoker.source.hdf5 import HDF5Source
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+from stoker.source.lance_source import LanceSource
 from stoker.source.lmdb_source import LMDBSource
 from stoker.source.mds import MDSSource
 from stoker.source.numpy_files import NumpySource
@@ -44,6 +46,7 @@ _ENDINGS: dict[Any, tuple[str, ...]] = {
     HDF5Source: hdf5.ENDINGS,
     ZarrSource: zarr_source.ENDINGS,
     LMDBSource: lmdb_source.ENDINGS,
+    LanceSource: lance_source.ENDINGS,
 }
 _OF_SEVERAL = (ParquetSource, ArrowSource, NumpySource, TFRecordSource)
 _MAGICS: dict[Any, bytes] = {
@@ -54,6 +57,7 @@ _MAGICS: dict[Any, bytes] = {
 }
 _INSIDE: dict[Any, tuple[str, ...]] = {
     LMDBSource: ("data.mdb",),
+    LanceSource: ("_versions",),
     ZarrSource: ("zarr.json", ".zarray", ".zgroup"),
 }
 
@@ -70,6 +74,7 @@ def open_source(where: Place | Sequence[Place], **options: Any) -> Source:
     ``*.arrow``, ``*.feather``, a folder of them   :class:`ArrowSource`
     ``x.h5``, ``x.zarr``, a folder of LMDB         :class:`HDF5Source`, :class:`ZarrSource`,
                                                    :class:`LMDBSource`
+    ``x.lance``, a folder of Lance, ``s3://...``   :class:`LanceSource`
     a folder of MDS shards with ``index.json``     :class:`MDSSource`
     ``x.npy``, ``*.npy``, a folder of them         :class:`NumpySource`
     ``x.tfrecord``, ..., a folder of them          :class:`TFRecordSource`

@@ -12,9 +12,9 @@ from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import FileSet
-from stoker.source.packed import Offsets, Packed, offsets_of
+from stoker.source.packed import Offsets, offsets_of
 from stoker.source.remote.request import Tally
-from stoker.source.sample_format import SampleFormat, values_of
+from stoker.source.sample_format import SampleFormat, every_value
 
 _MOST = 1 << 32
 
@@ -98,12 +98,7 @@ class RecordSource(PackedSource):
 
         Raises :class:`ConfigError` for another column, and what a read does.
         """
-        data, offsets, errors = self.read_packed(np.arange(len(self)))
-        if errors:
-            raise errors[min(errors)]
-        if not self.format.is_single:
-            raise ConfigError("values() is for a source of one column: open it with columns='name'")
-        return values_of(Packed(data, offsets), self.format.fields[0])
+        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
         found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1

@@ -19,7 +19,7 @@ from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, with
 from stoker.source.file_set import FileSet
 from stoker.source.packed import Offsets, Packed, by_part, gather, offsets_of
 from stoker.source.remote.request import Tally
-from stoker.source.sample_format import Column, Field, SampleFormat, values_of
+from stoker.source.sample_format import Column, Field, SampleFormat, every_value
 
 _RUN = 1 << 20  # bytes worth a request: smaller neighbouring units are read together
 _MOST_ROWS = 1 << 32
@@ -234,12 +234,7 @@ class RowSource(PackedSource):
 
         Raises :class:`ConfigError` for another column or nulls, and what a read does.
         """
-        data, offsets, errors = self.read_packed(np.arange(len(self)))
-        if errors:
-            raise errors[min(errors)]
-        if not self.format.is_single:
-            raise ConfigError("values() is for a source of one column: open it with columns='name'")
-        return values_of(Packed(data, offsets), self.format.fields[0])
+        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
+from stoker.source.base import PackedRead
 from stoker.source.packed import (
     HEADER,
     Buffer,
@@ -145,6 +146,20 @@ def chosen(columns: str | Sequence[str] | None, known: Sequence[str]) -> tuple[l
             f"columns={columns!r}: give one or more of {', '.join(map(repr, known))}, each once"
         )
     return wanted, is_single or (columns is None and len(wanted) == 1)
+
+
+def every_value(sample_format: SampleFormat, read: PackedRead) -> npt.NDArray[Any]:
+    """Return the values of all rows of a source of one column, from what it read of them.
+
+    Raises :class:`ConfigError` as :func:`values_of`, and for several columns; the first error of
+    the read.
+    """
+    data, offsets, errors = read
+    if errors:
+        raise errors[min(errors)]
+    if not sample_format.is_single:
+        raise ConfigError("values() is for a source of one column: open it with columns='name'")
+    return values_of(Packed(data, offsets), sample_format.fields[0])
 
 
 def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
