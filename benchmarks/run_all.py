@@ -38,6 +38,7 @@ BENCHMARKS = (
     "tiering_small",
     "shim_cost",
     "jobs",
+    "many_processes",
     "nodes",
     "virtual_time",
     "simulate",

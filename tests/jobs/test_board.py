@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.member import Member, Sharing
 from stoker.jobs.merged import Merged
 from stoker.jobs.survey import survey
+from stoker.node import descriptors
+from stoker.node.locks import try_lock
 from stoker.policy.baselines import LRU
 from stoker.store.registry import open_arena
 
@@ -84,31 +88,34 @@ def test_a_forked_child_holds_no_slot_of_its_parent() -> None:
             process.wait()
 
 
-def test_more_processes_than_slots_go_without() -> None:
-    tables = [JobTable("key 2", 3) for _ in range(SLOTS + 1)]
+@contextmanager
+def all_but_one_taken(table: JobTable) -> Iterator[None]:
+    """Hold the locks of all rows but the last, as so many processes would."""
+    locks = descriptors.reopen(table._arrays["jobs"].fileno())
     try:
-        slots = [table.take(n + 1, Kind.TIME, "", 1.5) for n, table in enumerate(tables)]
-        assert slots == [*range(SLOTS), None]
+        assert try_lock(locks.fileno(), start=0, length=SLOTS - 1)
+        yield
     finally:
-        for table in tables:
-            table.close()
+        descriptors.drop(locks)
+
+
+def test_more_processes_than_slots_go_without() -> None:
+    assert SLOTS == 512
+    with JobTable("key 2", 3) as last, JobTable("key 2", 3) as late, all_but_one_taken(last):
+        assert last.take(1, Kind.TIME, "", 1.5) == SLOTS - 1
+        assert late.take(2, Kind.TIME, "", 1.5) is None
 
 
 def test_s15_a_process_too_many_is_told_so() -> None:
-    tables = [JobTable("key 5", 3) for _ in range(SLOTS + 1)]
-    try:
-        for number, table in enumerate(tables[:-1]):
-            table.take(number + 1, Kind.TIME, "", 1.5)
+    with JobTable("key 5", 3) as last, JobTable("key 5", 3) as late, all_but_one_taken(last):
+        last.take(1, Kind.TIME, "", 1.5)
         policy = Merged(LRU(), np.ones(3, np.int64))
         with pytest.warns(RuntimeWarning, match=f"^{SLOTS} processes share.*STOKER_NODE"):
-            member = Member(tables[-1], policy, Sharing(probe=4), token=99, name="late")
+            member = Member(late, policy, Sharing(probe=4), token=99, name="late")
         member.begin_epoch(None, 0, 100)
         assert member.probe.count == 0
         assert not member.received(np.array([0]), 0.0)
         member.close()
-    finally:
-        for table in tables:
-            table.close()
 
 
 def test_the_first_rank_speaks_for_its_job() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +18,14 @@ from stoker.node import descriptors
 from stoker.node.locks import await_lock, is_locked, try_lock, unlock
 from stoker.store.registry import Layout, open_arrays
 
-SLOTS = 32
+SLOTS = 512
 """Processes that share one cache and are known to each other; more of them go without."""
 
 _IDLE = 30.0  # seconds without an access after which a job counts as slower
 JOB = np.dtype(
     [
         ("token", "u8"),  # of the job, its ranks have the same; 0: no job
+        ("is_dead", "i8"),  # whether its process was found to have ended without leaving
         ("kind", "i8"),
         ("since", "f8"),  # when it came
         ("pid", "i8"),
@@ -45,11 +45,13 @@ JOB = np.dtype(
     ]
 )
 """One job, or one rank of it. Times are of the monotonic clock, which all processes share."""
-HEAD = np.dtype([("kind", "i8"), ("base", "f8")])
-"""Kind of the keys in the cache, and the time that weighted keys count from."""
+HEAD = np.dtype([("kind", "i8"), ("base", "f8"), ("stamp", "u8"), ("looked", "f8"), ("next", "i8")])
+"""Kind of the keys in the cache, and the time that weighted keys count from; a new random number
+whenever jobs come, go or die; when it was last looked who lives, and where to look next."""
 PREFIX = "jobs"
 """Prefix of the name under which the arrays are shared."""
-_GLANCE = 0.1  # seconds between two looks who lives
+_GLANCE = 0.1  # seconds between two looks who lives, by whichever process comes first
+_AT_A_GLANCE = 128  # rows looked at then, so that no batch waits for long
 _DOOR = SLOTS  # the byte that is locked while a slot is taken
 _PATIENCE = 1.0  # seconds for another job that is just coming in
 
@@ -119,7 +121,7 @@ class Board:
         self, slot: int, token: int, kind: Kind, name: str, pid: int, threshold: float
     ) -> None:
         """Give ``slot`` to a new job; if it is the only one, its kind of keys applies."""
-        others = self.live()
+        others = self.live().copy()
         others[slot] = False
         if not others.any():
             self.head["kind"], self.head["base"] = kind, self.clock()
@@ -134,19 +136,21 @@ class Board:
         )
         row["since"] = self.clock()
         self.jobs[slot] = row
+        renew(self.head)
 
     def leave(self, slot: int) -> None:
         """Take a job out."""
         self.jobs[slot] = np.zeros((), JOB)
+        renew(self.head)
 
     def owners(self) -> NDArray[np.int64]:
         """Return the slots i64[J] of live jobs, of each its oldest. The oldest job comes first."""
-        tokens = np.where(self.live(), self.jobs["token"], 0)
-        there = tokens.tobytes() + self.jobs["since"].tobytes()
+        live = self.live()
+        there = live.tobytes() + self.head["stamp"].tobytes()
         if there != self._owned[0]:  # asked for several times a batch, and jobs seldom change
-            slots = np.flatnonzero(tokens)
+            slots = np.flatnonzero(live)
             slots = slots[np.lexsort((slots, self.jobs["since"][slots]))]
-            _, first = np.unique(tokens[slots], return_index=True)
+            _, first = np.unique(self.jobs["token"][slots], return_index=True)
             slots = slots[np.sort(first)]
             slots.flags.writeable = False
             self._owned = there, slots
@@ -155,13 +159,18 @@ class Board:
     def positions(self, slots: NDArray[np.int64], ids: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return i64[J, n]: the accesses by which jobs use ``ids`` next, not modulo anything."""
         now = self.jobs["position"][slots][:, None]
-        ahead = self.next_use[slots][:, ids] - now.astype(np.uint32)
+        ahead = self.next_use[slots[:, None], ids] - now.astype(np.uint32)
         return np.asarray(now + ahead.view(np.int32))
 
     def rates(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return f64[J], accesses per second; less for a job that has long been idle."""
         idle = np.maximum(self.clock() - self.jobs["noted"][slots], _IDLE)
         return np.asarray(self.jobs["rate"][slots] * _IDLE / idle)
+
+
+def renew(head: NDArray[np.void]) -> None:
+    """Let all processes know that jobs came or went. Not counted: two at once would be one."""
+    head["stamp"] = int.from_bytes(os.urandom(8))
 
 
 class JobTable:
@@ -187,7 +196,7 @@ class JobTable:
         arrays: dict[str, NDArray[Any]] = {
             name: shared.array for name, shared in self._arrays.arrays.items()
         }
-        self._lives = _Lives(self._locks, arrays["jobs"].view(JOB))
+        self._lives = _Lives(self._locks, arrays["jobs"].view(JOB), arrays["head"].view(HEAD)[0:1])
         self.board = Board(arrays, self._lives, time.monotonic)
 
     @property
@@ -200,7 +209,9 @@ class JobTable:
         if not await_lock(self._locks.fileno(), _PATIENCE, every=0.005, start=_DOOR, length=1):
             return None
         try:
-            for slot in range(SLOTS):
+            jobs = self.board.jobs
+            free = (jobs["token"] == 0) | (jobs["is_dead"] != 0)  # the others are held, most likely
+            for slot in [*np.flatnonzero(free).tolist(), *np.flatnonzero(~free).tolist()]:
                 if try_lock(self._locks.fileno(), start=slot, length=1):
                     self._lives.move(slot)
                     self.board.enter(slot, token, kind, name, os.getpid(), threshold)
@@ -234,29 +245,56 @@ class _Lives:
     """Whose process lives, of those that hold locks for their rows of ``jobs``.
 
     Calling it returns bool[SLOTS]: arrivals and departures are seen at once, a death within a tenth
-    of a second. Apart from the table, which so is freed when its last user goes.
+    of a second, with more than 128 processes within a tenth for each 128. One process looks at the
+    locks for all, and notes in the rows what it finds: if each looked, the cost would grow with the
+    square of their number. Apart from the table, which so is freed when its last user goes.
     """
 
-    def __init__(self, locks: descriptors.Descriptor, jobs: NDArray[np.void]) -> None:
+    def __init__(
+        self, locks: descriptors.Descriptor, jobs: NDArray[np.void], head: NDArray[np.void]
+    ) -> None:
         self.own: int | None = None
-        self._locks, self._jobs = locks, jobs
-        self._seen = -np.inf
-        self._live = np.zeros(SLOTS, np.bool_)
-        self._tokens = np.zeros(SLOTS, np.uint64)  # of the rows when they were looked at
+        self._locks, self._jobs, self._head = locks, jobs, head
+        self._live: NDArray[np.bool_] | None = None
+        self._stamp = 0  # as of which that is known
 
     def move(self, slot: int | None) -> None:
         """Take note of the slot of this process, and look again the next time."""
-        self.own, self._seen = slot, -np.inf
+        self.own, self._live = slot, None
 
     def __call__(self) -> NDArray[np.bool_]:
-        now, tokens = time.monotonic(), self._jobs["token"].copy()
-        if now - self._seen >= _GLANCE or (tokens != self._tokens).any():
-            self._seen, self._tokens = now, tokens
-            for slot in np.flatnonzero(tokens).tolist():
-                self._live[slot] = slot == self.own or self._is_held(slot)
-        return self._live & (tokens > 0)
+        now = time.monotonic()
+        is_time = not 0 <= now - float(self._head["looked"][0]) < _GLANCE
+        if is_time and self._locks.fileno() >= 0:  # closed in children of a fork
+            self._head["looked"] = now
+            self._look()
+        stamp = int(self._head["stamp"][0])
+        if self._live is None or stamp != self._stamp:
+            self._stamp = stamp
+            self._live = (self._jobs["token"] > 0) & (self._jobs["is_dead"] == 0)
+            self._live.flags.writeable = False
+        return self._live
+
+    def _look(self) -> None:
+        """Look at the locks of the next rows, and mark those of the dead."""
+        taken = np.flatnonzero(self._jobs["token"])
+        start = int(self._head["next"][0]) if len(taken) > _AT_A_GLANCE else 0
+        rows = np.roll(taken, -int(np.searchsorted(taken, start)))[:_AT_A_GLANCE]
+        self._head["next"] = rows[-1] + 1 if len(rows) else 0
+        was_dead = self._jobs["is_dead"][rows]
+        for slot in rows.tolist():
+            if slot == self.own:
+                continue
+            is_held = self._is_held(slot)
+            self._jobs["is_dead"][slot] = not is_held
+            # A new process may have taken the row since, and have written it before us.
+            if not is_held and self._is_held(slot):
+                self._jobs["is_dead"][slot] = False
+        if (self._jobs["is_dead"][rows] != was_dead).any():
+            renew(self._head)
 
     def _is_held(self, slot: int) -> bool:
-        with contextlib.suppress(OSError):
+        try:
             return is_locked(self._locks.fileno(), start=slot, length=1)
-        return False
+        except OSError:
+            return True  # the program closed what is not its own: others will see

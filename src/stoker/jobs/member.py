@@ -244,6 +244,7 @@ class Member:
         self._length = 0  # accesses of the whole job in the epoch
         self._is_aside = False
         self._others: tuple[int, ...] = ()
+        self._seen: tuple[NDArray[np.int64] | None, tuple[int, ...]] = None, ()
         self._published = -math.inf
         self._batches = 0
         self._at: tuple[float, int] = 0.0, 0
@@ -270,8 +271,11 @@ class Member:
     @property
     def others(self) -> tuple[int, ...]:
         """The other jobs that are there, by their tokens."""
-        tokens = self._board.jobs["token"][self._board.owners()].tolist()
-        return tuple(token for token in tokens if token != self._token)
+        owners = self._board.owners()
+        if owners is not self._seen[0]:  # the board gives new ones when anything has changed
+            tokens = self._board.jobs["token"][owners].tolist()
+            self._seen = owners, tuple(token for token in tokens if token != self._token)
+        return self._seen[1]
 
     def begin_epoch(
         self, plan: Plan | None, length: int, batches: int = 0, *, is_aside: bool = False

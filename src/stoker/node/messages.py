@@ -75,7 +75,7 @@ def bind(listener: socket.socket, path: Path) -> None:
     os.fchmod(listener.fileno(), 0o600)  # which the name then has from the start
     with SocketAddress(path) as address:
         listener.bind(address)
-    listener.listen(256)
+    listener.listen(1024)
 
 
 def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

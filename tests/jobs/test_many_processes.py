@@ -1,0 +1,117 @@
+"""Many processes at one cache and its table of jobs: all are known, and the dead are not missed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support.waiting import until
+
+from stoker.jobs import board
+from stoker.jobs.board import JobTable, Kind
+from stoker.node.locks import is_locked
+from stoker.policy.baselines import LRU
+from stoker.store.registry import SharedArena, open_arena
+
+MANY = 130  # more than are looked at in one glance, and than four times as many as once were known
+
+
+def opened() -> SharedArena:
+    return open_arena("many", 2 * MANY, 1 << 20, 100, LRU().regions())
+
+
+def member(number: int, orders: socket.socket) -> None:
+    """Join, claim a sample, and stay until told to leave."""
+    with opened() as shared, JobTable("many", 2 * MANY) as table:
+        slot = table.take(number + 1, Kind.TIME, f"job {number}", 1.5)
+        claimed = shared.arena.claim(np.array([number], np.uint32))
+        orders.send(b"%d %d" % (-1 if slot is None else slot, claimed[0]))
+        orders.recv(1)
+        arena = shared.arena
+        arena.put_many(np.array([number], np.uint32), [b"%d" % number])
+
+
+@contextmanager
+def members() -> Iterator[list[tuple[int, socket.socket, int]]]:
+    """Fork MANY small processes that join at the same time; of each pid, socket and slot."""
+    there: list[tuple[int, socket.socket, int]] = []
+    pids: list[tuple[int, socket.socket]] = []
+    try:
+        for number in range(MANY):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    member(number, theirs)
+                    status = 0
+                finally:
+                    os._exit(status)
+            theirs.close()
+            ours.settimeout(60)
+            pids.append((pid, ours))
+        for pid, ours in pids:
+            slot, claimed = map(int, ours.recv(64).split())
+            assert claimed == 1
+            there.append((pid, ours, slot))
+        yield there
+    finally:
+        for pid, ours in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            ours.close()
+
+
+def test_a_hundred_and_thirty_join_half_are_killed_and_all_they_held_comes_back() -> None:
+    with opened() as shared, JobTable("many", 2 * MANY) as table, members() as there:
+        arena, jobs = shared.arena, table.board
+        assert sorted(slot for _, _, slot in there) == list(range(MANY))
+        assert len(jobs.owners()) == MANY
+        assert not arena.claim(np.arange(MANY, dtype=np.uint32)).any()
+
+        dead, living = there[::2], there[1::2]
+        for pid, _, _ in dead:
+            os.kill(pid, signal.SIGKILL)
+        left = sorted(slot for _, _, slot in living)
+        until(lambda: sorted(jobs.owners().tolist()) == left)
+        until(lambda: arena.reclaim() or arena.stats()["reclaimed"] == len(dead))
+        arena.verify()
+        claimed = arena.claim(np.arange(MANY, dtype=np.uint32))
+        assert claimed.tolist() == [number % 2 == 0 for number in range(MANY)]
+
+        # Rows of the dead are given to those who come.
+        assert table.take(1000, Kind.TIME, "new", 1.5) == min(slot for _, _, slot in dead)
+        for _, ours, _ in living:
+            ours.send(b".")
+        until(lambda: jobs.owners().tolist() == [table.slot])
+        found = arena.get_many(np.arange(1, MANY, 2, dtype=np.uint32))
+        assert found[2].all()
+        assert bytes(found[0]) == b"".join(b"%d" % n for n in range(1, MANY, 2))
+
+
+def test_one_process_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def counting(fd: int, *, start: int, length: int) -> bool:
+        looked.append(start)
+        return is_locked(fd, start=start, length=length)
+
+    monkeypatch.setattr(board, "is_locked", counting)
+    monkeypatch.setattr(board, "_GLANCE", 1e6)
+    tables = [JobTable("looked", 3) for _ in range(20)]
+    try:
+        for number, table in enumerate(tables):
+            table.take(number + 1, Kind.TIME, "", 1.5)
+        looked.clear()
+        tables[0].board.head["looked"] = np.inf  # as if it had been long ago
+        for table in tables:
+            assert len(table.board.live().nonzero()[0]) == 20
+        assert sorted(looked) == list(range(1, 20))  # twenty that looked would be 380
+    finally:
+        for table in tables:
+            table.close()
