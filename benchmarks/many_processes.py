@@ -214,6 +214,7 @@ def main() -> None:
             keys_us_per_batch=1e6 * keys[name],
             join_ms=1e3 * statistics.median(wall for wall, _ in last),
             join_cpu_ms=1e3 * statistics.median(cpu for _, cpu in last),
+            joins_over_50_ms=sum(wall > 0.05 for wall, _ in joins[name]),
             slowest_join_ms=1e3 * max(wall for wall, _ in joins[name]),
         )
     report.target(

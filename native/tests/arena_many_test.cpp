@@ -27,13 +27,11 @@ void what_the_killed_held_comes_back() {
   std::vector<pid_t> members;
   for (std::uint32_t i = 0; i < kProcesses; ++i) {
     members.push_back(member(arena, i));
-    CHECK(kit::stopped(members.back()));  // one at a time: the lock is waited for for 50 ms
+    CHECK(kit::stopped(members.back()));  // one at a time: a lease needs the lock within 50 ms
   }
   for (std::uint32_t i = 0; i < kProcesses; i += 2) kit::kill_and_wait(members[i]);
 
-  const std::int64_t start = stoker::monotonic_ns();
   arena.reclaim();
-  CHECK(kit::seconds_since(start) < (kit::kSlow ? 10.0 : 1.0));  // no square of it in system calls
   kit::check_sound(arena);
   CHECK(arena.counters().reclaimed == kProcesses);
   for (std::uint32_t i = 0; i < kProcesses; ++i) {

@@ -94,6 +94,18 @@ def test_a_hundred_and_thirty_join_half_are_killed_and_all_they_held_comes_back(
         assert bytes(found[0]) == b"".join(b"%d" % n for n in range(1, MANY, 2))
 
 
+def test_a_table_that_is_closed_looks_no_more_and_still_tells_who_lives() -> None:
+    with JobTable("closed", 3) as table, JobTable("closed", 3) as other:
+        table.take(1, Kind.TIME, "", 1.5)
+        other.take(2, Kind.TIME, "", 1.5)
+        table.close()
+        table.board.head["looked"] = np.inf  # it would look now, and keep others from it
+        assert table.board.owners().tolist() == other.board.owners().tolist() == [other.slot]
+        table.board.head["looked"] = np.inf
+        assert table.board.live().tolist() == [False, True] + [False] * (board.SLOTS - 2)
+        assert table.board.head["looked"][0] == np.inf
+
+
 def test_one_process_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
@@ -115,3 +127,13 @@ def test_one_process_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         for table in tables:
             table.close()
+
+
+def test_a_table_of_ten_million_samples_takes_memory_only_for_what_is_written() -> None:
+    with JobTable("large", 10_000_000) as table:
+        slot = table.take(1, Kind.TIME, "", 1.5)
+        assert slot is not None
+        table.board.next_use[slot, :1000] = 7
+        taken = {name: os.fstat(each.fileno()) for name, each in table._arrays.arrays.items()}
+        assert taken["next_use"].st_size > 10**10
+        assert sum(each.st_blocks * 512 for each in taken.values()) < 1 << 20

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from stoker.node import descriptors
 from stoker.node.locks import await_lock, is_locked, try_lock, unlock
 from stoker.store.registry import Layout, open_arrays
 
+_T = TypeVar("_T", bound=np.generic)
 SLOTS = 512
 """Processes that share one cache and are known to each other; more of them go without."""
 
@@ -53,7 +54,7 @@ PREFIX = "jobs"
 _GLANCE = 0.1  # seconds between two looks who lives, by whichever process comes first
 _AT_A_GLANCE = 128  # rows looked at then, so that no batch waits for long
 _DOOR = SLOTS  # the byte that is locked while a slot is taken
-_PATIENCE = 1.0  # seconds for another job that is just coming in
+_PATIENCE = 5.0  # seconds for other jobs that are just coming in, hundreds at once
 
 
 class Kind(IntEnum):
@@ -159,13 +160,23 @@ class Board:
     def positions(self, slots: NDArray[np.int64], ids: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return i64[J, n]: the accesses by which jobs use ``ids`` next, not modulo anything."""
         now = self.jobs["position"][slots][:, None]
-        ahead = self.next_use[slots[:, None], ids] - now.astype(np.uint32)
+        ahead = _at(self.next_use, slots, ids) - now.astype(np.uint32)
         return np.asarray(now + ahead.view(np.int32))
+
+    def values(self, slots: NDArray[np.int64], ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """Return f32[J, n]: the percentiles of ``ids`` within jobs; 0: not seen."""
+        return _at(self.value, slots, ids)
 
     def rates(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return f64[J], accesses per second; less for a job that has long been idle."""
         idle = np.maximum(self.clock() - self.jobs["noted"][slots], _IDLE)
         return np.asarray(self.jobs["rate"][slots] * _IDLE / idle)
+
+
+def _at(table: NDArray[_T], slots: NDArray[np.int64], ids: NDArray[np.uint32]) -> NDArray[_T]:
+    """Return ``table[slots][:, ids]``, but copy no whole rows; twice as fast as by two axes."""
+    places = slots[:, None] * table.shape[1] + ids.astype(np.int64)
+    return np.asarray(table.reshape(-1).take(places))
 
 
 def renew(head: NDArray[np.void]) -> None:

@@ -323,7 +323,7 @@ class Merged(Policy):
         slots, jobs = slots[jobs["token"] > 0], jobs[jobs["token"] > 0]
         if not len(slots):  # they left just now
             return own
-        values = board.value[slots[:, None], ids].astype(np.float64)
+        values = board.values(slots, ids).astype(np.float64)
         return joint_value(values, jobs["gain"], jobs["threshold"])
 
     # --- who ---

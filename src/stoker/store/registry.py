@@ -243,12 +243,11 @@ def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays
     is not there.
     """
     plain = {name: [int(size), np.dtype(dtype).str] for name, (size, dtype) in layout.items()}
-    num_bytes = sum(int(size) * np.dtype(dtype).itemsize for size, dtype in layout.values())
     wanted = Announcement(
         key=key,
         token=secrets.token_hex(16),
         description=f"arrays {', '.join(layout)}",
-        capacity_bytes=num_bytes,
+        capacity_bytes=0,  # pages come as they are written: nothing is reserved that takes time
         regions=[],
         meta={},
         stats={},
