@@ -10,6 +10,7 @@ import pytest
 from support.waiting import until
 
 from stoker.errors import SampleCorrupt, SourceUnavailable
+from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Region
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.lanes import ConcurrencyLimit
@@ -55,6 +56,7 @@ class Rank:
         self.ready: deque = deque()
         self.spared: deque = deque()
         self.stand_ins: ByNeighbour | None = None
+        self.fetch_share = FetchShare(0)
 
 
 @pytest.fixture

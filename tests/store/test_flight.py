@@ -11,7 +11,7 @@ import pytest
 from support.doubles import CountingSource, check, lru_tier, sample_of
 from support.waiting import some_time, until
 
-from stoker.store.flight import Flight
+from stoker.store.flight import Flight, Upstream
 from stoker.store.store import Store
 from store.test_memory_tier import native_tier
 
@@ -26,7 +26,7 @@ def ids(*values):
 def test_it_reports_where_each_sample_lies():
     tier = lru_tier()
     tier.claim(ids(3))
-    flight = Flight(CountingSource(bad=[4]), tier, ids(2, 3, 4), None, 0.0)
+    flight = Flight(Upstream(CountingSource(bad=[4])), tier, ids(2, 3, 4), None, 0.0)
     flight.run()
     for slot, i in enumerate((2, 3)):
         packed = flight.parts[flight.part[slot]]
@@ -46,7 +46,7 @@ def test_an_interrupt_just_after_claiming_gives_the_claims_back():
 
     tier.claim = interrupted
     with pytest.raises(KeyboardInterrupt):
-        Flight(CountingSource(), tier, ids(1, 2), None, 0.0).run()
+        Flight(Upstream(CountingSource()), tier, ids(1, 2), None, 0.0).run()
     assert claim(ids(1, 2)).all()
 
 

@@ -173,6 +173,7 @@ def clean(folder: Path | None) -> None:
 @click.command()
 @click.option("--memory", help="Maximum memory of all caches together, like 64GiB.")
 @click.option("--disk", help="Maximum disk space of all disk caches together.")
+@click.option("--bandwidth", help="Maximum fetched by all jobs together, a second, like 500MiB.")
 @click.option(
     "--keep", type=float, help="Seconds to keep a cache without a job; by default for ever."
 )
@@ -184,6 +185,7 @@ def clean(folder: Path | None) -> None:
 def serve(
     memory: str | None,
     disk: str | None,
+    bandwidth: str | None,
     keep: float | None,
     metrics_port: int | None,
     socket: Path | None,
@@ -198,6 +200,7 @@ def serve(
     settings = ServiceSettings(
         memory=None if memory is None else parse_bytes(memory, name="--memory"),
         disk=None if disk is None else parse_bytes(disk, name="--disk"),
+        bandwidth=None if bandwidth is None else parse_bytes(bandwidth, name="--bandwidth"),
         keep=keep,
         socket=socket,
         group=group,

@@ -166,7 +166,11 @@ class CachedSamples:
         """
         stage = self.stage
         store = Store(
-            stage.source, self.store.tier, pool=self.store.pool, originals=stage.originals
+            stage.source,
+            self.store.tier,
+            pool=self.store.pool,
+            originals=stage.originals,
+            fetch_share=self.store.fetch_share,
         )
         return CachedSamples(self.dataset, store, self.stage)
 
@@ -183,6 +187,7 @@ class CachedSamples:
             substitution=None if own.claims is None else own.substitution,
             claims=own.claims,
             originals=self.stage.originals,
+            fetch_share=own.fetch_share,
         )
         store.counters = own.counters
         return CachedSamples(self.dataset, store, self.stage)

@@ -102,6 +102,7 @@ class ReadAhead:
             *store.expect_prefetch(),
             store.stand_ins,
             "" if store.substitution is None else store.substitution.region,
+            store.fetch_share,
         )
         self._prefetcher: Prefetcher | None = None  # not before there is something to read
 

@@ -156,13 +156,15 @@ class Session:
         window = self._window(workers, ranks_here)
         self._expect_batches(workers, ranks_here)
         planner = self.controller.planner
+        token = token_of(ranks.world_size, setup.key, setup.recipe.name, self._epochs.seed)
         cached = setup.open(
             ranks,
             self._network.agree,
             window,
-            partial(self._join, ranks),
+            partial(self._join, token),
             has_homes=planner.locality is not None,
             accesses=planner.most_places if self._epochs.is_planned else 0,
+            token=token,
         )
         try:
             self._placing = self._make_placing(cached, ranks, nodes)
@@ -351,7 +353,7 @@ class Session:
             packager=packager,
         )
 
-    def _join(self, ranks: Ranks, arena: SharedArena, policy: Merged) -> Member | None:
+    def _join(self, token: int, arena: SharedArena, policy: Merged) -> Member | None:
         """Join the jobs that share the cache; None, and training continues, if that fails."""
         setup, recipe = self.setup, self.setup.recipe.name
         inode = os.fstat(arena.arena.handle.fds[0]).st_ino
@@ -364,7 +366,7 @@ class Session:
             table,
             policy,
             self.setup.cache.sharing,
-            token=token_of(ranks.world_size, setup.key, recipe, self._epochs.seed),
+            token=token,
             name=f"{recipe} {os.getpid()}",
         )
 

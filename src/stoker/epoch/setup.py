@@ -17,9 +17,10 @@ from stoker.epoch.read_ahead import with_window
 from stoker.epoch.settings import Population
 from stoker.epoch.stage import Samples, make_stage
 from stoker.errors import CapacityError, ConfigError, SegmentError, redacted, warn_caller
-from stoker.jobs.member import Member
+from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
+from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.reading import WINDOW
@@ -147,12 +148,14 @@ class CacheSetup:
         *,
         has_homes: bool = False,
         accesses: int = 0,
+        token: int = 0,
     ) -> CachedSamples:
         """Return the data set served through the cache, which other jobs may have open already.
 
         ``agree`` asks rank 0. ``window``: bytes on top of the cache for samples that were read
         ahead. ``join`` is called if other jobs can find it. ``has_homes``: not all samples are to
-        be kept on this node. ``accesses``: those of all ranks in the longest epoch.
+        be kept on this node. ``accesses``: those of all ranks in the longest epoch. ``token``: what
+        the job's ranks here are known by; 0: there is one.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
@@ -176,6 +179,7 @@ class CacheSetup:
             claims = Claims(together)
         elif together is not None:
             stand_ins = StandIns(**together.arrays)
+        own = token or token_of(ranks.world_size, self.key)
         store = make_store(
             self.recipe,
             self.policy,
@@ -185,6 +189,7 @@ class CacheSetup:
             claims=claims,
             stand_ins=stand_ins,
             originals=self.stage.originals,
+            fetch_share=FetchShare(own, self.cache.sharing.weight),
         )
         if self._pool is not None:
             are_times = self.policy.looks_ahead

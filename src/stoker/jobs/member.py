@@ -28,6 +28,7 @@ _STALLED = 0.1  # share of the time from which on the loop is said to wait
 _BUSY = 0.9  # share of the time from which on storage is said to be what it waits for
 _NEW_BLOCK = 0.3  # weight of the latest block
 _LEAST = 2  # batches of half a probe, of which the first only starts the clock
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000
 _EVERY = 1.0  # seconds between two publications of the counts
 _BLOCK = 20  # batches between two looks at the counters
 _SOON = 1.0  # seconds after which it is looked at the pace
@@ -197,6 +198,9 @@ class Sharing:
     estimated from what is measured anyway."""
     eligible_from: float = 1.5
     """Gain from which the scores of a job count, 1 or more (iCache, HPCA 2023)."""
+    weight: float = 1.0
+    """The job's share of what ``stoker serve`` limits for all jobs of the user is this / the sum of
+    the weights of those that want more than they have; above 0."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or len(self.name.encode()) > LONGEST_NAME:
@@ -209,6 +213,10 @@ class Sharing:
             raise ConfigError("probe=1 is invalid: give 2 batches or more, or 0 for none")
         if not (math.isfinite(self.eligible_from) and self.eligible_from >= 1):
             raise ConfigError(f"eligible_from={self.eligible_from!r} is invalid: give 1 or more")
+        if not _LEAST_WEIGHT <= self.weight <= _MOST_WEIGHT:
+            raise ConfigError(
+                f"weight={self.weight!r} is invalid: give {_LEAST_WEIGHT} to {_MOST_WEIGHT:,}"
+            )
 
 
 class Member:

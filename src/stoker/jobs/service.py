@@ -26,6 +26,7 @@ from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.survey import survey
 from stoker.node import descriptors
+from stoker.node.bandwidth import limit_bandwidth
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import try_lock_file
 from stoker.node.messages import is_ours, listen, parse, peer, read_line
@@ -48,6 +49,8 @@ class ServiceSettings:
     """Maximum bytes of memory of all caches of this user together; None: no limit."""
     disk: int | None = None
     """Bytes of disk, likewise."""
+    bandwidth: int | None = None
+    """Bytes per second that all jobs of this user fetch together; None: no limit."""
     keep: float | None = None
     """Seconds for which a cache without a job is held; None: until its memory is needed."""
     socket: Path | None = None
@@ -62,6 +65,8 @@ class ServiceSettings:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name}={value!r} is invalid: give 0 or more")
+        if self.bandwidth is not None and not self.bandwidth > 0:
+            raise ConfigError(f"bandwidth={self.bandwidth!r} is invalid: give more than 0")
         if self.metrics_port is not None and self.metrics_port > 65535:
             raise ConfigError(f"metrics_port={self.metrics_port} is no port: give 0 to 65535")
         if (self.socket is None) != (self.group is None):
@@ -116,6 +121,7 @@ class Service:
         self._metrics: MetricsServer | None = None
         try:
             self.holding = Holding(settings.memory, settings.disk, settings.keep)
+            self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
                 self._listen(settings.socket, settings.group_id(), self._hear_others)
@@ -143,8 +149,14 @@ class Service:
         while not self._stopping.wait(_LOOK):
             try:
                 self.holding.look()
+                self._renew_limit()
             except (StokerError, OSError) as error:
                 log.warning("cannot look for caches: %s", error)
+
+    def _renew_limit(self) -> None:
+        """Limit the bandwidth of fetches for a while; without a service there is no limit."""
+        if self.settings.bandwidth is not None:
+            limit_bandwidth(self.settings.bandwidth)
 
     def stop(self) -> None:
         """Make :meth:`run` return soon; safe in a signal handler."""
@@ -207,6 +219,9 @@ class Service:
             thread.join(PATIENCE)
         if hasattr(self, "holding"):
             self.holding.close()
+            if self.settings.bandwidth is not None:
+                with contextlib.suppress(StokerError, OSError):
+                    limit_bandwidth(0)
         descriptors.drop(self._lock)
 
     def __enter__(self) -> Service:

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from stoker.node.bandwidth import FetchShare
 from stoker.prefetch.crew import Crew, CrewDestination
 from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.reading import WINDOW, Reader
@@ -32,6 +33,8 @@ class Consumer(CrewDestination, Protocol):
     """What of it is not read, since another sample stands in."""
     stand_ins: ByNeighbour | None
     """Says for whom another sample stands in, where the rank's recipe has that."""
+    fetch_share: FetchShare
+    """Says when it may read, where the jobs on this node share a limited bandwidth."""
 
 
 C = TypeVar("C", bound=Consumer)
@@ -56,6 +59,7 @@ class Fetcher(Generic[C]):
     ) -> None:
         """Read from ``source`` in this process, and in those of ``crew`` if given."""
         self._reader = Reader(source, pool, limit)
+        self._sizes = source.sizes
         self._lanes = self._reader.lanes
         self._crew = crew
         if crew is not None:
@@ -150,6 +154,8 @@ class Fetcher(Generic[C]):
             consumer.spared.popleft()
 
     def _start(self, consumer: C) -> bool:
+        if consumer.fetch_share.seconds_to_wait():
+            return False
         group = consumer.walk.take(self._reader.most)
         if group is None:
             return False
@@ -200,6 +206,10 @@ class Fetcher(Generic[C]):
         if not group.ids.size:
             return
         group = group.part(np.sort(np.unique(group.ids, return_index=True)[1]))
+        fetched = group.ids
+        for below in consumer.tier.arenas[1:]:
+            fetched = fetched[~below.contains(fetched)]
+        consumer.fetch_share.spend(int(self._sizes[fetched].sum()))
         if self._crew is not None and self._crew.has_room:
             self._crew.add(consumer, group)
         else:

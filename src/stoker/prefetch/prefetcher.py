@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.node.bandwidth import FetchShare
 from stoker.node.messages import Channel
 from stoker.node.supervisor import Supervisor
 from stoker.prefetch.progress import Marks
@@ -53,7 +54,8 @@ class Prefetcher:
     ready for this rank, and ``fresh`` (``u8[N]``) gets 1 at samples that were read for an access
     still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
-    as it does. What becomes of a process that dies, hangs, or cannot be started says
+    as it does. Reads wait for ``fetch_share``, as those of the rank's workers do. What
+    becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.node.supervisor.Supervisor`.
 
     Used by one thread; another one, its own, watches. In a forked child it does nothing.
@@ -68,10 +70,12 @@ class Prefetcher:
         read: SharedArray,
         stand_ins: StandIns | None = None,
         region: str = "",
+        fetch_share: FetchShare | None = None,
     ) -> None:
         self._window_bytes = window_bytes
         self._shared = [fresh, read, *(stand_ins or ())]
         self._region = region
+        self._fetch_share = fetch_share or FetchShare(0)
         self._segments: list[_Published] = []
         self._supervisor = Supervisor(
             "prefetch", "stoker.prefetch.process", key, job, self._introduce, lost=self._lost
@@ -123,7 +127,13 @@ class Prefetcher:
         self._supervisor.close()
 
     def _introduce(self, channel: Channel) -> None:
-        order = {"order": "join", "window_bytes": self._window_bytes, "region": self._region}
+        share = self._fetch_share
+        order = {
+            "order": "join",
+            "window_bytes": self._window_bytes,
+            "region": self._region,
+            "fetch_share": [share.token, share.weight],
+        }
         channel.send(order, [array.fileno() for array in self._shared])
         for segment in self._segments:
             channel.send(*self._order(segment))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import StokerError
+from stoker.node.bandwidth import FetchShare
 from stoker.node.heap import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
@@ -54,6 +55,7 @@ class Rank:
         self.ready: deque[Group] = deque()
         self.spared: deque[Group] = deque()
         self.stand_ins: ByNeighbour | None = None
+        self.fetch_share = FetchShare(0)
         self._sizes = job.source.sizes
         self._asked = 0
 
@@ -67,6 +69,8 @@ class Rank:
             if self._crew is not None:
                 self._crew.join(self.number, fds[0])
             self.meter = Meter(mapped(fds[1], np.float64))
+            token, weight = message["fetch_share"]
+            self.fetch_share = FetchShare(int(token), float(weight))
             if len(fds) > 2:
                 table = StandIns.attach(fds[2:], len(self._sizes))
                 self.stand_ins = ByNeighbour(self.tier, str(message["region"]), table)

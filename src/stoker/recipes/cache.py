@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Policy
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
@@ -34,6 +35,7 @@ def make_store(
     claims: Claims | None = None,
     stand_ins: StandIns | None = None,
     originals: Source | None = None,
+    fetch_share: FetchShare | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """Return the store over ``tier``, with what the recipe's places and substitution need.
@@ -56,6 +58,7 @@ def make_store(
         packaged=packaged,
         claims=claims,
         originals=originals,
+        fetch_share=fetch_share,
         follows_scores=policy.follows_scores,
         clock=clock,
     )

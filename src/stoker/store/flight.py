@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,13 +80,20 @@ class Meter:
 class Upstream:
     """Reads samples from ``pool``, if there is one, and the rest from ``source``.
 
-    What was read from the source is offered to the pool. As safe for threads and processes as
-    both are.
+    What was read from the source is offered to the pool. ``await_turn`` is called before a read of
+    the source, with its ids, and returns when it may begin. As safe for threads and processes as
+    these are.
     """
 
-    def __init__(self, source: Source, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        pool: Pool | None = None,
+        await_turn: Callable[[Ids], None] | None = None,
+    ) -> None:
         self._source = source
         self._pool = pool
+        self._await_turn = await_turn
 
     def read(self, ids: Ids, keys: Keys = None, meter: Meter | None = None) -> Brought:
         """Return the samples ``ids`` (``u32[n]``, unique), with the keys they have from now on.
@@ -115,6 +122,8 @@ class Upstream:
         )
 
     def _read_source(self, ids: Ids, meter: Meter | None) -> Brought:
+        if self._await_turn is not None and len(ids):
+            self._await_turn(ids)
         begin = time.perf_counter()
         try:
             with nullcontext() if meter is None else meter.reading(len(ids)):
@@ -132,17 +141,15 @@ class Flight:
     :meth:`run` claims them, reads those it claimed in one read and publishes them, and only then
     waits for those that others had claimed, ``wait_seconds`` in all; it reads the rest
     without waiting. Claims are given back in any case. One use, one thread.
-    ``pool``: asked before the source.
     """
 
     def __init__(
         self,
-        source: Source,
+        upstream: Upstream,
         tier: RegionTier,
         ids: Ids,
         keys: Keys,
         wait_seconds: float,
-        pool: Pool | None = None,
     ) -> None:
         self.ids = ids
         self.parts: list[Packed] = []
@@ -159,7 +166,7 @@ class Flight:
         """Samples that were asked of the source here, in :attr:`source_seconds`."""
         self.source_seconds = 0.0
         self.wait_seconds = 0.0
-        self._upstream = Upstream(source, pool)
+        self._upstream = upstream
         self._tier = tier
         self._keys = keys
         self._wait_limit = wait_seconds
@@ -238,11 +245,8 @@ class Flight:
 class Completer:
     """Completes batches of which ``tier`` has a part by flights; see :class:`Flight`."""
 
-    def __init__(
-        self, source: Source, tier: RegionTier, wait_seconds: float, pool: Pool | None = None
-    ) -> None:
-        self._source, self._tier = source, tier
-        self._wait_seconds, self._pool = wait_seconds, pool
+    def __init__(self, upstream: Upstream, tier: RegionTier, wait_seconds: float) -> None:
+        self._upstream, self._tier, self._wait_seconds = upstream, tier, wait_seconds
 
     def complete(
         self, batch: Ids, cached: Packed, found: Mask, keys: Keys, choice: Choice | None
@@ -258,7 +262,7 @@ class Completer:
         asked = batch[missing[first]]
         # The keys are those of the samples asked for: of others none is known.
         own = None if keys is None else np.where(ids == asked, keys[missing[first]], -np.inf)
-        flight = Flight(self._source, self._tier, ids, own, self._wait_seconds, self._pool)
+        flight = Flight(self._upstream, self._tier, ids, own, self._wait_seconds)
         if ids.size:
             flight.run()
         part, index, parts = np.zeros(len(batch), np.int64), np.arange(len(batch)), [cached]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError, SegmentError, StokerError
+from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Region, Substitution
 from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, check_ids
@@ -64,6 +65,8 @@ class Store:
       ranks of a job on one node share it, else the store has its own.
     - ``originals``: what is read for the samples of ``source``, where these are made of larger
       ones; bytes read are counted by its sizes.
+    - ``fetch_share``: the job's share of the bandwidth that the user's jobs have on this node;
+      reads wait for it, where the node's service sets a limit.
     - ``clock``: returns the seconds by which searches for substitutes are spaced; a simulator
       gives its own.
 
@@ -85,6 +88,7 @@ class Store:
         pool: Pool | None = None,
         follows_scores: bool = False,
         originals: Source | None = None,
+        fetch_share: FetchShare | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = as_source(source)
@@ -101,6 +105,7 @@ class Store:
         if substitution is not None and substitution.kind == "neighbour" and stand_ins is None:
             self.stand_ins = StandIns.create(len(self.source))
         self.packaged = packaged
+        self.fetch_share = fetch_share
         self._wait_seconds = wait_seconds
         self._follows_scores = follows_scores
         self._originals = originals
@@ -145,7 +150,7 @@ class Store:
         if choice is None and found.all():
             served = Served(batch, *cached, np.full(len(batch), Outcome.HIT, np.int8))
         else:
-            rest = Completer(self.source, self._tier, self._wait_seconds, self.pool)
+            rest = Completer(self._upstream(self.pool), self._tier, self._wait_seconds)
             served, flight = rest.complete(batch, cached, found, keys, choice)
             self.counters.add(
                 read=flight.read,
@@ -164,7 +169,7 @@ class Store:
         at = np.asarray(rows, np.int64)
         ids = served.ids[at]
         self.discard(ids)
-        samples, errors, _, seconds = Upstream(self.source).read(ids)
+        samples, errors, _, seconds = self._upstream().read(ids)
         again = np.full(len(at), Outcome.FETCHED, np.int8)
         self._tally(ids, served.outcomes[at], np.diff(served.offsets)[at], {}, sign=-1)
         self._tally(ids, again, np.diff(samples.offsets), errors)
@@ -374,9 +379,17 @@ class Store:
         """Whether what stands in has its own turn too: then turns are logged, not what they got."""
         return self.substitution is not None and not self.substitution.is_once_each
 
+    def _upstream(self, pool: Pool | None = None) -> Upstream:
+        return Upstream(self.source, pool, None if self.fetch_share is None else self._await_turn)
+
+    def _await_turn(self, ids: Ids) -> None:
+        """Wait for the job's share of the bandwidth that the user's jobs have here."""
+        assert self.fetch_share is not None
+        self.fetch_share.wait(int(self.source.sizes[ids].sum()))
+
     def _read(self, batch: Ids) -> Served:
         """Return distinct samples from the source."""
-        samples, errors, _, seconds = Upstream(self.source).read(batch)
+        samples, errors, _, seconds = self._upstream().read(batch)
         fetched = np.full(len(batch), Outcome.FETCHED, np.int8)
         self.counters.add(read=len(batch), source_seconds=seconds)
         served = Served(batch, *samples, fetched, errors)
