@@ -103,6 +103,7 @@ class ReadAhead:
             store.stand_ins,
             "" if store.substitution is None else store.substitution.region,
             store.fetch_share,
+            tier.entrance if isinstance(tier, MemoryTier) else "",
         )
         self._prefetcher: Prefetcher | None = None  # not before there is something to read
 

@@ -368,6 +368,7 @@ class Session:
             self.setup.cache.sharing,
             token=token,
             name=f"{recipe} {os.getpid()}",
+            partition=setup.partition,
         )
 
     def _next_token(self) -> int:

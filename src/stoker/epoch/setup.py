@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +18,17 @@ from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
 from stoker.epoch.settings import Population
 from stoker.epoch.stage import Samples, make_stage
-from stoker.errors import CapacityError, ConfigError, SegmentError, redacted, warn_caller
+from stoker.errors import (
+    CapacityError,
+    ConfigError,
+    SegmentError,
+    StokerError,
+    redacted,
+    warn_caller,
+)
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
+from stoker.jobs.partition import Partition
 from stoker.jobs.protocol import capacity_allowed, check_disk, tell_opened
 from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Region
@@ -29,6 +39,7 @@ from stoker.recipes.base import Recipe, SamplerFactory
 from stoker.recipes.cache import fit, make_store
 from stoker.sampler.homes import Homes
 from stoker.sampler.windows import Room
+from stoker.store.arena import Arena
 from stoker.store.claims import Claims
 from stoker.store.disk import Wanted, plan_disk
 from stoker.store.fill import preload
@@ -38,6 +49,8 @@ from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
 from stoker.store.tier import NullTier, RegionTier
 from stoker.types import format_bytes, parse_bytes
+
+log = logging.getLogger("stoker")
 
 Join = Callable[[SharedArena, Merged], Member | None]
 """Makes this job known to others that share its cache."""
@@ -67,6 +80,13 @@ class CacheSetup:
         """The policy, told the sizes of the samples if it asks for them, and other jobs."""
         self.member: Member | None = None
         """This job among those that share the cache, once it is open; None: it is alone."""
+        self.partition: Partition | None = None
+        """This job's part of the memory, once it is open; None: there is one order for all."""
+        if cache.sharing.by_weight and (len(self.policy.regions()) > 1 or cache.disk is not None):
+            raise ConfigError(
+                f"Sharing(by_weight=True) needs a recipe with one region, which {recipe.name!r} "
+                "may not be, and no disk cache: leave by_weight or disk out, or use 'foresight'"
+            )
         sizes = population.sizes(self.stage.source.sizes)
         self.data_bytes = int(sizes.sum())
         """Payload bytes of the samples that are visited, as they are cached; an estimate where
@@ -163,7 +183,10 @@ class CacheSetup:
         opened: list[SharedArena] = []
         if self.capacity:
             opened.append(self._open_arena(ranks, agree, window))
+        own = token or token_of(ranks.world_size, self.key)
         try:
+            if self.cache.sharing.by_weight and opened and opened[0].shared:
+                self._take_part(opened[0].arena, own)
             disk = self._open_disk()
             if disk is not None:
                 opened.append(disk)
@@ -179,7 +202,6 @@ class CacheSetup:
             claims = Claims(together)
         elif together is not None:
             stand_ins = StandIns(**together.arrays)
-        own = token or token_of(ranks.world_size, self.key)
         store = make_store(
             self.recipe,
             self.policy,
@@ -240,6 +262,15 @@ class CacheSetup:
             warn_caller(message)
             return None
 
+    def _take_part(self, arena: Arena, token: int) -> None:
+        """Take this job's part of the arena; it goes without, with a log line, if that fails."""
+        inode, (region,) = os.fstat(arena.handle.fds[0]).st_ino, self.policy.regions()
+        try:
+            weight = self.cache.sharing.weight
+            self.partition = Partition(f"{self.key} {inode}", arena, region, token, weight)
+        except (StokerError, OSError) as error:
+            log.info("this job has no part of its own of the cache: %s", error)
+
     def _tier(self, opened: list[SharedArena]) -> RegionTier:
         """Return the tier over what was opened: memory, the disk, both, or nothing."""
         if not opened:
@@ -247,6 +278,9 @@ class CacheSetup:
         # Of the arena, not of our policy: it may be another job's.
         names = [region.name for region in self.policy.regions()]
         overflow = self.policy.overflow
+        if self.partition is not None:
+            own = self.partition.region
+            return MemoryTier(opened[0].arena, own, regions=[own], overflow=overflow)
         tiers = [
             MemoryTier(
                 shared.arena,

@@ -19,6 +19,7 @@ from stoker.errors import ConfigError
 from stoker.jobs.board import SLOTS, JobTable, Kind
 from stoker.jobs.merged import Merged, kind_of
 from stoker.jobs.metrics import PUBLISHED
+from stoker.jobs.partition import Partition
 from stoker.plan import Plan
 
 LONGEST_NAME = 64
@@ -202,6 +203,10 @@ class Sharing:
     """The job's share of what ``stoker serve`` limits for all jobs of the user is this / the sum of
     the weights of those that want more than they have; above 0."""
 
+    by_weight: bool = False
+    """Whether this job's samples have a part of the cache's memory by its weight, in place of one
+    order for all jobs. For recipes with one region, without a disk cache."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or len(self.name.encode()) > LONGEST_NAME:
             raise ConfigError(
@@ -213,6 +218,8 @@ class Sharing:
             raise ConfigError("probe=1 is invalid: give 2 batches or more, or 0 for none")
         if not (math.isfinite(self.eligible_from) and self.eligible_from >= 1):
             raise ConfigError(f"eligible_from={self.eligible_from!r} is invalid: give 1 or more")
+        if not isinstance(self.by_weight, bool):
+            raise ConfigError(f"by_weight={self.by_weight!r} is invalid: give True or False")
         if not _LEAST_WEIGHT <= self.weight <= _MOST_WEIGHT:
             raise ConfigError(
                 f"weight={self.weight!r} is invalid: give {_LEAST_WEIGHT} to {_MOST_WEIGHT:,}"
@@ -222,7 +229,8 @@ class Sharing:
 class Member:
     """One process of a job in the table of those that share its cache.
 
-    ``policy`` learns of the table, and gives merged keys from then on. Used by the training
+    ``policy`` learns of the table, and gives merged keys from then on; ``partition`` is told of
+    batches. Used by the training
     thread. Training does not depend on it: a failure only makes keys worse.
     """
 
@@ -234,9 +242,10 @@ class Member:
         *,
         token: int,
         name: str,
+        partition: Partition | None = None,
     ) -> None:
         self._table, self._policy = table, policy
-        self._board = table.board
+        self._board, self._partition = table.board, partition
         self.counted: Callable[[], Mapping[str, Any]] = dict
         """Returns :meth:`Store.totals` of the job's; nothing is measured without them."""
         self._passive = PassiveGain()
@@ -314,6 +323,8 @@ class Member:
         Returns whether jobs came or went since the last call, or this one came back to the cache:
         then all keys must be rewritten.
         """
+        if self._partition is not None:
+            self._partition.seen()
         if self._slot is None:
             return False
         is_back, self._is_aside = self._is_aside and not is_aside, is_aside
@@ -359,6 +370,8 @@ class Member:
     def close(self) -> None:
         """Leave the table; may be called again."""
         self._slot = None
+        if self._partition is not None:
+            self._partition.close()
         self._table.close()
 
     def _publish(self, plan: Plan) -> None:

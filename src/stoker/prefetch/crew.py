@@ -108,8 +108,13 @@ class _Rank(NamedTuple):
     """What a process must know of a rank."""
 
     fresh: Descriptor
+    entrance: str
     marks: dict[int, Descriptor]
     """By epoch, the latest ones."""
+
+
+def _join_order(number: int, rank: _Rank) -> dict[str, Any]:
+    return {"order": "join", "rank": number, "entrance": rank.entrance}
 
 
 class _Mate(Generic[P]):
@@ -205,7 +210,7 @@ class Crew(Generic[P]):
         self._mates[connection.fileno()] = mate
         self._poll.register(connection.fileno(), select.EPOLLIN)
         for number, rank in self._ranks.items():
-            self._tell(mate, {"order": "join", "rank": number}, rank.fresh)
+            self._tell(mate, _join_order(number, rank), rank.fresh)
             for epoch, marks in rank.marks.items():
                 self._tell(mate, {"order": "marks", "rank": number, "epoch": epoch}, marks)
 
@@ -228,10 +233,13 @@ class Crew(Generic[P]):
 
     # --- the ranks ---
 
-    def join(self, number: int, fresh: int) -> None:
-        """Read for a rank from now on; ``fresh`` is the memory of :attr:`Destination.fresh`."""
-        self._ranks[number] = _Rank(Descriptor(os.dup(fresh)), {})
-        self._tell_all({"order": "join", "rank": number}, self._ranks[number].fresh)
+    def join(self, number: int, fresh: int, entrance: str = "") -> None:
+        """Read for a rank from now on; ``fresh`` is the memory of :attr:`Destination.fresh`.
+
+        ``entrance``: the region where its samples go, if it has one of its own.
+        """
+        rank = self._ranks[number] = _Rank(Descriptor(os.dup(fresh)), entrance, {})
+        self._tell_all(_join_order(number, rank), rank.fresh)
 
     def mark(self, number: int, epoch: int, marks: int) -> None:
         """Learn the memory of the marks of one of the rank's epochs."""

@@ -28,7 +28,7 @@ from stoker.prefetch.crew import ALIVE_EVERY
 from stoker.prefetch.lanes import Work
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
-from stoker.prefetch.reading import Reader
+from stoker.prefetch.reading import Reader, entering
 from stoker.prefetch.walk import Group, Segment
 from stoker.source.packed import Buffer
 from stoker.source.remote.client import serve_clients_here
@@ -40,8 +40,8 @@ _NO_IDS = np.empty(0, np.uint32)
 class _Destination:
     """What is brought for one rank goes here."""
 
-    def __init__(self, job: Job, fresh: NDArray[np.uint8]) -> None:
-        self.tier = job.tier
+    def __init__(self, job: Job, fresh: NDArray[np.uint8], entrance: str) -> None:
+        self.tier = entering(job.tier, entrance)
         self.fresh = fresh
         self.meter = Meter(np.zeros(2))  # the other process counts
         self.marks: dict[int, Marks] = {}
@@ -142,7 +142,8 @@ class Mate:
     def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
         order, rank = message["order"], int(message["rank"])
         if order == "join":
-            self._destinations[rank] = _Destination(self._job, mapped(fds[0], np.uint8))
+            fresh, entrance = mapped(fds[0], np.uint8), str(message["entrance"])
+            self._destinations[rank] = _Destination(self._job, fresh, entrance)
         elif order == "marks":
             self._destinations[rank].marks[int(message["epoch"])] = Marks(mapped(fds[0], np.uint8))
         elif order == "leave":

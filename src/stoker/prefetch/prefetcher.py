@@ -54,7 +54,8 @@ class Prefetcher:
     ready for this rank, and ``fresh`` (``u8[N]``) gets 1 at samples that were read for an access
     still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
-    as it does. Reads wait for ``fetch_share``, as those of the rank's workers do. What
+    as it does. Reads wait for ``fetch_share``, as those of the rank's workers do; samples go to the
+    region ``entrance``, if one is named. What
     becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.node.supervisor.Supervisor`.
 
@@ -71,10 +72,12 @@ class Prefetcher:
         stand_ins: StandIns | None = None,
         region: str = "",
         fetch_share: FetchShare | None = None,
+        entrance: str = "",
     ) -> None:
         self._window_bytes = window_bytes
         self._shared = [fresh, read, *(stand_ins or ())]
         self._region = region
+        self._entrance = entrance
         self._fetch_share = fetch_share or FetchShare(0)
         self._segments: list[_Published] = []
         self._supervisor = Supervisor(
@@ -132,6 +135,7 @@ class Prefetcher:
             "order": "join",
             "window_bytes": self._window_bytes,
             "region": self._region,
+            "entrance": self._entrance,
             "fetch_share": [share.token, share.weight],
         }
         channel.send(order, [array.fileno() for array in self._shared])

@@ -25,7 +25,7 @@ from stoker.prefetch.crew import Crew, Headcount
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks
-from stoker.prefetch.reading import WINDOW
+from stoker.prefetch.reading import WINDOW, entering
 from stoker.prefetch.walk import Blocks, Group, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
@@ -66,8 +66,10 @@ class Rank:
             self._asked = int(message["window_bytes"])
             self.walk = Walk(self._sizes, self._asked, self.tier.arena.capacity_bytes)
             self.fresh = mapped(fds[0], np.uint8)
+            entrance = str(message["entrance"])
+            self.tier = entering(self.tier, entrance)
             if self._crew is not None:
-                self._crew.join(self.number, fds[0])
+                self._crew.join(self.number, fds[0], entrance)
             self.meter = Meter(mapped(fds[1], np.float64))
             token, weight = message["fetch_share"]
             self.fetch_share = FetchShare(int(token), float(weight))

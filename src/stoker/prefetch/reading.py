@@ -44,6 +44,11 @@ class Destination(Protocol):
     """What is being read for the rank."""
 
 
+def entering(tier: MemoryTier | StackedTier, entrance: str) -> MemoryTier | StackedTier:
+    """Return a rank's tier, whose samples go to the region ``entrance``; "": as for all."""
+    return tier.entering(entrance) if entrance and isinstance(tier, MemoryTier) else tier
+
+
 class Reader:
     """Claims groups and reads them, in threads of this process."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,12 @@ class MemoryTier:
         arena = type(self.arena).attach(self.arena.handle)
         tier = MemoryTier(arena, self.entrance, regions=self.regions, overflow=self.overflow)
         tier._places = self._places
+        return tier
+
+    def entering(self, entrance: str) -> MemoryTier:
+        """Return this tier, but that new samples go to ``entrance``; it has the same arena."""
+        tier = copy(self)
+        tier.entrance = entrance
         return tier
 
     def rise(self, ids: Ids, keys: Keys = None, overflow: str = "") -> Mask:
