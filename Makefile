@@ -1,6 +1,6 @@
 # Every target works alone on a fresh clone: it makes .venv and builds what it needs first.
 #   make demo | test | coverage | soak | lint | bench | docs | wheel | wheel-test | native-test |
-#        sanitize | arm-test | fuzz | format | clean | build
+#        upgrade-test | sanitize | arm-test | fuzz | format | clean | build
 # PYTHON chooses the interpreter of the virtual environment, ARGS is passed on, e.g.
 #   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
 # WORKERS is how many processes the tests share; 0 for one alone, which a debugger needs.
@@ -28,7 +28,7 @@ STAMPS := $(VENV)/.stamps
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
 CPP    := $(shell find native bindings shim fuzz -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
-.PHONY: build demo test coverage soak lint format bench docs wheel wheel-test native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
+.PHONY: build demo test coverage soak lint format bench docs wheel wheel-test upgrade-test native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of processes import stoker in a run of the tests: they shall find it compiled.
 export PYTHONDONTWRITEBYTECODE :=
@@ -82,6 +82,24 @@ wheel: $(STAMPS)/wheel-tools
 
 wheel-test: $(STAMPS)/wheel-tools
 	PYTHONPATH=tests python tests/check_wheel.py $(ARGS) $(WHEELS)
+
+# Jobs, a service and caches on disk of this Stoker beside those of an earlier one, OLD, a commit or tag:
+# the newest tag, or without tags the commit before. It gets an environment of its own, whose other
+# packages are those of .venv.
+OLD ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse --verify --quiet HEAD~1)
+UPGRADE := build/upgrade
+BELOW := import sys; print(*(path for path in sys.path if path.endswith("site-packages")), sep="\n")
+upgrade-test: $(STAMPS)/installed
+	[ -n "$(OLD)" ] || { echo "upgrade-test: left out, for this checkout has no earlier commit"; exit 0; }
+	rm -rf $(UPGRADE)
+	mkdir -p $(UPGRADE)/source
+	git archive "$(OLD)" | tar -x -C $(UPGRADE)/source
+	echo "the earlier one is $$(git log -1 --format='%h %s' "$(OLD)")"
+	$(PIP) wheel --no-deps --no-build-isolation -w $(UPGRADE) $(UPGRADE)/source
+	python -m venv --without-pip $(UPGRADE)/venv
+	python -c '$(BELOW)' >"$$(echo $(UPGRADE)/venv/lib/python*/site-packages)/below.pth"
+	python -m pip --python $(UPGRADE)/venv/bin/python install --quiet --no-deps $(UPGRADE)/*.whl
+	STOKER_TEST_OTHER=$(CURDIR)/$(UPGRADE)/venv/bin/python python -m pytest -q -rs tests/upgrade $(ARGS)
 
 native-test: $(STAMPS)/tools
 	cmake -S . -B build/native -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release

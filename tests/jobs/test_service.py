@@ -334,7 +334,7 @@ def test_who_asks_judges_the_answer(tmp_path: Path) -> None:
 
             thread = threading.Thread(target=reply)
             thread.start()
-            with pytest.raises(OSError, match=r"cut short|no JSON|no message"):
+            with pytest.raises(OSError, match=r"cut short|no JSON|another version"):
                 ask("list", path)
             thread.join()
 
@@ -518,6 +518,24 @@ def test_metrics_over_http_are_of_the_format() -> None:
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{url}/else", timeout=60)
         assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_metrics_are_at_the_address_that_was_asked_for(host: str) -> None:
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with running(metrics_port=0, metrics_host=host) as service:
+        where = f"[{host}]" if ":" in host else host
+        url = f"http://{where}:{service.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert b"stoker_service_memory_bytes" in answer.read()
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", service.metrics_port or 0), 5).close()
+
+
+def test_metrics_at_an_address_of_another_machine_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no metrics at 192\.0\.2\.1 .* address of this machine"):
+        Service(ServiceSettings(metrics_port=0, metrics_host="192.0.2.1"))
 
 
 @pytest.mark.parametrize(

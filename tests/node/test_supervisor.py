@@ -12,6 +12,7 @@ import pytest
 from support.processes import processes_of
 from support.waiting import await_true
 
+from stoker._core import BUILD
 from stoker.node.messages import Channel
 from stoker.node.runtime_dir import prepare_runtime_dir
 from stoker.node.supervisor import Supervisor
@@ -65,6 +66,31 @@ def test_workers_can_be_forked_while_the_process_comes_up(
     (process,) = coming_up()
     os.kill(process, signal.SIGKILL)
     supervisor.close()
+
+
+def test_another_build_of_stoker_has_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "slow_to_come_up.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def supervised() -> Supervisor:
+        return Supervisor("help", "slow_to_come_up", "key", dict, lambda channel: None)
+
+    def coming_up() -> list[int]:
+        return processes_of("slow_to_come_up", tmp_path)
+
+    ours = supervised()
+    assert await_true(coming_up)
+    first = coming_up()
+    monkeypatch.setattr("stoker.node.supervisor.BUILD", BUILD | {"version": "0.9"})
+    theirs = supervised()
+    assert await_true(lambda: len(coming_up()) == 2)
+    for supervisor, processes in ((ours, first), (theirs, set(coming_up()) - set(first))):
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        supervisor.close()
 
 
 def test_a_long_path_to_the_runtime_directory(

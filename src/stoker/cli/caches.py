@@ -17,7 +17,8 @@ from rich.table import Table
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.service import Service, ServiceSettings
-from stoker.jobs.survey import survey
+from stoker.jobs.survey import count_of_other_versions, survey
+from stoker.pool.pool_address import server_name
 from stoker.store.disk import CacheDir
 from stoker.store.registry import clean as clean_registry
 from stoker.tiering import membership, tier_dir
@@ -38,6 +39,8 @@ def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
     """
     if socket is None:
         _show(_service(), [asdict(cache) for cache in survey()], as_json, metrics)
+        if not (as_json or metrics) and (others := count_of_other_versions()):
+            click.echo(f"{others} more are of another version of Stoker, which lists them")
         return
     service = _printable(_service(socket))
     try:
@@ -177,7 +180,13 @@ def clean(folder: Path | None) -> None:
 @click.option(
     "--keep", type=float, help="Seconds to keep a cache without a job; by default for ever."
 )
-@click.option("--metrics-port", type=int, help="Serve Prometheus at this port of 127.0.0.1.")
+@click.option("--metrics-port", type=int, help="Serve Prometheus at this port.")
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of that port; in a pod of Kubernetes 0.0.0.0.",
+)
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="A second socket, for members of --group."
 )
@@ -188,6 +197,7 @@ def serve(
     bandwidth: str | None,
     keep: float | None,
     metrics_port: int | None,
+    metrics_host: str,
     socket: Path | None,
     group: str | None,
 ) -> None:
@@ -205,6 +215,7 @@ def serve(
         socket=socket,
         group=group,
         metrics_port=metrics_port,
+        metrics_host=metrics_host,
     )
     with Service(settings) as service:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -214,5 +225,5 @@ def serve(
         )
         click.echo(f"serving this user's caches, {bound} of memory; Ctrl-C ends it")
         if service.metrics_port is not None:
-            click.echo(f"metrics: http://127.0.0.1:{service.metrics_port}/metrics")
+            click.echo(f"metrics: http://{server_name(metrics_host, service.metrics_port)}/metrics")
         service.run()

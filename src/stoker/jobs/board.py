@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import TracebackType
@@ -49,8 +50,8 @@ JOB = np.dtype(
 HEAD = np.dtype([("kind", "i8"), ("base", "f8"), ("stamp", "u8"), ("looked", "f8"), ("next", "i8")])
 """Kind of the keys in the cache, and the time that weighted keys count from; a new random number
 whenever jobs come, go or die; when it was last looked who lives, and where to look next."""
-PREFIX = "jobs"
-"""Prefix of the name under which the arrays are shared."""
+PREFIX = f"jobs {zlib.crc32(repr((SLOTS, HEAD.descr, JOB.descr)).encode()):08x}"
+"""Begins the name under which the arrays are shared; who lays rows out otherwise has others."""
 _GLANCE = 0.1  # seconds between two looks who lives, by whichever process comes first
 _AT_A_GLANCE = 128  # rows looked at then, so that no batch waits for long
 _DOOR = SLOTS  # the byte that is locked while a slot is taken

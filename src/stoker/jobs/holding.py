@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -12,11 +13,14 @@ from typing import Any
 
 from stoker.errors import SegmentError, StokerError
 from stoker.node.descriptors import Handle
+from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
 from stoker.node.rendezvous import Joined, RendezvousFiles, join
 from stoker.node.runtime_dir import prepare_runtime_dir
 from stoker.store.arena import Arena
 from stoker.store.disk import MARKER
+
+log = logging.getLogger("stoker")
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 
@@ -151,6 +155,9 @@ class Holding:
             self._coming.pop(files.name, None)
         except StokerError:
             self._others.add(files.name)
+        except OtherVersion as error:
+            self._others.add(files.name)
+            log.warning("a cache is not held when its jobs end: %s", error)
         except OSError:
             pass  # it is just going away, or not there yet
 

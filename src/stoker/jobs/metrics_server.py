@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,9 +19,11 @@ class _Bounded(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.BoundedSemaphore(_MOST)
-        super().__init__(("127.0.0.1", port), handler)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a client in a thread of its own, if there is one left."""
@@ -38,12 +41,13 @@ class _Bounded(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` on 127.0.0.1 with what ``text`` returns, few at a time.
+    """Answers ``GET /metrics`` at the address ``host`` with what ``text`` returns, few at a time.
 
-    ``port`` 0 is any free port. Raises :class:`~stoker.errors.ConfigError` if it is taken.
+    ``port`` 0 is any free port. Raises :class:`~stoker.errors.ConfigError` if it is taken, or
+    ``host`` is no address of this machine.
     """
 
-    def __init__(self, port: int, text: Callable[[], str]) -> None:
+    def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = 5.0  # seconds for a client that says nothing
 
@@ -67,9 +71,12 @@ class MetricsServer:
                 """Do not log requests."""
 
         try:
-            self._server = _Bounded(port, Handler)
+            self._server = _Bounded(host, port, Handler)
         except OSError as error:
-            raise ConfigError(f"metrics_port={port} cannot be had: {error}") from error
+            raise ConfigError(
+                f"no metrics at {host} with metrics_port={port} ({error}): give an address of "
+                "this machine, and a free port"
+            ) from error
         self.port = int(self._server.server_address[1])
         """Where it listens."""
         self._runs = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from stoker._core import segment_bytes
 from stoker.errors import SegmentError
 from stoker.node import descriptors
-from stoker.node.messages import connect, parse, read_line
+from stoker.node.messages import OtherVersion, connect, parse, read_line
 from stoker.node.rendezvous import RendezvousFiles
 from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.base import Region
@@ -103,8 +102,11 @@ def _ask(question: str, **values: Any) -> int | None:
     """Return the room that the service has, None if that is enough or unknown."""
     if not service_path().exists():
         return None
-    with contextlib.suppress(OSError, Refused, ValueError, TypeError):
+    try:
         room = ask(question, **values).get("room")
         return None if room is None else int(room)
-    log.info("the service of this node does not answer: training continues without it")
+    except OtherVersion as error:
+        log.warning("training continues without the service of this node: %s", error)
+    except (OSError, Refused, ValueError, TypeError) as error:
+        log.info("the service of this node does not answer (%s): training continues", error)
     return None

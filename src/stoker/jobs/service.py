@@ -58,7 +58,9 @@ class ServiceSettings:
     group: str | None = None
     """Name of the group whose members may read at ``socket``, and do nothing else."""
     metrics_port: int | None = None
-    """Port on 127.0.0.1 for Prometheus; 0: any free port."""
+    """Port for Prometheus; 0: any free port."""
+    metrics_host: str = "127.0.0.1"
+    """Address of this machine, or container, where that port is."""
 
     def __post_init__(self) -> None:
         for name in ("memory", "disk", "keep", "metrics_port"):
@@ -127,7 +129,9 @@ class Service:
                 self._listen(settings.socket, settings.group_id(), self._hear_others)
             if settings.metrics_port is not None:
                 self._metrics = MetricsServer(
-                    settings.metrics_port, lambda: str(self._told_to_others("metrics")["text"])
+                    settings.metrics_host,
+                    settings.metrics_port,
+                    lambda: str(self._told_to_others("metrics")["text"]),
                 )
         except BaseException:
             self.close()

@@ -18,6 +18,7 @@ from stoker.jobs.metrics import COUNTS
 from stoker.node import descriptors, rendezvous
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import is_locked
+from stoker.node.messages import OtherVersion
 from stoker.node.rendezvous import Announcement, RendezvousFiles
 from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
@@ -106,6 +107,20 @@ def survey() -> list[CacheInfo]:
         for inode, said, on_disk, pid in caches
     ]
     return sorted(found, key=lambda cache: cache.key)
+
+
+def count_of_other_versions() -> int:
+    """Return how many memories jobs of other versions of Stoker share, which cannot be read."""
+    folder = existing_runtime_dir()
+    found = 0
+    for files in RendezvousFiles.all(folder) if folder else []:
+        with contextlib.suppress(OSError):
+            try:
+                for fd in rendezvous.inquire(files.socket)[1]:
+                    descriptors.drop(fd)
+            except OtherVersion:
+                found += 1
+    return found
 
 
 def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:

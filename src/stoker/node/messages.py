@@ -177,15 +177,28 @@ def read_line(
     return bytes(line)
 
 
+class OtherVersion(ConnectionError):
+    """The other end is a Stoker whose messages are of another version: it stays so."""
+
+
 def parse(line: bytes, version: int) -> dict[str, Any]:
-    """Return the message of a line; ConnectionError if it is none, or of another version."""
+    """Return the message of a line.
+
+    Raises :class:`ConnectionError` if it is none, and :class:`OtherVersion`.
+    """
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConnectionError(f"that is no JSON: {error}") from error
-    if not isinstance(message, dict) or message.get("stoker") != version:
-        raise ConnectionError(f"that is no message of version {version}")
-    return message
+    theirs = message.get("stoker") if isinstance(message, dict) else None
+    if type(theirs) is not int:
+        raise ConnectionError("that is no message of Stoker's")
+    if theirs != version:
+        raise OtherVersion(
+            f"the other end is another version of Stoker, with messages of version {theirs} and "
+            f"not {version}"
+        )
+    return dict(message)
 
 
 def _receive(

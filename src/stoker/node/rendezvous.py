@@ -63,8 +63,11 @@ class RendezvousFiles:
 
     @classmethod
     def of(cls, folder: Path, key: str) -> RendezvousFiles:
-        """Return the files of ``key``, any text."""
-        return cls(folder, hashlib.sha256(key.encode()).hexdigest()[:24])
+        """Return the files of ``key``, any text, for this version's messages.
+
+        Versions that could not talk to each other so never meet: each has its own.
+        """
+        return cls(folder, hashlib.sha256(f"{_VERSION} {key}".encode()).hexdigest()[:24])
 
     @classmethod
     def all(cls, folder: Path) -> list[RendezvousFiles]:
@@ -232,9 +235,12 @@ def join_or_create(
         except (OSError, SegmentError) as error:
             why = str(error)  # the error itself would keep this frame alive
             silent = isinstance(error, TimeoutError | BlockingIOError)
+            useless = isinstance(error, messages.OtherVersion | SegmentError)
         created = _create(files, wanted, make)
         if created is not None:
             return created
+        if useless:
+            raise ConnectionError(f"{files.socket} serves nothing that can be used here: {why}")
         # No process at the socket: one may be reserving a large arena's memory right now.
         patience = _PATIENCE + (0 if silent else wanted.capacity_bytes / _RESERVING)
         if time.monotonic() - begin > patience:

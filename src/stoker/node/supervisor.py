@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from stoker._core import BUILD
 from stoker.errors import StokerError
 from stoker.node import child, descriptors
 from stoker.node.locks import try_lock
@@ -100,11 +101,11 @@ class Supervisor:
 
     ``main()`` of ``module`` is that process, with descriptors of the pickled ``job()``, of the
     socket and of the lock, and with the socket's path as arguments
-    (:func:`~stoker.node.supervised.run` takes them). It is shared by all who give the same
-    ``key``, and called ``what`` in the log. ``introduce`` tells a process that is new to this rank
-    all it must know; it is called with :attr:`mutex` held. ``heard`` gets its signs of life and
-    what else they say, in a thread of the supervisor's, and ``lost`` is called there when there is
-    no such process any more, with :attr:`mutex` held.
+    (:func:`~stoker.node.supervised.run` takes them). It is shared by all of this build of Stoker
+    who give the same ``key``, and called ``what`` in the log. ``introduce`` tells a process that is
+    new to this rank all it must know; it is called with :attr:`mutex` held. ``heard`` gets its
+    signs of life and what else they say, in a thread of the supervisor's, and ``lost`` is called
+    there when there is no such process any more, with :attr:`mutex` held.
 
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
     (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
@@ -123,7 +124,9 @@ class Supervisor:
         lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._what, self._module = what, module
-        self._name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.{what}"
+        # What one version of Stoker started obeys no other.
+        own = hashlib.sha256(f"{BUILD['version']} {BUILD['commit']} {key}".encode())
+        self._name = f"{own.hexdigest()[:24]}.{what}"
         self._make_job, self._introduce = job, introduce
         self._heard, self._lost = heard, lost
         self.mutex = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from stoker.types import format_bytes, parse_bytes
 
 MARKER = ".stoker-cache"
 """File that marks the directory as Stoker's; nothing is ever removed from one without it."""
+
+log = logging.getLogger("stoker")
 
 _META, _SEGMENT = "meta.json", "samples.stoker"
 _LEAVING = 2.0  # seconds that helpers of a job may take to end after it
@@ -93,7 +96,10 @@ class CacheDir:
         try:
             named = self.path / _META
             facts = json.loads(owned.read_file(folder.inside / _META, called=named))
-            found = DiskMeta(**facts)
+            if facts["version"] == ABI:
+                found = DiskMeta(**facts)
+            else:  # whatever else another version may say, of use is only the size
+                found = DiskMeta("", 0, facts["capacity_bytes"], 0, facts["version"])
             for field in fields(DiskMeta):
                 value = getattr(found, field.name)
                 is_number = type(value) is int and 0 <= value < 1 << 63
@@ -102,23 +108,22 @@ class CacheDir:
             return found
         except UntrustedPath:
             raise
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise StateMismatch(
                 f"{self.path} holds samples, but its description is unreadable ({error}): "
                 f"{self._way_out()}"
             ) from error
 
     def check(self, wanted: DiskMeta) -> DiskMeta:
-        """Return what the directory holds, or ``wanted`` if nothing.
+        """Return what the directory holds, or ``wanted`` if nothing, or nothing of this layout.
 
         Raises :class:`~stoker.errors.StateMismatch` unless it is of that data set and size. The
         mean size, which is an estimate, may differ.
         """
         found = self.read()
-        if found is None:
+        if found is None or found.version != wanted.version:
             return wanted
         for name, of_what in (
-            ("version", "a segment of version {}"),
             ("key", "the data set {}"),
             ("local_identity", "files with the change times {}"),
             ("num_ids", "{} samples"),
@@ -133,6 +138,29 @@ class CacheDir:
                     f"{self._way_out()}"
                 )
         return found
+
+    def drop_outdated(self, version: int) -> None:
+        """Remove samples in the layout of another version of Stoker; tell it in the log.
+
+        To be called with the directory :meth:`locked`. Raises
+        :class:`~stoker.errors.SegmentError` while a process uses them.
+        """
+        found = self.read()
+        if found is None or found.version == version:
+            return
+        if not self.await_unused(_LEAVING):
+            raise SegmentError(
+                f"{self.path} is in use by a job of another version of Stoker, with layout "
+                f"{found.version} and not {version}: end it first, or use another directory"
+            )
+        with self._open() as folder:
+            for name in (_SEGMENT, _META):
+                (folder.inside / name).unlink(missing_ok=True)
+        log.warning(
+            "%s held samples in layout %d of another version of Stoker: they were removed, and "
+            "are cached again in layout %d",
+            *(self.path, found.version, version),
+        )
 
     def mark(self) -> None:
         """Make the directory, and mark it as Stoker's, unless it is."""
@@ -267,6 +295,7 @@ def open_disk(
 
     def make() -> Arena:
         with folder.locked():
+            folder.drop_outdated(meta.version)
             found = folder.read()
             agreed = folder.check(meta)
             if found is None:
@@ -390,7 +419,7 @@ def plan_disk(
     found = folder.read()
     capacity = min(asked, wanted.everything)
     if disk_size is None and found is not None:
-        capacity = found.capacity_bytes
+        capacity = found.capacity_bytes or capacity
     meta = DiskMeta(
         wanted.key,
         wanted.num_ids,
