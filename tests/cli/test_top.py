@@ -19,7 +19,8 @@ from rich.console import Console
 from support.parts import number_of, numbers
 
 from stoker.cli.root import root
-from stoker.cli.top import History, JobView, Screen, view_of
+from stoker.cli.top import Screen
+from stoker.cli.view import History, JobView, view_of
 from stoker.jobs.metrics import PUBLISHED
 from stoker.jobs.waits import WAIT_SECONDS, Waits
 from stoker.pytorch import Loader, SampleDataset

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from stoker.cli.web import serving_page
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.service import Service, ServiceSettings
@@ -188,9 +190,12 @@ def clean(folder: Path | None) -> None:
     help="Address of that port; in a pod of Kubernetes 0.0.0.0.",
 )
 @click.option(
+    "--web", metavar="PORT|SOCKET", help="Serve a live page of the jobs there; 0: at any free port."
+)
+@click.option(
     "--socket", type=click.Path(path_type=Path), help="A second socket, for members of --group."
 )
-@click.option("--group", help="Group whose members may use `stoker ls --socket`.")
+@click.option("--group", help="Group whose members may use --socket, and the socket of --web.")
 def serve(
     memory: str | None,
     disk: str | None,
@@ -198,6 +203,7 @@ def serve(
     keep: float | None,
     metrics_port: int | None,
     metrics_host: str,
+    web: str | None,
     socket: Path | None,
     group: str | None,
 ) -> None:
@@ -205,6 +211,9 @@ def serve(
 
     Jobs of this user find it by themselves, and continue when it ends. It runs until Ctrl-C or
     SIGTERM. `stoker ls` shows what it holds.
+
+    The page of --web at a port needs a token, which is part of the URL that is printed. A socket
+    is for this user and the members of --group.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     settings = ServiceSettings(
@@ -217,7 +226,7 @@ def serve(
         metrics_port=metrics_port,
         metrics_host=metrics_host,
     )
-    with Service(settings) as service:
+    with Service(settings) as service, ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: service.stop())
         bound = (
@@ -226,4 +235,8 @@ def serve(
         click.echo(f"serving this user's caches, {bound} of memory; Ctrl-C ends it")
         if service.metrics_port is not None:
             click.echo(f"metrics: http://{server_name(metrics_host, service.metrics_port)}/metrics")
+        if web is not None:
+            group_id = None if settings.group is None else settings.group_id()
+            page = stack.enter_context(serving_page(web, group_id))
+            click.echo(f"page: {page.url}")
         service.run()

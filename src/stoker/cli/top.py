@@ -9,12 +9,10 @@ import sys
 import termios
 import time
 import tty
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -23,128 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.caches import shared_caches
-from stoker.epoch.stats import Stats, bound_of
-from stoker.jobs.metrics import COUNTS
-from stoker.jobs.waits import quantile
-from stoker.types import format_bytes
+from stoker.cli.view import COLUMNS, NO_JOB, History, JobView, facts
 
-_WINDOW = 10.0  # seconds that figures are taken over
-_LEAST = 5.0  # seconds; jobs publish once a second, and a batch may take longer
-_OF_NOW = frozenset(metric.field for metric in COUNTS if metric.kind == "gauge")
-_OF_NODE = frozenset(metric.field for metric in COUNTS if metric.of_node)
-_ZERO = Stats()
 _OTHER_LINES = 4  # of the table's head and of the verdict
-Job = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class JobView:
-    """One job as it is shown. Shares are from 0 to 1, rates per second, times in seconds."""
-
-    name: str
-    pid: int
-    data: str
-    """What it reads."""
-    processes: int
-    rate: float
-    """Samples."""
-    stall: float
-    """Share of the time that training waited."""
-    hits: float
-    """Share of the samples, those from disk and pool included."""
-    from_disk: float
-    from_pool: float
-    substituted: float
-    packaged: float
-    reads: float
-    """Samples read from the source."""
-    read_bytes: float
-    """Bytes from the source."""
-    wait_p50: float
-    wait_p99: float
-    """For a batch."""
-    bound: str
-    """start-up, compute, storage or decode; idle if no batch came lately."""
-    verdict: str
-    """What would help."""
-
-
-SORTED_BY = {"r": "rate", "w": "stall", "h": "hits", "b": "read_bytes", "n": "name"}
-"""The key to press, and the column that it sorts by."""
-
-
-def view_of(data: str, job: Job, earlier: Job | None = None) -> JobView:
-    """Return how ``job`` did since ``earlier``; since it began where that is None.
-
-    Raises LookupError, TypeError or ValueError for what is no job.
-    """
-    counts = _since(job["counts"], {} if earlier is None else earlier["counts"])
-    waits = [int(count) for count in job["waits"]]
-    if earlier is not None:
-        waits = [now - before for now, before in zip(waits, earlier["waits"], strict=True)]
-    stats = _mean_rank(counts, job["processes"])
-    samples = max(1.0, counts["accesses"])
-    seconds = stats.epoch_seconds
-    return JobView(
-        name=str(job["name"]),
-        pid=int(job["pid"]),
-        data=data,
-        processes=int(job["processes"]),
-        rate=counts["accesses"] / seconds if seconds > 0 else 0.0,
-        stall=stats.stall_share,
-        hits=counts["hits"] / samples,
-        from_disk=counts["disk_hits"] / samples,
-        from_pool=counts["pool_hits"] / samples,
-        substituted=counts["substituted"] / samples,
-        packaged=counts["packaged"] / samples,
-        reads=(counts["read"] + counts["read_ahead"]) / seconds if seconds > 0 else 0.0,
-        read_bytes=counts["bytes_from_source"] / seconds if seconds > 0 else 0.0,
-        wait_p50=quantile(waits, 0.5),
-        wait_p99=quantile(waits, 0.99),
-        bound="idle" if earlier is not None and not counts["accesses"] else bound_of(stats),
-        verdict=stats.verdict,
-    )
-
-
-def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {
-        metric.field: now[metric.field]
-        - (0 if metric.field in _OF_NOW else before.get(metric.field, 0))
-        for metric in COUNTS
-    }
-
-
-def _mean_rank(counts: Mapping[str, float], processes: int) -> Stats:
-    """Return the counts of a mean rank, as a verdict is about one rank's time."""
-    mean = {
-        name: value if name in _OF_NODE else value / processes for name, value in counts.items()
-    }
-    values: dict[str, Any] = {name: type(getattr(_ZERO, name))(v) for name, v in mean.items()}
-    return Stats(**values)
-
-
-class History:
-    """What jobs published in the last seconds, so that figures are of now."""
-
-    def __init__(self) -> None:
-        self._taken: deque[tuple[float, dict[Any, Job]]] = deque()
-
-    def add(self, caches: Sequence[Mapping[str, Any]], now: float) -> list[JobView]:
-        """Take in what was published at ``now`` seconds; return the jobs as they are.
-
-        Raises as :func:`view_of` does.
-        """
-        jobs = {
-            (cache["key"], job["name"], job["pid"]): (cache["description"] or cache["key"], job)
-            for cache in caches
-            for job in cache["jobs"]
-        }
-        while len(self._taken) > 1 and self._taken[1][0] <= now - _WINDOW:
-            self._taken.popleft()
-        is_old = bool(self._taken) and self._taken[0][0] <= now - _LEAST
-        before = self._taken[0][1] if is_old else {}
-        self._taken.append((now, {key: job for key, (_, job) in jobs.items()}))
-        return [view_of(data, job, before.get(key)) for key, (data, job) in jobs.items()]
+_NAME = 16  # letters of a name in the table
+SORTED_BY = {column.key: column.field for column in COLUMNS}
+"""The key to press, and the figure that it sorts by."""
 
 
 @dataclass
@@ -184,28 +66,21 @@ class Screen:
 
     def ordered(self, views: Sequence[JobView]) -> list[JobView]:
         """Return the jobs in the order chosen: names from A, figures from the largest."""
-        is_name = self.column == "name"
-        return sorted(views, key=lambda view: getattr(view, self.column), reverse=not is_name)
+        is_text = self.column in ("name", "bound")
+        return sorted(views, key=lambda view: getattr(view, self.column), reverse=not is_text)
 
 
 def _all(views: Sequence[JobView], at: int) -> Table:
     # It fits into 80 columns; an open job shows the rest.
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
-    table.add_column("job", min_width=10, overflow="ellipsis", no_wrap=True)
-    for name in ("samples/s", "waits", "hits", "reads/s", "source/s", "p50", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
+    first, *figures, last = COLUMNS
+    table.add_column(first.title, min_width=10, max_width=_NAME, overflow="ellipsis", no_wrap=True)
+    for column in figures:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    table.add_column(last.title, no_wrap=True)
     for row, view in enumerate(views):
         table.add_row(
-            Text(view.name),
-            f"{view.rate:,.0f}",
-            f"{view.stall:.0%}",
-            f"{view.hits:.1%}",
-            f"{view.reads:,.0f}",
-            format_bytes(view.read_bytes),
-            _time(view.wait_p50),
-            _time(view.wait_p99),
-            view.bound,
+            *(Text(column.write(view)) for column in COLUMNS),
             style="reverse" if row == at and len(views) > 1 else "",
         )
     return table
@@ -213,24 +88,9 @@ def _all(views: Sequence[JobView], at: int) -> Table:
 
 def _one(view: JobView) -> Group:
     table = Table.grid(padding=(0, 2))
-    for name, shown in {
-        "data": view.data,
-        "process": f"{view.pid}, {view.processes} of this job here",
-        "samples/s": f"{view.rate:,.1f}",
-        "training waits": f"{view.stall:.1%} of the time",
-        "hits": f"{view.hits:.1%} (disk {view.from_disk:.1%}, pool {view.from_pool:.1%})",
-        "substituted": f"{view.substituted:.1%}",
-        "packaged": f"{view.packaged:.1%}",
-        "source": f"{view.reads:,.1f} reads/s, {format_bytes(view.read_bytes)}/s",
-        "wait for a batch": f"p50 {_time(view.wait_p50)}, p99 {_time(view.wait_p99)}",
-        "bound by": view.bound,
-    }.items():
+    for name, shown in facts(view).items():
         table.add_row(name, Text(shown))
     return Group(Text(view.name, style="bold"), table, Text(view.verdict))
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 @click.command()
@@ -255,7 +115,8 @@ def top(once: bool, as_json: bool, sort: str, every: float, socket: Path | None)
     Rate, share of the time that training waits, hits, reads and bytes of the source, the wait for a
     batch, and what bounds each job. The line below says what would help the chosen job.
 
-    Keys: r w h b n sort by rate, waiting, hits, bytes or name; j k choose; Enter opens; q quits.
+    Keys: n r w h s b 5 9 o sort by name, rate, waiting, hits, reads, bytes, p50, p99, what bounds;
+    j k choose; Enter opens; q quits.
     """
     if as_json and not once:
         raise click.UsageError("--json goes with --once")
@@ -275,7 +136,7 @@ def top(once: bool, as_json: bool, sort: str, every: float, socket: Path | None)
 def _look(history: History, socket: Path | None) -> list[JobView]:
     try:
         return history.add(shared_caches(socket), time.monotonic())
-    except (LookupError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except NO_JOB as error:
         raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
 
 

@@ -238,7 +238,7 @@ class Service:
         try:
             listener = listen(path)
             try:
-                inode = _open_to(path, group)
+                inode = open_to(path, group)
             except BaseException:
                 descriptors.drop(listener)
                 raise
@@ -359,7 +359,7 @@ def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
     return {name: message[name] for name in kinds}
 
 
-def _open_to(path: Path, group: int | None) -> int:
+def open_to(path: Path, group: int | None) -> int:
     """Let the members of ``group`` connect to the socket at ``path``; return its inode."""
     # By descriptor: in a folder of others the name may lead elsewhere by now.
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
