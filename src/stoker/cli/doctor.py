@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import stoker
+from stoker.cli._job import tell_of
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
 from stoker.images.native import native
@@ -55,7 +56,19 @@ _EXTRAS = {
     metavar="SAMPLES/S",
     help="How fast one machine trains from memory.",
 )
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=15.0, show_default=True)
+@click.option(
+    "--job", metavar="NAME", help="Say what limits a running job, and what it would gain."
+)
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="Where another user's service tells of it."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, 600),
+    default=15.0,
+    show_default=True,
+    help="For which the storage is measured, or the job watched.",
+)
 @click.option(
     "--most", default="1GiB", show_default=True, help="Maximum bytes to read while probing."
 )
@@ -65,6 +78,8 @@ def doctor(
     image_folder: bool,
     options: tuple[str, ...],
     compute_rate: float | None,
+    job: str | None,
+    socket: Path | None,
     seconds: float,
     most: str,
     as_json: bool,
@@ -72,10 +87,18 @@ def doctor(
     """Say what Stoker finds on this machine and what it would use.
 
     With URL, a folder or an address like s3://bucket/train, it also measures that storage and says
-    what will limit training, and which cache removes that limit.
+    what will limit training, and which cache removes that limit. With --job, it watches a running
+    job instead, as `stoker top` names it, and says where its time goes and which setting to change.
 
     Exits with status 1 if the native core is missing: nothing is cached without it.
     """
+    if job is not None:
+        if url is not None:
+            raise click.UsageError("give an address or --job, not both")
+        tell_of(job, socket, seconds, as_json=as_json)
+        return
+    if socket is not None:
+        raise click.UsageError("--socket goes with --job")
     facts = examine()
     if url is not None:
         with closing(open_url(url, image_folder, options)) as source:

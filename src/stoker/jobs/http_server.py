@@ -27,8 +27,8 @@ class BoundedServer(ThreadingMixIn, TCPServer):
     """Serves at most ``most`` clients of ``listener`` at a time, a request each.
 
     When there are more, the one that has taken longest to send its request gives way. So clients
-    that say nothing do not keep others out, and threads, descriptors and memory do not run out. Closes
-    ``listener`` when it is closed.
+    that say nothing do not keep others out, and threads, descriptors and memory do not run out.
+    Closes ``listener`` when it is closed.
     """
 
     daemon_threads = True
