@@ -8,6 +8,23 @@ import numpy.typing as npt
 
 BUILD: dict[str, str]
 
+class Downloads:
+    """Whole objects over HTTP by the libcurl that a loaded library has, many in one thread."""
+
+    def __init__(
+        self,
+        library: str,
+        headers: Sequence[str],
+        authorities: str,
+        connect_ms: int,
+        total_ms: int,
+        stalled_seconds: int,
+    ) -> None: ...
+    def start(self, addresses: Sequence[str], sizes: Sequence[int], tickets: list[Any]) -> None: ...
+    def wait(self, seconds: float) -> list[tuple[Any, bytes | None, int, bytes, bool]]: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
 class Reader:
     """Reads and stats many files at once through a bounded pool of threads."""
 

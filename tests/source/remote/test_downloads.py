@@ -187,6 +187,16 @@ def test_a_stalled_server_is_given_up(bad_server: BadServer) -> None:
     downloads.close()
 
 
+def test_without_a_libcurl_to_share_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pycurl
+
+    from stoker import _core
+
+    monkeypatch.setattr(pycurl, "_pycurl", _core, raising=False)  # which has none
+    with pytest.raises(ImportError, match="curl_easy_init"):
+        over("http://127.0.0.1:1")
+
+
 def test_headers_are_sent(bad_server: BadServer) -> None:
     heads: list[str] = []
     bad_server.plan = lambda key, turn, head: heads.append(head)

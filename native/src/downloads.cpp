@@ -1,0 +1,342 @@
+#include "stoker/downloads.h"
+
+#include <dlfcn.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include "stoker/error.h"
+
+namespace stoker {
+namespace {
+
+// From curl/curl.h and curl/multi.h, whose numbers never change.
+enum Option : int {
+  kWriteData = 10001,
+  kUrl = 10002,
+  kHttpHeader = 10023,
+  kHeaderData = 10029,
+  kCaInfo = 10065,
+  kPrivate = 10103,
+  kWriteFunction = 20011,
+  kHeaderFunction = 20079,
+  kLowSpeedLimit = 19,
+  kLowSpeedTime = 20,
+  kHttpVersion = 84,
+  kBufferSize = 98,
+  kNoSignal = 99,
+  kTimeoutMs = 155,
+  kConnectTimeoutMs = 156,
+  kProtocols = 181,
+  kMaxFileSizeLarge = 30117,
+};
+enum MultiOption : int {
+  kSocketFunction = 20001,
+  kTimerFunction = 20004,
+  kTimerData = 10005,
+  kSocketData = 10002,
+};
+constexpr int kInfoPrivate = 0x100000 + 21;
+constexpr int kInfoResponseCode = 0x200000 + 2;
+constexpr long kHttpAndHttps = 3;
+constexpr long kHttp11 = 2;  // as many connections as requests
+constexpr int kPollIn = 1, kPollOut = 2, kPollRemove = 4;
+constexpr int kSelectIn = 1, kSelectOut = 2, kSelectError = 4;
+constexpr int kTimedOut = -1;  // in the place of a socket
+constexpr long kOk = 200;
+
+struct Message {
+  int kind;
+  void* easy;
+  union {
+    void* whatever;
+    int result;
+  } data;
+};
+
+struct Curl {
+  void* (*easy_init)();
+  int (*easy_setopt)(void*, int, ...);
+  int (*easy_getinfo)(void*, int, ...);
+  void (*easy_cleanup)(void*);
+  void* (*slist_append)(void*, const char*);
+  void (*slist_free_all)(void*);
+  void* (*multi_init)();
+  int (*multi_setopt)(void*, int, ...);
+  int (*multi_add_handle)(void*, void*);
+  int (*multi_remove_handle)(void*, void*);
+  int (*multi_socket_action)(void*, int, int, int*);
+  Message* (*multi_info_read)(void*, int*);
+  int (*multi_cleanup)(void*);
+};
+
+// `dlsym` looks into what the library depends on, too.
+Curl found_in(const std::string& path) {
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  const auto find = [&](auto& function, const char* name) {
+    void* const symbol = library == nullptr ? nullptr : ::dlsym(library, name);
+    if (symbol == nullptr) {
+      throw ConfigError(path + " is not loaded with a libcurl that has " + name +
+                        ": give a library that is");
+    }
+    std::memcpy(&function, &symbol, sizeof symbol);
+  };
+  Curl curl{};
+  find(curl.easy_init, "curl_easy_init");
+  find(curl.easy_setopt, "curl_easy_setopt");
+  find(curl.easy_getinfo, "curl_easy_getinfo");
+  find(curl.easy_cleanup, "curl_easy_cleanup");
+  find(curl.slist_append, "curl_slist_append");
+  find(curl.slist_free_all, "curl_slist_free_all");
+  find(curl.multi_init, "curl_multi_init");
+  find(curl.multi_setopt, "curl_multi_setopt");
+  find(curl.multi_add_handle, "curl_multi_add_handle");
+  find(curl.multi_remove_handle, "curl_multi_remove_handle");
+  find(curl.multi_socket_action, "curl_multi_socket_action");
+  find(curl.multi_info_read, "curl_multi_info_read");
+  find(curl.multi_cleanup, "curl_multi_cleanup");
+  return curl;  // the library stays open, as its functions are used until the process ends
+}
+
+// One handle of libcurl's, which keeps its connection, and the object it is getting.
+struct Transfer {
+  void* easy;
+  std::span<unsigned char> into;
+  std::uint64_t ticket = 0;
+  std::uint64_t received = 0;
+  std::string etag, version, changed;
+};
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const auto begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+std::size_t write(char* data, std::size_t, std::size_t size, void* to) {
+  auto& transfer = *static_cast<Transfer*>(to);
+  const std::uint64_t room = transfer.into.size() - transfer.received;
+  if (size > room) return 0;  // it is not the object that was listed
+  std::memcpy(transfer.into.data() + transfer.received, data, size);
+  transfer.received += size;
+  return size;
+}
+
+std::size_t note_header(char* data, std::size_t, std::size_t size, void* to) {
+  auto& transfer = *static_cast<Transfer*>(to);
+  const std::string_view line(data, size);
+  const auto note = [&](std::string_view name, std::string& field) {
+    if (line.size() < name.size() || !field.empty()) return;
+    if (::strncasecmp(line.data(), name.data(), name.size()) != 0) return;
+    field = trimmed(line.substr(name.size()));
+  };
+  note("etag:", transfer.etag);
+  note("x-amz-version-id:", transfer.version);
+  note("last-modified:", transfer.changed);
+  return size;
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr long kBufferBytes = 512 << 10;  // that libcurl reads at once: its most
+constexpr int kEvents = 64;
+
+}  // namespace
+
+struct Downloads::Impl {
+  Impl(const std::string& library, const Options& given);
+  ~Impl();
+  Transfer& made();
+  bool advance(double seconds);
+  void collect(std::vector<Done>& done);
+
+  static int watch(void*, int descriptor, int what, void* self, void*);
+  static int set_timer(void*, long milliseconds, void* self);
+
+  const Curl curl;
+  const Options options;
+  void* headers = nullptr;
+  void* multi = nullptr;
+  int epoll = -1;
+  int waker = -1;
+  double due = kNever;  // when libcurl wants to be called in any case
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  std::vector<Transfer*> idle;
+};
+
+Downloads::Impl::Impl(const std::string& library, const Options& given)
+    : curl(found_in(library)), options(given) {
+  for (const std::string& header : options.headers) {
+    headers = curl.slist_append(headers, header.c_str());
+  }
+  epoll = ::epoll_create1(EPOLL_CLOEXEC);
+  waker = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = waker;
+  multi = curl.multi_init();
+  if (epoll < 0 || waker < 0 || multi == nullptr ||
+      ::epoll_ctl(epoll, EPOLL_CTL_ADD, waker, &event) != 0) {
+    throw SegmentError("no descriptors are left for downloads: raise the limit (ulimit -n)");
+  }
+  curl.multi_setopt(multi, kSocketFunction, &Impl::watch);
+  curl.multi_setopt(multi, kSocketData, this);
+  curl.multi_setopt(multi, kTimerFunction, &Impl::set_timer);
+  curl.multi_setopt(multi, kTimerData, this);
+}
+
+Downloads::Impl::~Impl() {
+  for (const auto& transfer : transfers) {
+    curl.multi_remove_handle(multi, transfer->easy);
+    curl.easy_cleanup(transfer->easy);
+  }
+  if (multi != nullptr) curl.multi_cleanup(multi);
+  curl.slist_free_all(headers);
+  if (epoll >= 0) ::close(epoll);
+  if (waker >= 0) ::close(waker);
+}
+
+// Waits for what libcurl wants of a connection from now on.
+int Downloads::Impl::watch(void*, int descriptor, int what, void* self, void*) {
+  const int epoll = static_cast<Impl*>(self)->epoll;
+  epoll_event event{};
+  event.data.fd = descriptor;
+  if (what == kPollRemove) {
+    ::epoll_ctl(epoll, EPOLL_CTL_DEL, descriptor, &event);  // closed: the kernel has removed it
+    return 0;
+  }
+  event.events = ((what & kPollIn) != 0 ? EPOLLIN : 0u) | ((what & kPollOut) != 0 ? EPOLLOUT : 0u);
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) != 0 && errno == EEXIST) {
+    ::epoll_ctl(epoll, EPOLL_CTL_MOD, descriptor, &event);
+  }
+  return 0;
+}
+
+int Downloads::Impl::set_timer(void*, long milliseconds, void* self) {
+  const double at = milliseconds < 0 ? kNever : now() + static_cast<double>(milliseconds) / 1e3;
+  static_cast<Impl*>(self)->due = at;
+  return 0;
+}
+
+Transfer& Downloads::Impl::made() {
+  void* const easy = curl.easy_init();
+  if (easy == nullptr) throw std::bad_alloc();
+  transfers.push_back(std::make_unique<Transfer>());
+  Transfer& transfer = *transfers.back();
+  transfer.easy = easy;
+  curl.easy_setopt(easy, kPrivate, &transfer);
+  curl.easy_setopt(easy, kWriteFunction, &write);
+  curl.easy_setopt(easy, kWriteData, &transfer);
+  curl.easy_setopt(easy, kHeaderFunction, &note_header);
+  curl.easy_setopt(easy, kHeaderData, &transfer);
+  curl.easy_setopt(easy, kBufferSize, kBufferBytes);
+  curl.easy_setopt(easy, kNoSignal, 1L);
+  curl.easy_setopt(easy, kProtocols, kHttpAndHttps);
+  curl.easy_setopt(easy, kHttpVersion, kHttp11);
+  curl.easy_setopt(easy, kHttpHeader, headers);
+  curl.easy_setopt(easy, kConnectTimeoutMs, options.connect_ms);
+  curl.easy_setopt(easy, kTimeoutMs, options.total_ms);
+  curl.easy_setopt(easy, kLowSpeedLimit, 1L);
+  curl.easy_setopt(easy, kLowSpeedTime, options.stalled_seconds);
+  if (!options.authorities.empty()) {
+    curl.easy_setopt(easy, kCaInfo, options.authorities.c_str());
+  }
+  return transfer;
+}
+
+// Lets libcurl read and write what it can; waits for so long until there is something. False after
+// wake() and signals.
+bool Downloads::Impl::advance(double seconds) {
+  const double left = std::clamp(std::min(seconds, due - now()), 0.0, 3600.0);
+  epoll_event events[kEvents];
+  const int milliseconds = static_cast<int>(std::ceil(left * 1e3));
+  const int count = ::epoll_wait(epoll, events, kEvents, milliseconds);
+  bool goes_on = count >= 0;
+  int running = 0;
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events[i];
+    if (event.data.fd == waker) {
+      eventfd_t value;
+      ::eventfd_read(waker, &value);
+      goes_on = false;
+      continue;
+    }
+    const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
+                      ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
+                      ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
+    curl.multi_socket_action(multi, event.data.fd, ready, &running);
+  }
+  if (now() >= due) {
+    due = kNever;
+    curl.multi_socket_action(multi, kTimedOut, 0, &running);
+  }
+  return goes_on;
+}
+
+void Downloads::Impl::collect(std::vector<Done>& done) {
+  int left = 0;
+  while (const Message* const message = curl.multi_info_read(multi, &left)) {
+    void* const easy = message->easy;
+    const int result = message->data.result;  // the message is gone once the handle is removed
+    Transfer* transfer = nullptr;
+    long status = 0;
+    curl.easy_getinfo(easy, kInfoPrivate, &transfer);
+    curl.easy_getinfo(easy, kInfoResponseCode, &status);
+    curl.multi_remove_handle(multi, easy);
+    const bool whole = result == 0 && status == kOk && transfer->received == transfer->into.size();
+    const std::string& stated = transfer->etag.empty() ? transfer->version : transfer->etag;
+    const bool is_date = stated.empty();
+    done.push_back({transfer->ticket, whole, transfer->received,
+                    is_date ? transfer->changed : stated, is_date});
+    transfer->into = {};
+    idle.push_back(transfer);
+  }
+}
+
+Downloads::Downloads(const std::string& library, const Options& options)
+    : impl_(std::make_unique<Impl>(library, options)) {}
+
+Downloads::~Downloads() = default;
+
+void Downloads::start(const std::string& address, std::span<unsigned char> into,
+                      std::uint64_t ticket) {
+  Impl& own = *impl_;
+  if (own.idle.empty()) own.idle.push_back(&own.made());
+  Transfer& transfer = *own.idle.back();
+  own.idle.pop_back();
+  transfer.into = into;
+  transfer.ticket = ticket;
+  transfer.received = 0;
+  for (std::string* field : {&transfer.etag, &transfer.version, &transfer.changed}) field->clear();
+  own.curl.easy_setopt(transfer.easy, kUrl, address.c_str());
+  own.curl.easy_setopt(transfer.easy, kMaxFileSizeLarge, static_cast<std::int64_t>(into.size()));
+  own.curl.multi_add_handle(own.multi, transfer.easy);
+}
+
+std::vector<Downloads::Done> Downloads::wait(double seconds) {
+  std::vector<Done> done;
+  const double deadline = now() + seconds;
+  bool goes_on = true;
+  for (double left = seconds; goes_on && done.empty() && left >= 0; left = deadline - now()) {
+    goes_on = impl_->advance(left);
+    impl_->collect(done);
+  }
+  return done;
+}
+
+void Downloads::wake() { ::eventfd_write(impl_->waker, 1); }
+
+}  // namespace stoker

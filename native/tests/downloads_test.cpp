@@ -1,0 +1,216 @@
+// Downloads against a web server of this process, with the system's libcurl: left out without one.
+#include "stoker/downloads.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "stoker/error.h"
+
+namespace {
+
+constexpr char kLibrary[] = "libcurl.so.4";
+
+std::string answer(const std::string& status, const std::string& headers, const std::string& body) {
+  return "HTTP/1.1 " + status + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+         headers + "\r\n" + body;
+}
+
+using Answers = std::map<std::string, std::string>;
+
+// Gives each path its answer, however many come over one connection.
+class Server {
+ public:
+  explicit Server(Answers answers) : answers_(std::move(answers)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    CHECK(::bind(socket_, reinterpret_cast<sockaddr*>(&address), length) == 0);
+    CHECK(::listen(socket_, 16) == 0);
+    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+    accepting_ = std::thread([this] { accept_all(); });
+  }
+  ~Server() {
+    ::shutdown(socket_, SHUT_RDWR);
+    accepting_.join();
+    for (std::thread& each : serving_) each.join();
+    ::close(socket_);
+  }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  const std::string& url() const { return url_; }
+  int connections() const { return connections_; }
+
+ private:
+  void accept_all() {
+    for (;;) {
+      const int client = ::accept(socket_, nullptr, nullptr);
+      if (client < 0) return;
+      ++connections_;
+      serving_.emplace_back([this, client] { serve(client); });
+    }
+  }
+  void serve(int client) {
+    std::string request;
+    char part[4096];
+    for (ssize_t got; (got = ::recv(client, part, sizeof part, 0)) > 0;) {
+      request.append(part, static_cast<std::size_t>(got));
+      for (std::size_t end; (end = request.find("\r\n\r\n")) != std::string::npos;) {
+        const std::size_t path = request.find(' ') + 1;
+        const std::string& all = answers_[request.substr(path, request.find(' ', path) - path)];
+        request.erase(0, end + 4);
+        if (all.empty()) continue;  // never answered
+        ::send(client, all.data(), all.size(), MSG_NOSIGNAL);
+      }
+    }
+    ::close(client);
+  }
+
+  Answers answers_;
+  const int socket_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string url_;
+  std::atomic<int> connections_{0};
+  std::vector<std::thread> serving_;
+  std::thread accepting_;
+};
+
+stoker::Downloads::Options patient() {
+  stoker::Downloads::Options options;
+  options.headers = {"X-Token: secret"};
+  options.connect_ms = 5'000;
+  options.total_ms = 30'000;
+  options.stalled_seconds = 15;
+  return options;
+}
+
+stoker::Downloads::Done one(stoker::Downloads& downloads) {
+  for (;;) {
+    const auto done = downloads.wait(30.0);
+    if (done.empty()) continue;
+    CHECK(done.size() == 1);
+    return done[0];
+  }
+}
+
+void objects_come_whole_and_with_their_version() {
+  const std::string large(3 << 20, 'x');
+  Server server({{"/etag", answer("200 OK", "ETag: \"v1\"\r\n", "tagged")},
+                 {"/both", answer("200 OK", "x-amz-version-id: 7\r\nETAG:\"v2\"\r\n", "tagged")},
+                 {"/amz", answer("200 OK", "X-Amz-Version-Id: 7\r\n", "tagged")},
+                 {"/date", answer("200 OK", "Last-Modified: Tue\r\n", "tagged")},
+                 {"/none", answer("200 OK", "", "tagged")},
+                 {"/large", answer("200 OK", "", large)}});
+  stoker::Downloads downloads(kLibrary, patient());
+  const auto expect = [&](const std::string& path, const std::string& version, bool is_date) {
+    std::vector<unsigned char> into(6);
+    downloads.start(server.url() + path, into, 5);
+    const auto done = one(downloads);
+    CHECK(done.ticket == 5 && done.whole && done.received == 6);
+    CHECK(done.version == version && done.is_date == is_date);
+    CHECK(std::string(into.begin(), into.end()) == "tagged");
+  };
+  expect("/etag", "\"v1\"", false);
+  expect("/both", "\"v2\"", false);
+  expect("/amz", "7", false);
+  expect("/date", "Tue", true);
+  expect("/none", "", true);
+  std::vector<unsigned char> into(large.size());
+  downloads.start(server.url() + "/large", into, 6);
+  CHECK(one(downloads).whole);
+  CHECK(std::string(into.begin(), into.end()) == large);
+  CHECK(server.connections() == 1);  // which is kept
+}
+
+void what_is_not_as_listed_is_not_whole() {
+  Server server({{"/short", answer("200 OK", "", "12345")},
+                 {"/long", answer("200 OK", "", "1234567")},
+                 {"/gone", answer("404 Not Found", "", "123456")},
+                 {"/endless", "HTTP/1.1 200 OK\r\n\r\n1234567890"}});
+  stoker::Downloads downloads(kLibrary, patient());
+  for (const std::string path : {"/short", "/long", "/gone", "/endless"}) {
+    std::vector<unsigned char> into(7, 0xee);
+    downloads.start(server.url() + path, std::span(into).first(6), 1);
+    const auto done = one(downloads);
+    CHECK(!done.whole && done.received <= 6);
+    CHECK(into[6] == 0xee);  // nothing is written beyond
+  }
+}
+
+void many_at_once_come_once_each() {
+  Answers answers;
+  for (int i = 0; i < 64; ++i) {
+    answers["/" + std::to_string(i)] = answer("200 OK", "", std::string(10'000, char('0' + i)));
+  }
+  Server server(answers);
+  stoker::Downloads downloads(kLibrary, patient());
+  std::vector<std::vector<unsigned char>> into(64, std::vector<unsigned char>(10'000));
+  std::vector<int> came(64);
+  for (int i = 0; i < 64; ++i) {
+    downloads.start(server.url() + "/" + std::to_string(i), into[std::size_t(i)], std::uint64_t(i));
+  }
+  for (int left = 64; left > 0;) {
+    for (const auto& done : downloads.wait(30.0)) {
+      CHECK(done.whole);
+      ++came[done.ticket];
+      CHECK(into[done.ticket] ==
+            std::vector<unsigned char>(10'000, static_cast<unsigned char>('0' + done.ticket)));
+      --left;
+    }
+  }
+  CHECK(came == std::vector<int>(64, 1));
+}
+
+void a_wait_ends_in_time_when_woken_and_with_it_all() {
+  Server server(Answers{{"/silent", ""}});
+  stoker::Downloads downloads(kLibrary, patient());
+  CHECK(downloads.wait(0.0).empty());
+  downloads.wake();
+  CHECK(downloads.wait(1e6).empty());
+  std::vector<unsigned char> into(1);
+  downloads.start(server.url() + "/silent", into, 1);
+  CHECK(downloads.wait(0.01).empty());
+  std::thread waker([&] { downloads.wake(); });
+  CHECK(downloads.wait(1e6).empty());
+  waker.join();
+}  // what is under way is given up
+
+void a_server_that_is_not_there_fails() {
+  stoker::Downloads downloads(kLibrary, patient());
+  std::vector<unsigned char> into(1);
+  downloads.start("http://127.0.0.1:1/", into, 1);
+  downloads.start("ftp://127.0.0.1:1/", into, 2);  // another protocol is not spoken
+  for (int left = 2; left > 0;) {
+    for (const auto& done : downloads.wait(30.0)) {
+      CHECK(!done.whole);
+      --left;
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  CHECK_THROWS(stoker::ConfigError, stoker::Downloads("libnot-there.so", patient()));
+  CHECK_THROWS(stoker::ConfigError, stoker::Downloads("libc.so.6", patient()));
+  if (::dlopen(kLibrary, RTLD_NOW) == nullptr) {
+    std::fprintf(stderr, "left out: there is no %s\n", kLibrary);
+    return check::failures();
+  }
+  objects_come_whole_and_with_their_version();
+  what_is_not_as_listed_is_not_whole();
+  many_at_once_come_once_each();
+  a_wait_ends_in_time_when_woken_and_with_it_all();
+  a_server_that_is_not_there_fails();
+  return check::failures();
+}
