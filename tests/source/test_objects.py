@@ -198,6 +198,14 @@ def test_a_stopped_helper_is_waited_for(bucket: Bucket) -> None:
     assert source.read([0]) == [b"1"]
 
 
+def test_a_process_with_a_helper_leaves_reading_to_one_that_needs_none(bucket: Bucket) -> None:
+    bucket.put({"a": b"a"})
+    source = ObjectSource(bucket.url, storage_options=bucket.options())
+    assert source.read([0]) == [b"a"]  # the helper runs by now
+    assert not source.is_ready
+    source.close()
+
+
 def test_processes_hold_one_copy_of_what_is_known(bucket: Bucket) -> None:
     bucket.put({f"{number:04d}" + "x" * 100: b"1" for number in range(300)})
     source = open_bucket(bucket)

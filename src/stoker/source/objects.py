@@ -73,8 +73,8 @@ class KeySource(PackedSource):
 
     @property
     def is_ready(self) -> bool:
-        """Whether this process has its helper already."""
-        return self._client.is_open
+        """Whether it reads without a helper: a prefetch process does, and is quicker than one."""
+        return self._client.is_here
 
     @property
     def tally(self) -> Tally:
