@@ -8,7 +8,7 @@ namespace {
 constexpr std::uint32_t kProcesses = kit::kSlow ? 64 : 512;
 constexpr std::uint32_t kHeld = 2 * kProcesses;  // the sample that all of them read
 
-// Each claims two samples and stops; of the first it puts the bytes when it goes on.
+// Each claims two samples and stops; of the first it puts the bytes when it continues.
 pid_t member(Arena& arena, std::uint32_t number) {
   return kit::spawn([&arena, number] {
     CHECK(kit::there(arena, kHeld));

@@ -470,7 +470,7 @@ def test_c7_metrics_are_read_by_few_at_a_time_and_the_silent_give_way() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{where[1]}/metrics", timeout=60) as answer:
             assert answer.status == 200
         assert first.recv(1) == b""
-        assert threading.active_count() <= before + 8
+        until(lambda: threading.active_count() <= before + 8)  # those sent away end a little later
         assert ask("list")["pid"] == os.getpid()
 
 
@@ -536,7 +536,8 @@ def test_metrics_are_at_the_address_that_was_asked_for(host: str) -> None:
 
 
 def test_metrics_at_an_address_of_another_machine_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1 .* address of this machine"):
+    refused = r"cannot listen at 192\.0\.2\.1 .* address of this machine"
+    with pytest.raises(ConfigError, match=refused):
         Service(ServiceSettings(metrics_port=0, metrics_host="192.0.2.1"))
 
 
