@@ -40,7 +40,7 @@ _PAGE_OF = {
     "label_noise": "foresight",
     "line_rate": "line-rate",
     "loader_cached": "hit-path",
-    "many_processes": "jobs",
+    "many_processes": "many-processes",
     "mechanisms": "mechanisms",
     "no_regret": "no-regret",
     "nodes": "nodes",
