@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from support.waiting import until
 
+from jobs.telling_source import TellingSource
+from stoker import Cache, Feed  # now, and not in each of the processes
 from stoker.jobs import board
 from stoker.jobs.board import JobTable, Kind
+from stoker.jobs.survey import survey
 from stoker.node.locks import is_locked
 from stoker.policy.baselines import LRU
+from stoker.source import MemorySource
 from stoker.store.registry import SharedArena, open_arena
 
 MANY = 130  # more than are looked at in one glance, and than four times as many as once were known
@@ -37,34 +42,40 @@ def member(number: int, orders: socket.socket) -> None:
 
 
 @contextmanager
-def members() -> Iterator[list[tuple[int, socket.socket, int]]]:
-    """Fork MANY small processes that join at the same time; of each pid, socket and slot."""
-    there: list[tuple[int, socket.socket, int]] = []
-    pids: list[tuple[int, socket.socket]] = []
+def forked(
+    number: int, act: Callable[[int, socket.socket], None]
+) -> Iterator[list[tuple[int, socket.socket]]]:
+    """Fork so many small processes that ``act`` at the same time; of each its pid and a socket."""
+    there: list[tuple[int, socket.socket]] = []
     try:
-        for number in range(MANY):
+        for each in range(number):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = os.fork()
             if pid == 0:
-                status = 1
                 try:
-                    member(number, theirs)
-                    status = 0
+                    act(each, theirs)
+                except BaseException:
+                    traceback.print_exc()
                 finally:
-                    os._exit(status)
+                    os._exit(0)
             theirs.close()
             ours.settimeout(60)
-            pids.append((pid, ours))
-        for pid, ours in pids:
-            slot, claimed = map(int, ours.recv(64).split())
-            assert claimed == 1
-            there.append((pid, ours, slot))
+            there.append((pid, ours))
         yield there
     finally:
-        for pid, ours in pids:
+        for pid, ours in there:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             ours.close()
+
+
+@contextmanager
+def members() -> Iterator[list[tuple[int, socket.socket, int]]]:
+    """Let MANY processes join, and yield of each its pid, a socket and its slot."""
+    with forked(MANY, member) as there:
+        told = [list(map(int, ours.recv(64).split())) for _, ours in there]
+        assert all(claimed == 1 for _, claimed in told)
+        yield [(*each, slot) for each, (slot, _) in zip(there, told, strict=True)]
 
 
 def test_a_hundred_and_thirty_join_half_are_killed_and_all_they_held_comes_back() -> None:
@@ -92,6 +103,37 @@ def test_a_hundred_and_thirty_join_half_are_killed_and_all_they_held_comes_back(
         found = arena.get_many(np.arange(1, MANY, 2, dtype=np.uint32))
         assert found[2].all()
         assert bytes(found[0]) == b"".join(b"%d" % n for n in range(1, MANY, 2))
+
+
+def feed(source: TellingSource, seed: int, orders: socket.socket) -> None:
+    """Be a job: two epochs, each begun only when told to, with all bytes checked."""
+    cache = Cache("100%", prefetch=0)
+    with Feed(source, 10, recipe="belady", cache=cache, seed=seed, decode_threads=1) as job:
+        for _ in range(2):
+            next(iter(job))
+            orders.send(b"there")
+            orders.recv(1)
+            for batch in job:
+                assert batch.data == [b"%04d" % number for number in batch.ids]
+        orders.send(b"%d" % job.stats.fetched)
+        orders.recv(1)
+
+
+def test_forty_jobs_read_for_each_other() -> None:
+    source = TellingSource(MemorySource([b"%04d" % number for number in range(100)]), 1e5)
+    jobs = forked(40, lambda number, orders: feed(source, number, orders))
+    with jobs as there:
+        for _ in range(2):
+            for _, ours in there:
+                assert ours.recv(64) == b"there"
+            [cache] = survey()
+            assert len(cache.jobs) == 40
+            for _, ours in there:
+                ours.send(b".")
+        fetched = [int(ours.recv(64)) for _, ours in there]
+        # A process that is kept from the lock for 50 ms reads for itself; without others' help each
+        # of the forty jobs would read a hundred.
+        assert 100 <= sum(fetched) == source.given.array[0] < 200
 
 
 def test_a_table_that_is_closed_looks_no_more_and_still_tells_who_lives() -> None:
