@@ -27,6 +27,7 @@ _PAGE_OF = {
     "confirmation": "trial",
     "curves": "foresight",
     "fair_trial": "trial",
+    "fairness": "jobs",
     "feed": "feeding",
     "formats": "formats",
     "frontier": "foresight",

@@ -16,7 +16,6 @@ BY_HAND = {
     "hit-path",
     "images",
     "importance",
-    "jobs",
     "line-rate",
     "no-regret",
     "nodes",
