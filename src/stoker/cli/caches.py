@@ -61,6 +61,8 @@ def _show(
     else:
         if service:
             click.echo(_said(service))
+        for each in service.get("turned_down", []):
+            click.echo(_turned_down(each))
         if not caches:
             click.echo("no running process shares a cache")
             return
@@ -107,6 +109,16 @@ def _said(service: dict[str, Any]) -> str:
             of = "" if limit is None else f" of {format_bytes(limit)}"
             parts.append(f"{name} {format_bytes(used)}{of}")
     return f"service: process {service['pid']}" + "".join(f", {part}" for part in parts)
+
+
+def _turned_down(told: dict[str, Any]) -> str:
+    wanted, room = format_bytes(told["wanted_bytes"]), format_bytes(told["room_bytes"])
+    what = (
+        f"has waited {told['seconds']:.0f} s for {wanted}"
+        if told["waits"]
+        else (f"got {room} of the {wanted} asked for")
+    )
+    return f"{told['job'] or 'a job'} ({told['data']}) {what}: {told['why']}"
 
 
 def _caches(caches: Sequence[dict[str, Any]], idle: Sequence[str]) -> Table:

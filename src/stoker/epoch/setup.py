@@ -315,8 +315,16 @@ class CacheSetup:
 
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
+        sharing = self.cache.sharing
         allowed = capacity_allowed(
-            key, self.population.num_samples, wanted, self.mean_size, regions
+            key,
+            self.population.num_samples,
+            wanted,
+            self.mean_size,
+            regions,
+            wait=sharing.wait,
+            job=sharing.name or f"{self.recipe.name} {os.getpid()}",
+            data=self._name,
         )
         if allowed < wanted and allowed < self._largest:
             raise CapacityError(

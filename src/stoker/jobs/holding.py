@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from stoker.node.rendezvous import Joined, RendezvousFiles, join
 from stoker.node.runtime_dir import prepare_runtime_dir
 from stoker.store.arena import Arena
 from stoker.store.disk import MARKER
+from stoker.types import format_bytes
 
 log = logging.getLogger("stoker")
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
+_SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
 
 
 @dataclass
@@ -39,6 +41,30 @@ class _Held:
     def memory(self) -> int:
         """Bytes of memory."""
         return self.joined.held.overhead_bytes + self.joined.held.capacity_bytes
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for a cache."""
+
+    job: str = ""
+    """What the job calls itself."""
+    data: str = ""
+    """What it is a cache of."""
+    waits: bool = False
+    """Whether the job asks again if there is no room now."""
+
+
+@dataclass
+class _TurnedDown:
+    """A job that did not get the memory that it asked for."""
+
+    asker: Asker
+    memory: int
+    room: int
+    since: float
+    asked: float
+    """When it did so last."""
 
 
 class Holding:
@@ -59,6 +85,7 @@ class Holding:
         self._held: dict[str, _Held] = {}
         self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
+        self._turned_down: dict[str, _TurnedDown] = {}  # by the name of the cache
         self._mutex = threading.Lock()
         self._ledger = prepare_runtime_dir() / "service-disks.json"
         self._disks = _read_ledger(self._ledger)
@@ -76,16 +103,26 @@ class Holding:
                 held.idle_since = (held.idle_since or now) if alone else None
                 if self._keep is not None and alone and now - (held.idle_since or now) > self._keep:
                     self._drop(name)
+            self._forget_gone(now)
 
     def admit(
-        self, name: str, memory: int, capacity: int, regions: Sequence[dict[str, Any]]
+        self,
+        name: str,
+        memory: int,
+        capacity: int,
+        regions: Sequence[dict[str, Any]],
+        asker: Asker | None = None,
     ) -> int | None:
         """Ask whether a job may make the cache ``name``, unless it is there, of so much memory.
 
         Returns None if it may, else the bytes that there is room for. Idle caches are released to
         make room, those idle longest first. An idle cache of that name with another payload
-        ``capacity`` or other ``regions`` is released too.
+        ``capacity`` or other ``regions`` is released too. Of jobs that wait the one that asked
+        first is admitted first; one that does not wait takes what room there is.
         """
+        asker = asker or Asker()
+        if not self.could_ever(memory):
+            asker = replace(asker, waits=False)
         with self._mutex:
             held = self._held.get(name)
             if held is not None:
@@ -96,14 +133,39 @@ class Holding:
                     return None
                 self._drop(name)
             self._coming.pop(name, None)
+            if asker.waits and self._is_behind(name):
+                return self._turn_down(name, memory, asker)
             while self._memory is not None and self._used() + memory > self._memory:
                 idle = [other for other, each in self._held.items() if each.is_alone]
                 if not idle:
-                    return max(0, self._memory - self._used())
+                    return self._turn_down(name, memory, asker)
                 now = time.monotonic()
                 self._drop(min(idle, key=lambda other: self._held[other].idle_since or now))
+            self._turned_down.pop(name, None)
             self._coming[name] = time.monotonic() + _COMING, memory
             return None
+
+    def could_ever(self, memory: int) -> bool:
+        """Whether there is room for so much memory if there are no other caches."""
+        return self._memory is None or memory <= self._memory
+
+    def turned_down(self) -> list[dict[str, Any]]:
+        """Return the jobs that wait for memory or got less than they asked for, and why."""
+        now = time.monotonic()
+        with self._mutex:
+            self._forget_gone(now)
+            return [
+                {
+                    "job": each.asker.job,
+                    "data": each.asker.data,
+                    "waits": each.asker.waits,
+                    "seconds": now - each.since,
+                    "wanted_bytes": each.memory,
+                    "room_bytes": each.room,
+                    "why": self._why(name),
+                }
+                for name, each in self._turned_down.items()
+            ]
 
     def admit_disk(self, path: str, size: int) -> int | None:
         """Ask whether a job may have a disk cache of ``size`` bytes in the directory ``path``.
@@ -148,6 +210,38 @@ class Holding:
         with self._mutex:
             for name in list(self._held):
                 self._drop(name)
+
+    def _turn_down(self, name: str, memory: int, asker: Asker) -> int:
+        """Note that a job does not get so much memory now; return what there is room for."""
+        now, before = time.monotonic(), self._turned_down.get(name)
+        room = max(0, (self._memory or 0) - self._used())
+        since = now if before is None else before.since
+        self._turned_down[name] = _TurnedDown(asker, memory, room, since, now)
+        return room
+
+    def _is_behind(self, name: str) -> bool:
+        """Whether another job has waited for longer than that which asks for ``name``."""
+        now, own = time.monotonic(), self._turned_down.get(name)
+        self._forget_gone(now)
+        return any(
+            each.asker.waits and (own is None or each.since < own.since)
+            for other, each in self._turned_down.items()
+            if other != name
+        )
+
+    def _why(self, name: str) -> str:
+        others = [held for other, held in self._held.items() if other != name and not held.is_alone]
+        taken = format_bytes(sum(held.memory for held in others))
+        behind = "another job has waited longer; " if self._is_behind(name) else ""
+        count = f"{len(others)} cache{'' if len(others) == 1 else 's'} in use"
+        return f"{behind}{count} took {taken} of {format_bytes(self._memory or 0)}"
+
+    def _forget_gone(self, now: float) -> None:
+        """Forget jobs that wait no more, and those whose smaller cache is gone."""
+        for name, each in list(self._turned_down.items()):
+            is_there = name in self._held or now - each.asked < _COMING
+            if now - each.asked > _SILENT if each.asker.waits else not is_there:
+                del self._turned_down[name]
 
     def _hold(self, files: RendezvousFiles) -> None:
         try:

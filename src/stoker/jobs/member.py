@@ -203,6 +203,9 @@ class Sharing:
     """The job's share of what ``stoker serve`` limits for all jobs of the user is this / the sum of
     the weights of those that want more than they have; above 0."""
 
+    wait: float = 0.0
+    """Seconds to wait until ``stoker serve`` has room for the cache that was asked for; then a
+    smaller one is used."""
     by_weight: bool = False
     """Whether this job's samples have a part of the cache's memory by its weight, in place of one
     order for all jobs. For recipes with one region, without a disk cache."""
@@ -218,6 +221,8 @@ class Sharing:
             raise ConfigError("probe=1 is invalid: give 2 batches or more, or 0 for none")
         if not (math.isfinite(self.eligible_from) and self.eligible_from >= 1):
             raise ConfigError(f"eligible_from={self.eligible_from!r} is invalid: give 1 or more")
+        if not (math.isfinite(self.wait) and self.wait >= 0):
+            raise ConfigError(f"wait={self.wait!r} is invalid: give seconds, 0 or more")
         if not isinstance(self.by_weight, bool):
             raise ConfigError(f"by_weight={self.by_weight!r} is invalid: give True or False")
         if not _LEAST_WEIGHT <= self.weight <= _MOST_WEIGHT:

@@ -26,6 +26,7 @@ MAX_REQUEST = 1 << 16
 MAX_ANSWER = 1 << 22
 PATIENCE = 2.0
 """Seconds in which a request has to be complete."""
+_ASK_AGAIN = 0.5  # seconds between two requests of a job that waits
 log = logging.getLogger("stoker")
 
 
@@ -59,24 +60,43 @@ def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, An
 
 
 def capacity_allowed(
-    key: str, num_ids: int, capacity: int, mean_size: float, regions: Sequence[Region]
+    key: str,
+    num_ids: int,
+    capacity: int,
+    mean_size: float,
+    regions: Sequence[Region],
+    *,
+    wait: float = 0.0,
+    job: str = "",
+    data: str = "",
 ) -> int:
     """Return the payload bytes that a new cache may have: ``capacity``, or less.
 
     Its name and other properties are the arguments of ``open_arena``. Without a service, or if it
-    does not answer, returns ``capacity``.
+    does not answer, returns ``capacity``. For up to ``wait`` seconds it is asked again until there
+    is room for all. ``job`` and ``data`` are told to people who ask the service.
     """
     mean = max(1, round(mean_size))
     needed = segment_bytes(num_ids, capacity, mean, False)
-    room = _ask(
-        "admit",
-        name=RendezvousFiles.of(runtime_dir(), rendezvous_key(key, num_ids)).name,
-        memory=needed,
-        capacity=capacity,
-        regions=[asdict(region) for region in regions],
-    )
-    if room is None:
-        return capacity
+    deadline = time.monotonic() + wait
+    while True:
+        is_last = time.monotonic() >= deadline
+        answer = _ask(
+            "admit",
+            name=RendezvousFiles.of(runtime_dir(), rendezvous_key(key, num_ids)).name,
+            memory=needed,
+            capacity=capacity,
+            regions=[asdict(region) for region in regions],
+            job=job,
+            data=data,
+            waits=not is_last,
+        )
+        room = None if answer is None else answer.get("room")
+        if answer is None or room is None:
+            return capacity
+        if is_last or answer.get("is_final", True):
+            break
+        time.sleep(min(_ASK_AGAIN, max(0.0, deadline - time.monotonic())))
     # What comes on top of the payload grows with it, but for what each sample takes.
     least = segment_bytes(num_ids, 0, mean, False)
     return max(0, int(capacity * (room - least) / max(1, needed - least)))
@@ -84,7 +104,7 @@ def capacity_allowed(
 
 def check_disk(path: str, size: int) -> None:
     """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache."""
-    room = _ask("admit_disk", path=path, size=size)
+    room = (_ask("admit_disk", path=path, size=size) or {}).get("room")
     if room is not None:
         raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
@@ -98,13 +118,14 @@ def tell_opened() -> None:
     _ask("look")
 
 
-def _ask(question: str, **values: Any) -> int | None:
-    """Return the room that the service has, None if that is enough or unknown."""
+def _ask(question: str, **values: Any) -> dict[str, Any] | None:
+    """Return the answer of the service, with a ``room`` that is a number or None; None if none."""
     if not service_path().exists():
         return None
     try:
-        room = ask(question, **values).get("room")
-        return None if room is None else int(room)
+        answer = ask(question, **values)
+        room = answer.get("room")
+        return answer | {"room": None if room is None else int(room)}
     except OtherVersion as error:
         log.warning("training continues without the service of this node: %s", error)
     except (OSError, Refused, ValueError, TypeError) as error:

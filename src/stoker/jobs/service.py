@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
-from stoker.jobs.holding import Holding
+from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.metrics import exposition
 from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
@@ -38,6 +38,7 @@ _LOOK = 0.25  # seconds between two looks for new caches
 _MOST_CLIENTS = 32  # heard at the same time, of our own; further ones wait in the kernel's queue
 _MOST_LOOKERS = 16  # of others; further ones are turned away
 _MOST_OF_ONE = 4  # of those, by the same user
+_LONGEST_TEXT = 200  # letters of what a job says of itself
 _FRESH = 0.5  # seconds for which answers to others are not looked up again
 
 
@@ -178,7 +179,13 @@ class Service:
         if question == "list":
             caches = [asdict(cache) for cache in survey()]
             idle = self.holding.idle()
-            return {"pid": os.getpid(), "caches": caches, "idle": idle, **self.holding.limits()}
+            return {
+                "pid": os.getpid(),
+                "caches": caches,
+                "idle": idle,
+                "turned_down": self.holding.turned_down(),
+                **self.holding.limits(),
+            }
         if question == "metrics":
             return {"text": self.metrics()}
         if question in ("admit", "admit_disk", "look") and not is_owner:
@@ -190,7 +197,8 @@ class Service:
             values = _checked(
                 message, {"name": str, "memory": int, "capacity": int, "regions": list}
             )
-            return {"room": self.holding.admit(**values)}
+            room = self.holding.admit(**values, asker=_asker(message))
+            return {"room": room, "is_final": not self.holding.could_ever(values["memory"])}
         if question == "admit_disk":
             return {
                 "room": self.holding.admit_disk(**_checked(message, {"path": str, "size": int}))
@@ -348,6 +356,12 @@ def json_line(answer: dict[str, Any]) -> bytes:
     if len(line) > MAX_ANSWER:
         return json.dumps({"stoker": VERSION, "refused": "the answer is too long"}).encode() + b"\n"
     return line
+
+
+def _asker(message: dict[str, Any]) -> Asker:
+    """Return who asks, as far as the job says; those of an older Stoker do not."""
+    job, data = (str(message.get(name, ""))[:_LONGEST_TEXT] for name in ("job", "data"))
+    return Asker(job, data, message.get("waits") is True)
 
 
 def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
