@@ -106,7 +106,6 @@ def test_processes_that_read_ahead_take_their_jobs_share() -> None:
 def test_without_a_service_weights_change_nothing() -> None:
     with limited(RATE):
         FetchShare(1).wait(1 << 30)
-        FetchShare(1).wait(1)
     with running([4, 1]) as jobs:
         until(lambda: all(job.read > ENOUGH // 2 for job in jobs))
     assert set(granted_bytes()) == {1}

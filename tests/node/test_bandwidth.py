@@ -32,13 +32,11 @@ def test_a_process_waits_once_it_has_had_more_than_its_share() -> None:
     limit_bandwidth(1000)
     share = FetchShare(1)
     share.wait(1_000_000)
-    assert not share.seconds_to_wait(), "what was read is paid, as no other job asked"
-    share.spend(1_000_000)
-    assert share.seconds_to_wait() > 0, "and uses up the link for a thousand seconds"
+    assert share.seconds_to_wait() > 0, "what was read is paid a tenth of a second at a time"
     copy = pickle.loads(pickle.dumps(share))
     assert (copy.token, copy.weight) == (1, 1.0)
     assert copy.seconds_to_wait() > 0, "balances are a process's own, the limit is for all"
-    assert granted_bytes()[1] == pytest.approx(1_000_000, rel=0.01)
+    assert 0 < granted_bytes()[1] < 10_000
 
 
 def test_processes_of_no_job_never_wait() -> None:
@@ -52,7 +50,6 @@ def test_processes_of_no_job_never_wait() -> None:
 def test_a_limit_that_is_lifted_or_not_renewed_ends() -> None:
     limit_bandwidth(1000)
     share = FetchShare(1)
-    share.wait(10_000)
     share.wait(10_000)
     assert share.seconds_to_wait()
     limit_bandwidth(0)

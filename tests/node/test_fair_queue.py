@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from stoker.node.fair_queue import (
     BURST,
     FLOWS,
+    INSTALMENT,
     LAG,
     PRESENT,
     QUANTUM,
@@ -49,6 +50,7 @@ class Link:
                         self.due[flow] = self.now + min(self.poll, turn.wait)
                         break
                     self.balance[flow] += turn.granted
+                    continue
                 self.balance[flow] -= self.sizes[flow]
                 self.sent[flow] += self.sizes[flow]
         self.now = end
@@ -73,6 +75,14 @@ def test_an_idle_flows_share_goes_to_the_others_and_comes_back_at_once():
     assert (link.sent - before)[0] == pytest.approx(2 * RATE * 4 / 6, rel=0.05 + LAG / 2)
 
 
+def test_one_that_reads_much_at_once_does_not_hold_up_the_others() -> None:
+    link = Link([1, 1], [20_000_000, 20_000])
+    link.run(1, [0, 1])
+    before = link.sent.copy()
+    link.run(4, [0, 1])
+    assert (link.sent - before)[1] == pytest.approx(2 * RATE, rel=0.1)
+
+
 def test_what_a_flow_does_not_use_of_its_share_the_others_do():
     link = Link([8, 1, 1], [50_000] * 3)
     link.run(5, [1, 2], pace={0: 0.1 * RATE})
@@ -92,7 +102,8 @@ def test_the_rate_is_not_exceeded_but_for_a_burst():
 def test_a_flow_that_died_while_it_waited_holds_others_up_for_a_moment_only():
     queue = FairQueue(np.zeros(QUEUE_BYTES, np.uint8))
     queue.limit(RATE, 0.0, 1e3)
-    assert queue.ask(1, 1.0, RATE * (BURST + 0.05), 1.0).granted
+    assert queue.ask(1, 1.0, RATE * BURST, 1.0).granted
+    assert queue.ask(1, 1.0, RATE * 0.05, 1.0).granted
     assert not queue.ask(2, 1.0, 1.0, 1.01).granted, "and never asks again"
     assert not queue.ask(1, 1.0, 1.0, 1.06).granted, "the other one is first"
     assert queue.ask(1, 1.0, 1.0, 1.01 + PRESENT).granted
@@ -102,7 +113,8 @@ def test_a_limit_lapses_unless_it_is_renewed():
     queue = FairQueue(np.zeros(QUEUE_BYTES, np.uint8))
     assert queue.ask(1, 1.0, 1.0, 1.0).granted == np.inf
     queue.limit(RATE, 1.0, 5.0)
-    assert queue.ask(1, 1.0, 3e6, 2.0).granted == 3e6
+    assert queue.ask(1, 1.0, 3e6, 2.0).granted == RATE * INSTALMENT
+    assert queue.ask(1, 1.0, 2e5, 2.0).granted == 2e5
     assert not queue.ask(1, 1.0, 1.0, 2.01).granted
     assert queue.ask(1, 1.0, 1.0, 6.5).granted == np.inf
 

@@ -80,14 +80,17 @@ class FetchShare:
     def seconds_to_wait(self) -> float:
         """Return 0 if a read may begin, else for how long to wait before asking again."""
         now = time.monotonic()
-        if not self.token or self._balance > 0 or now < self._free_until:
+        if not self.token or now < self._free_until:
             return 0.0
-        granted, wait = self._ask(now)
-        if granted == math.inf:
-            self._balance, self._free_until = 0.0, now + _LOOK_AGAIN
-        else:
+        while self._balance <= 0:
+            granted, wait = self._ask(now)
+            if granted == math.inf:
+                self._balance, self._free_until = 0.0, now + _LOOK_AGAIN
+                return 0.0
+            if not granted:
+                return wait
             self._balance += granted
-        return wait
+        return 0.0
 
     def spend(self, num_bytes: int) -> None:
         """Pay for a read that begins."""

@@ -32,6 +32,8 @@ QUEUE_BYTES = HEAD.itemsize + FLOWS * FLOW.itemsize
 
 QUANTUM = 0.005
 """Seconds of the link that are granted at least, so that many small reads take few turns."""
+INSTALMENT = 0.1
+"""Seconds of the link that are granted at most, so that a large read holds up no other flow."""
 BURST = 0.1
 """Seconds of the link that may be made up after no flow asked."""
 PRESENT = 0.1
@@ -46,7 +48,7 @@ class Turn(NamedTuple):
     """What came of asking."""
 
     granted: float
-    """Bytes, at least those asked for; 0: not yet; inf: there is no limit."""
+    """Bytes, more than were asked for or a part of them; 0: not yet; inf: there is no limit."""
     wait: float
     """Seconds after which to ask again, if nothing was granted."""
 
@@ -94,7 +96,7 @@ class FairQueue:
         start = max(float(own["finish"]), float(head["virtual"]))
         if self._is_other_first(token, start, now):
             return Turn(0.0, _AGAIN)
-        granted = max(num_bytes, rate * QUANTUM)
+        granted = min(max(num_bytes, rate * QUANTUM), rate * INSTALMENT)
         own["finish"], own["is_waiting"] = start + granted / weight, 0
         own["granted"] += granted
         head["free_at"] = max(float(head["free_at"]), now - BURST) + granted / rate
