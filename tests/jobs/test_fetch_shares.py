@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.waiting import until
 
 from stoker import Cache, Feed
+from stoker.cli.root import root
 from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 from stoker.jobs.service import Service, ServiceSettings
@@ -101,6 +103,13 @@ def test_processes_that_read_ahead_take_their_jobs_share() -> None:
     with limited(RATE), running([3, 1], prefetch="64KiB") as jobs:
         await_shares(jobs, [0.75, 0.25], within=0.05)
         assert len(granted_bytes()) == 2, "a prefetch process asks as the job that it reads for"
+
+
+def test_ls_says_what_the_limit_is() -> None:
+    with limited(500 << 20):
+        assert "fetches 500.0 MiB a second at most" in CliRunner().invoke(root, ["ls"]).output
+    with limited(1), pytest.raises(ConfigError, match="runs already"):
+        Service(ServiceSettings(bandwidth=10))
 
 
 def test_without_a_service_weights_change_nothing() -> None:

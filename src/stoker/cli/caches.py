@@ -108,6 +108,8 @@ def _said(service: dict[str, Any]) -> str:
         if used or limit is not None:
             of = "" if limit is None else f" of {format_bytes(limit)}"
             parts.append(f"{name} {format_bytes(used)}{of}")
+    if bandwidth := service.get("bandwidth_limit"):
+        parts.append(f"fetches {format_bytes(bandwidth)} a second at most")
     return f"service: process {service['pid']}" + "".join(f", {part}" for part in parts)
 
 

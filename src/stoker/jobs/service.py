@@ -184,6 +184,7 @@ class Service:
                 "caches": caches,
                 "idle": idle,
                 "turned_down": self.holding.turned_down(),
+                "bandwidth_limit": self.settings.bandwidth,
                 **self.holding.limits(),
             }
         if question == "metrics":
