@@ -1,6 +1,6 @@
 # Every target works alone on a fresh clone: it makes .venv and builds what it needs first.
 #   make demo | test | coverage | soak | lint | bench | docs | wheel | wheel-test | native-test |
-#        upgrade-test | sanitize | arm-test | fuzz | format | clean | build
+#        upgrade-test | image-test | sanitize | arm-test | fuzz | format | clean | build
 # PYTHON chooses the interpreter of the virtual environment, ARGS is passed on, e.g.
 #   make test ARGS="tests/policy -x"        make demo ARGS="--data DIR --cache 10%"
 # WORKERS is how many processes the tests share; 0 for one alone, which a debugger needs.
@@ -28,7 +28,7 @@ STAMPS := $(VENV)/.stamps
 NATIVE := $(shell find native/include native/src bindings shim -type f 2>/dev/null)
 CPP    := $(shell find native bindings shim fuzz -name '*.cpp' -o -name '*.h' -o -name '*.c' 2>/dev/null)
 
-.PHONY: build demo test coverage soak lint format bench docs wheel wheel-test upgrade-test native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
+.PHONY: build demo test coverage soak lint format bench docs wheel wheel-test upgrade-test image-test native-test sanitize arm-test fuzz fuzz-native fuzz-python clean
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of processes import stoker in a run of the tests: they shall find it compiled.
 export PYTHONDONTWRITEBYTECODE :=
@@ -100,6 +100,10 @@ upgrade-test: $(STAMPS)/installed
 	python -c '$(BELOW)' >"$$(echo $(UPGRADE)/venv/lib/python*/site-packages)/below.pth"
 	python -m pip --python $(UPGRADE)/venv/bin/python install --quiet --no-deps $(UPGRADE)/*.whl
 	STOKER_TEST_OTHER=$(CURDIR)/$(UPGRADE)/venv/bin/python python -m pytest -q -rs tests/upgrade $(ARGS)
+
+# The steps of deploy/Containerfile, upon a copy of this machine's root; needs root.
+image-test: $(STAMPS)/installed
+	STOKER_TEST_IMAGE=1 python -m pytest -q -rs tests/deploy/test_containerfile.py $(ARGS)
 
 native-test: $(STAMPS)/tools
 	cmake -S . -B build/native -G Ninja -DSTOKER_PYTHON=OFF -DSTOKER_TESTS=ON -DCMAKE_BUILD_TYPE=Release
