@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from support.waiting import until
 from stoker import Cache
 from stoker.cli.root import root
 from stoker.pool import certificates
-from stoker.pool import own_server as pool_service
+from stoker.pool import users as pool_users
 from stoker.pool.own_server import MARKER, PoolService
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.values import PREFIX
@@ -115,7 +116,7 @@ def test_c11_the_server_has_one_user_who_may_do_what_a_pool_needs(place: Path) -
 
 def test_the_documented_rights_are_those_of_our_own_servers() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "pool.md").read_text()
-    assert f"~{PREFIX}* {pool_service.COMMANDS}\n" in docs
+    assert f"~{PREFIX}* {pool_users.COMMANDS}\n" in docs
 
 
 def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
@@ -127,6 +128,116 @@ def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
     assert (place / "password").read_text() == "same-on-all-nodes\n"
     assert again != url
     assert '"error": ""' in passed("status", again, "--json")
+
+
+def passwords(folder: Path, **words: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for user, word in words.items():
+        path = folder / user
+        path.touch(mode=0o600)
+        path.write_text(word)
+    return folder
+
+
+def test_acl_users_each_have_a_password_and_do_what_a_pool_needs(
+    place: Path, tmp_path: Path
+) -> None:
+    from redis import Redis
+    from redis.exceptions import AuthenticationError, NoPermissionError
+
+    users = passwords(tmp_path / "users", ann="word-of-ann", bob="word-of-bob")
+    (users / "..data").mkdir()  # as Kubernetes mounts a secret
+    said = passed(
+        *("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), "--acl", users)
+    )
+    urls = {line.split(":")[0]: line.split("pool=")[1].strip("'") for line in said.splitlines()[1:]}
+    assert urls.keys() == {"ann", "bob"}
+    dataset = SampleDataset(MemorySource([bytes([i]) * 100 for i in range(50)]), len)
+    for url in urls.values():
+        with Loader(dataset, batch_size=10, cache=Cache(0, pool=url)) as loader:
+            assert sum(len(batch) for batch in loader) == 50
+    assert loader.stats.pool_hits == 50  # bob finds what ann read
+    address = PoolAddress.parse(urls["ann"])
+    (host, port), options = address.servers[0], address.client_options()
+    assert (options["username"], options["password"]) == ("ann", "word-of-ann")
+    with Redis(host=host, port=port, **options) as client:
+        for forbidden in (
+            client.flushall,
+            client.config_get,
+            lambda: client.set("other", b"1"),
+            lambda: client.mget(["other"]),
+            lambda: client.keys("*"),
+            client.acl_list,
+            client.monitor().__enter__,
+        ):
+            with pytest.raises(NoPermissionError):
+                forbidden()
+    for user, word in (("ann", "word-of-bob"), ("default", "word-of-ann"), ("carl", "x")):
+        with (
+            Redis(host=host, port=port, username=user, password=word) as client,
+            pytest.raises(AuthenticationError),
+        ):
+            client.ping()
+    written = [path.read_text() for path in place.iterdir() if path.name != "password"]
+    command = Path(f"/proc/{PoolService(place).pid()}/cmdline").read_text()
+    for text in (said, command, *written):
+        assert "word-of" not in text
+    passed("down", "--dir", place)
+    up(place)  # without them
+    assert run("status", urls["ann"].replace(str(port), _port_of(place))).exit_code == 1
+
+
+def _port_of(place: Path) -> str:
+    return str(PoolService(place).address().servers[0][1])
+
+
+def test_a_job_with_a_wrong_password_reads_the_source_and_says_so_once(
+    place: Path, tmp_path: Path
+) -> None:
+    users = passwords(tmp_path / "users", ann="word-of-ann")
+    url = up(place, "--acl", users).replace("stoker@", "ann@")
+    dataset = SampleDataset(MemorySource([bytes([i]) * 100 for i in range(50)]), len)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Loader(dataset, batch_size=10, cache=Cache(0, pool=url)) as loader:
+            for _ in range(3):
+                assert sum(len(batch) for batch in loader) == 50
+            stats = loader.stats
+    assert (stats.fetched, stats.pool_hits) == (150, 0)
+    [message] = [str(each.message) for each in caught if "pool" in str(each.message)]
+    assert "password" in message
+    assert "word-of" not in message
+    assert (place / "password").read_text().strip() not in message
+
+
+@pytest.mark.parametrize(
+    ("user", "word", "mode", "says"),
+    [
+        ("default", "x", 0o600, "neither 'stoker' nor 'default'"),
+        ("stoker", "x", 0o600, "neither 'stoker' nor 'default'"),
+        ("a b", "x", 0o600, "no name for a user"),
+        ("ann", "x", 0o644, "with mode 644"),
+        ("ann", "x", 0o620, "with mode 620"),
+        ("ann", "", 0o600, "holds no password"),
+        ("ann", "one two", 0o600, "holds no password"),
+        ("ann", "\0", 0o600, "holds no password"),
+    ],
+)
+def test_users_that_cannot_be_are_refused(
+    user: str, word: str, mode: int, says: str, place: Path, tmp_path: Path
+) -> None:
+    users = passwords(tmp_path / "users", **{user: word})
+    (users / user).chmod(mode)
+    given = ("up", "--dir", place, "--memory", "20MiB", "--port", free_port(), "--acl", users)
+    result = run(*given)
+    assert result.exit_code == 1
+    assert says in result.output and str(users / user) in result.output
+    assert not place.exists()
+    for folder in (tmp_path / "nowhere", tmp_path / "empty"):
+        if folder.name == "empty":
+            folder.mkdir()
+        result = run(*given[:-1], folder)
+        assert result.exit_code == 1 and str(folder) in result.output
 
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not there")

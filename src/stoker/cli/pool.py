@@ -13,6 +13,7 @@ from stoker.node.memory_limits import read_memory
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier, ServerState, advise
+from stoker.pool.users import read_users
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(
@@ -56,6 +57,11 @@ def pool() -> None:
     type=click.Path(path_type=Path),
     help="Folder with ca.crt, tls.crt and tls.key to use for that, or with ca.crt and ca.key.",
 )
+@click.option(
+    "--acl",
+    type=click.Path(path_type=Path),
+    help="Folder with a file for each further user, named after the user, with the password.",
+)
 def up(
     directory: Path | None,
     memory: str,
@@ -64,16 +70,20 @@ def up(
     password_file: Path | None,
     tls: bool,
     tls_files: Path | None,
+    acl: Path | None,
 ) -> None:
     """Start a server on this node, and print its address.
 
-    It keeps nothing on disk and evicts by importance. Its only user has a password and the rights
-    that a pool needs. It runs until `stoker pool down`.
+    It keeps nothing on disk and evicts by importance. Its users, one without --acl, have passwords
+    and the rights that a pool needs. It runs until `stoker pool down`.
     """
     size = parse_bytes(memory, of=read_memory().available, name="--memory")
     service = PoolService(directory or default_directory())
-    url = service.start(size, bind, port, password_file, tls=tls, tls_files=tls_files)
+    url = service.start(size, bind, port, password_file, tls=tls, tls_files=tls_files, acl=acl)
     click.echo(f"a server of {format_bytes(size)} is up: pool={url!r}")
+    if acl is not None:
+        for user in read_users(acl):
+            click.echo(f"{user}: pool={service.url(user, acl.absolute() / user)!r}")
 
 
 @pool.command()

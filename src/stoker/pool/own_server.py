@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import shutil
@@ -23,7 +22,7 @@ from stoker.pool import certificates
 from stoker.pool.pool_address import PoolAddress, server_name
 from stoker.pool.pool_tier import POLICY
 from stoker.pool.servers import require_redis
-from stoker.pool.values import PREFIX
+from stoker.pool.users import USER, read_password, read_users, rules
 from stoker.types import format_bytes
 
 MARKER = ".stoker-pool"
@@ -31,12 +30,6 @@ MARKER = ".stoker-pool"
 
 PROGRAMS = ("valkey-server", "redis-server")
 """Programs looked for on PATH; the first one found is used."""
-
-USER = "stoker"
-"""The one user that a server has; all others, the default one too, are off."""
-
-COMMANDS = "+mget +set +pexpire +unlink +ping +info +cluster|slots +command"
-"""What a pool asks of its servers, as rules of an access list."""
 
 _CONFIG, _PASSWORD, _LOG, _PID = "server.conf", "password", "server.log", "server.pid"
 _TLS = "tls"  # the folder of certificates
@@ -72,11 +65,13 @@ class PoolService:
         *,
         tls: bool = False,
         tls_files: Path | None = None,
+        acl: Path | None = None,
     ) -> str:
         """Start a server of ``memory_bytes``; return the address to give to ``pool=``.
 
-        It answers at ``bind`` and ``port`` only, to :data:`USER` with the password that is in
-        ``password_file``, that an earlier server here had, or a new one; and to that user only
+        It answers at ``bind`` and ``port`` only, to the user ``stoker`` with the password that is
+        in ``password_file``, that an earlier server here had, or a new one, and to the users in
+        the folder ``acl`` (:func:`~stoker.pool.users.read_users`); and to them only
         the commands of a pool, on keys of a pool. With ``tls`` it answers encrypted only, with
         the certificates in ``tls_files``, those of an earlier server here, or new ones
         (:func:`~stoker.pool.certificates.provide`).
@@ -93,7 +88,8 @@ class PoolService:
             )
         _check_address(bind, port)
         _check_memory(memory_bytes)
-        password = None if password_file is None else _read_password(password_file)
+        password = None if password_file is None else read_password(password_file)
+        users = {} if acl is None else read_users(acl)
         self._mark()
         with self._locked():
             if (pid := self.pid()) is not None:
@@ -105,19 +101,20 @@ class PoolService:
             if tls or tls_files is not None:
                 with _named(tls_files or self.directory):
                     certificates.provide(self.directory / _TLS, bind, tls_files)
-            self._write_config(memory_bytes, bind, port, tls or tls_files is not None)
+            users[USER] = read_password(self.directory / _PASSWORD)
+            self._write_config(memory_bytes, bind, port, tls or tls_files is not None, users)
             self._run(program)
         return self.url()
 
-    def url(self) -> str:
-        """Return the address of the server, as it was started."""
+    def url(self, user: str = USER, password_file: Path | None = None) -> str:
+        """Return the address of the server, as it was started, for a user."""
         settings = self._settings()
         tls_port = settings.get("tls-port")
         server = server_name(settings["bind"], int(tls_port or settings["port"]))
-        options = f"password_file={quote(str(self.directory / _PASSWORD))}"
+        options = f"password_file={quote(str(password_file or self.directory / _PASSWORD))}"
         if tls_port:
             options += f"&ca_certs={quote(str(self.directory / _TLS / certificates.CA))}"
-        return f"valkey{'s' if tls_port else ''}://{USER}@{server}?{options}"
+        return f"valkey{'s' if tls_port else ''}://{user}@{server}?{options}"
 
     def address(self) -> PoolAddress:
         """Return the address to talk to it."""
@@ -183,19 +180,18 @@ class PoolService:
     def _write_password(self, password: str | None) -> None:
         path = self.directory / _PASSWORD
         if password is None and path.is_file():
-            _read_password(path)
+            read_password(path)
             return
         _write_private(path, (password or secrets.token_urlsafe(32)) + "\n")
 
-    def _write_config(self, memory_bytes: int, bind: str, port: int, tls: bool) -> None:
-        password = _read_password(self.directory / _PASSWORD)
-        digest = hashlib.sha256(password.encode()).hexdigest()
+    def _write_config(
+        self, memory_bytes: int, bind: str, port: int, tls: bool, users: dict[str, str]
+    ) -> None:
         lines = [
             f"bind {bind}",
             *(_encrypted(port) if tls else (f"port {port}",)),
             "protected-mode yes",
-            "user default off resetpass resetchannels -@all",
-            f"user {USER} on #{digest} ~{PREFIX}* resetchannels -@all {COMMANDS}",
+            *rules(users),
             f"maxmemory {memory_bytes}",
             f"maxmemory-policy {POLICY}",
             "maxmemory-samples 10",
@@ -317,14 +313,6 @@ def _check_memory(memory_bytes: int) -> None:
             f"a server of {format_bytes(memory_bytes)} takes {format_bytes(needed)}, and "
             f"{format_bytes(available)} of memory are free here: give less by --memory"
         )
-
-
-def _read_password(path: Path) -> str:
-    with _named(path):
-        password = path.read_text().strip()
-    if not password or not password.isascii() or any(c.isspace() or c in "\"'#" for c in password):
-        raise ConfigError(f"{path} holds no password: one word of letters, digits, - and _")
-    return password
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -311,6 +311,11 @@ class PoolClient:
 
     # --- faults ---
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether a server refused the password or user, which was told then."""
+        return "password" in self._warned
+
     def _look_at(self, server: str, answers: list[Any]) -> None:
         """Check answers for errors, and handle them."""
         errors = [answer for answer in answers if isinstance(answer, Exception)]

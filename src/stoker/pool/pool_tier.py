@@ -176,6 +176,8 @@ class PoolTier(NullTier):
         Their memory then limits what is stored.
         """
         states = self.survey()
+        if self._client().is_refused:
+            return states
         for message in advise(states, self.address, self._capacity):
             warnings.warn(f"the pool: {message}", RuntimeWarning, stacklevel=2)
         room = total_room(states)
