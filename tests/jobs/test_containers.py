@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from support.containers import MemoryGroup, memory_groups
 from support.processes import processes_of
 from support.waiting import until
 
+from stoker.jobs.protocol import ask
 from stoker.jobs.survey import survey
 
 NUM = 200
@@ -28,8 +30,8 @@ from stoker.jobs import Sharing
 from stoker.source import MemorySource
 from stoker.testing.sources import SlowSource
 
-seed, prefetch = int(sys.argv[1]), sys.argv[2]
-source = SlowSource(MemorySource([f"{i:08}".encode() * 50 for i in range(200)]), latency=1e-3)
+seed, prefetch, latency = int(sys.argv[1]), sys.argv[2], float([*sys.argv, "1e-3"][3])
+source = SlowSource(MemorySource([f"{i:08}".encode() * 50 for i in range(200)]), latency=latency)
 cache = Cache("100%", prefetch=prefetch, sharing=Sharing(f"seed {seed}"))
 def say(**facts):
     print(json.dumps(facts), flush=True)
@@ -138,6 +140,50 @@ def test_a_container_that_is_killed_takes_neither_cache_nor_prefetch_from_the_ot
         assert sorted(epoch["ids"]) == list(range(NUM))
         until(lambda: [space_of(reader) for reader in readers()] == spaces[1:])
         end(two)
+
+
+def test_pods_that_are_evicted_while_they_read_cost_the_others_nothing(place: Path) -> None:
+    with Pod(place, 1001, JOB, 1, 0) as two:
+        two.said()
+        two.ask(1)
+        two.said()
+        with (
+            Pod(place, 1000, SERVICE, "serve") as service,
+            Pod(place, 1002, JOB, 2, 0, 0.05) as one,
+        ):
+            one.said()
+            one.ask(1)
+            one.said()
+            cached = entries()
+            one.ask(NUM // 10)
+            until(lambda: entries() > cached)
+            for evicted in (one, service):  # one has claimed what it reads
+                evicted.process.kill()
+                evicted.process.wait()
+        two.ask(NUM // 10)
+        epoch = two.said()
+        assert sorted(epoch["ids"]) == list(range(NUM))
+        with Pod(place, 1003, SERVICE, "serve"):
+            until(serves)
+            end(two)
+            with Pod(place, 1004, JOB, 3, 0) as later:
+                later.said()
+                later.ask(NUM // 10)
+                assert later.said()["fetched"] == 0
+                end(later)
+
+
+def entries() -> int:
+    """Return how many samples the only cache has."""
+    [cache] = survey()
+    return int(cache.stats["entries"])
+
+
+def serves() -> bool:
+    """Whether a service answers, and holds a cache."""
+    with contextlib.suppress(OSError):
+        return bool(ask("list")["memory_bytes"])
+    return False
 
 
 def space_of(process: int) -> str:
