@@ -45,6 +45,7 @@ _PAGE_OF = {
     "mechanisms": "mechanisms",
     "no_regret": "no-regret",
     "nodes": "nodes",
+    "operate": "operate",
     "papers": "papers",
     "pool": "pool",
     "scoring_cost": "importance",

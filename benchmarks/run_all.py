@@ -40,6 +40,7 @@ BENCHMARKS = (
     "jobs",
     "many_processes",
     "fairness",
+    "operate",
     "nodes",
     "virtual_time",
     "simulate",
