@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from support.parts import number_of, numbers
@@ -35,7 +35,7 @@ def only_job() -> JobInfo:
 
 
 def exposed() -> str:
-    return exposition([asdict(cache) for cache in survey()], {})
+    return exposition([cache.told() for cache in survey()], {})
 
 
 def test_the_list_is_of_what_stats_count() -> None:

@@ -7,7 +7,6 @@ import logging
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from stoker.cli.view import printable
 from stoker.cli.web import serving_page
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
@@ -40,7 +40,7 @@ def ls(as_json: bool, metrics: bool, socket: Path | None) -> None:
     and caches of other users, are not listed.
     """
     if socket is None:
-        _show(_service(), [asdict(cache) for cache in survey()], as_json, metrics)
+        _show(_service(), [cache.told() for cache in survey()], as_json, metrics)
         if not (as_json or metrics) and (others := count_of_other_versions()):
             click.echo(f"{others} more are of another version of Stoker, which lists them")
         return
@@ -75,7 +75,7 @@ def _show(
 def shared_caches(socket: Path | None) -> list[dict[str, Any]]:
     """Return this user's caches and jobs, or those that the service at ``socket`` tells of."""
     if socket is None:
-        return [asdict(cache) for cache in survey()]
+        return [cache.told() for cache in survey()]
     caches: list[dict[str, Any]] = _printable(_service(socket)).get("caches", [])
     return caches
 
@@ -83,7 +83,7 @@ def shared_caches(socket: Path | None) -> list[dict[str, Any]]:
 def _printable(value: Any) -> Any:
     """Return another user's answer without control characters, which could steer a terminal."""
     if isinstance(value, str):
-        return "".join(letter if letter.isprintable() else "?" for letter in value)
+        return printable(value)
     if isinstance(value, list):
         return [_printable(item) for item in value]
     if isinstance(value, dict):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -70,20 +71,30 @@ class Screen:
         return sorted(views, key=lambda view: getattr(view, self.column), reverse=not is_text)
 
 
-def _all(views: Sequence[JobView], at: int) -> Table:
-    # It fits into 80 columns; an open job shows the rest.
-    table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
-    first, *figures, last = COLUMNS
-    table.add_column(first.title, min_width=10, max_width=_NAME, overflow="ellipsis", no_wrap=True)
-    for column in figures:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    table.add_column(last.title, no_wrap=True)
-    for row, view in enumerate(views):
-        table.add_row(
-            *(Text(column.write(view)) for column in COLUMNS),
-            style="reverse" if row == at and len(views) > 1 else "",
-        )
-    return table
+def _all(views: Sequence[JobView], at: int) -> Text:
+    # It fits into 80 columns; an open job shows the rest. Rich's own table takes far longer.
+    rows = [[column.title for column in COLUMNS]]
+    rows += [[column.write(view) for column in COLUMNS] for view in views]
+    for row in rows:
+        row[0] = row[0] if cell_len(row[0]) <= _NAME else set_cell_size(row[0], _NAME - 1) + "…"
+    widths = [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
+    text = Text(no_wrap=True, overflow="crop", end="")
+    for number, row in enumerate(rows):
+        style = "bold" if not number else "reverse" if number == at + 1 and len(views) > 1 else ""
+        text.append(_line(row, widths), style)
+        text.append("\n")
+    return text
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return cells side by side: the first and the last from the left, figures from the right."""
+    last = len(cells) - 1
+    padded = [
+        cell + room if at in (0, last) else room + cell
+        for at, cell in enumerate(cells)
+        for room in [" " * (widths[at] - cell_len(cell))]
+    ]
+    return " ".join(padded)
 
 
 def _one(view: JobView) -> Group:

@@ -123,9 +123,9 @@ def view_of(data: str, job: Job, earlier: Job | None = None) -> JobView:
     seconds = stats.epoch_seconds
     below = counts["disk_hits"] + counts["pool_hits"]
     return JobView(
-        name=str(job["name"]),
+        name=printable(str(job["name"])),
         pid=int(job["pid"]),
-        data=data,
+        data=printable(data),
         processes=int(job["processes"]),
         rate=counts["accesses"] / seconds if seconds > 0 else 0.0,
         stall=stats.stall_share,
@@ -144,6 +144,11 @@ def view_of(data: str, job: Job, earlier: Job | None = None) -> JobView:
         headspace=headspace_of(stats),
         verdict=stats.verdict,
     )
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, which could steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

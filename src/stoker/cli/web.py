@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def serving_page(where: str, group: int | None) -> Iterator[WebServer]:
     at = int(where) if where.isdecimal() else Path(where)
     if isinstance(at, int) and at > 65535:
         raise ConfigError(f"web={at} is no port: give 0 to 65535, or the path of a socket")
-    server = WebServer(at, Frames(lambda: [asdict(cache) for cache in survey()]), group=group)
+    server = WebServer(at, Frames(lambda: [cache.told() for cache in survey()]), group=group)
     threading.Thread(target=server.run, daemon=True).start()
     try:
         yield server

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +169,7 @@ class Service:
 
     def metrics(self) -> str:
         """Return what Prometheus reads."""
-        return exposition([asdict(cache) for cache in survey()], self.holding.limits())
+        return exposition([cache.told() for cache in survey()], self.holding.limits())
 
     def answer(self, message: dict[str, Any], *, is_owner: bool) -> dict[str, Any]:
         """Return the answer to a request; those that change something are for our own user."""
@@ -177,7 +177,7 @@ class Service:
         if question in ("list", "metrics") and not is_owner:
             return self._told_to_others(question)
         if question == "list":
-            caches = [asdict(cache) for cache in survey()]
+            caches = [cache.told() for cache in survey()]
             idle = self.holding.idle()
             return {
                 "pid": os.getpid(),

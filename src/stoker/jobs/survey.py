@@ -57,6 +57,10 @@ class JobInfo:
     waits: list[int]
     """Waits of the training loop for batches, in the buckets of ``stoker.jobs.waits``."""
 
+    def told(self) -> dict[str, Any]:
+        """Return it as a dictionary, which shares its values: ``asdict`` takes long to copy."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True)
 class CacheInfo:
@@ -72,6 +76,10 @@ class CacheInfo:
     pid: int
     """The process that answers for it; 0 if that lives in another process namespace."""
     jobs: list[JobInfo] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        """Return it and its jobs as dictionaries, which share its values."""
+        return {**vars(self), "jobs": [job.told() for job in self.jobs]}
 
 
 def survey() -> list[CacheInfo]:
@@ -129,9 +137,9 @@ def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:
     is_ours = said.meta["arrays"]["jobs"][0] == SLOTS * JOB.itemsize
     if not is_ours or os.fstat(fd).st_size < SLOTS * JOB.itemsize:
         raise SegmentError("the table of jobs is another version's")
-    rows = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs").array.copy()
-    live = [s for s in range(SLOTS) if rows["token"][s] and is_locked(fd, start=s, length=1)]
-    rows = rows[live]
+    table = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs").array
+    taken = np.flatnonzero(table["token"]).tolist()
+    rows = table[[slot for slot in taken if is_locked(fd, start=slot, length=1)]]
     rows = rows[np.argsort(rows["since"], kind="stable")]
     groups = [rows[rows["token"] == t] for t in dict.fromkeys(rows["token"].tolist())]
     if not groups:
