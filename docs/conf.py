@@ -33,6 +33,7 @@ autodoc_default_options = {"members": True}
 highlight_language = "none"  # of blocks that name no language
 
 html_theme = "furo"
+pygments_style = "friendly"  # which has what a diff adds in green
 html_title = f"Stoker {release}"
 html_extra_path = ["site"]
 html_copy_source = False
