@@ -41,7 +41,7 @@ RUN: dict[str, tuple[str, str | set[int]]] = {
     "docs/start.md": ("tests/test_site.py", {3}),
     "docs/storage.md": ("tests/test_readme.py", {0, 1, 4, 5}),
     "docs/tiering.md": ("tests/tiering/test_docs.py", {0, 3}),
-    "docs/tutorials/images-on-s3.md": ("tests/test_tutorials.py", {0, 1, 2, 3, 4}),
+    "docs/tutorials/images-on-s3.md": ("tests/test_tutorials.py", {0, 1, 2, 3, 4, 5, 6}),
     "docs/tutorials/nfs-and-nvme.md": ("tests/test_tutorials.py", {0, 1, 2, 3, 4}),
     "docs/tutorials/reading-a-report.md": ("tests/test_tutorials.py", ALL),
     "docs/tutorials/several-jobs.md": ("tests/test_tutorials.py", {0, 1, 2}),
