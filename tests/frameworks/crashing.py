@@ -1,4 +1,7 @@
-"""Runs a program, and ends the process hard when it has printed so many lines: LINES PROGRAM ..."""
+"""Runs a program in folders, one after the other: LINES PROGRAM ARGUMENT WORKERS:FOLDER ...
+
+When it has printed so many lines, the process is ended hard.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,10 @@ def print_or_die(*values: Any, **options: Any) -> None:
 if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):
     spare_torchvision_its_operators()
 builtins.print = print_or_die
-sys.argv = sys.argv[2:]
+_, _, program, argument, *runs = sys.argv
 if __name__ == "__main__":  # a worker that is spawned imports this file
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    for run in runs:
+        workers, _, folder = run.partition(":")
+        os.chdir(folder)
+        sys.argv = [program, argument, workers]
+        runpy.run_path(program, run_name="__main__")
