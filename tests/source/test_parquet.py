@@ -167,8 +167,8 @@ def test_breaks_are_where_large_pages_begin(tmp_path: Path) -> None:
 
 def test_a_shared_dictionary_makes_no_breaks(tmp_path: Path) -> None:
     values = [os.urandom(100_000) for _ in range(8)]
-    table = {"x": pa.array([values[i % 8] for i in range(4000)])}
-    path = write(tmp_path / "x.parquet", table, write_batch_size=100, data_page_size=10,
+    table = {"x": pa.array([values[i % 8] for i in range(400)])}
+    path = write(tmp_path / "x.parquet", table, write_batch_size=10, data_page_size=10,
                  dictionary_pagesize_limit=1 << 20)  # fmt: skip
     assert len(ParquetSource(path).breaks) == 0
 
