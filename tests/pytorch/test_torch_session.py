@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
 import sys
+import threading
+import time
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from support.processes import warm
 
 from stoker import Cache
 from stoker.node import heap
@@ -17,41 +20,39 @@ from stoker.pytorch import Loader, SampleDataset, torch_session
 from stoker.pytorch.torch_session import BeginWorker
 from stoker.source.in_memory import MemorySource
 
-TRAINING = """
-import multiprocessing, os, sys, threading, time
-from stoker.pytorch import torch_session
 
-torch_session._LOOK = torch_session._GRACE = 0.1
+def train(said: Connection, workers: list[str]) -> None:
+    torch_session._LOOK = torch_session._GRACE = 0.1
+    for when in workers:
+        if not os.fork():
+            work(said, os.getppid(), when)
+    threading.Event().wait()
 
-def worker(parent, when):
-    print(os.getpid(), flush=True)
+
+def work(said: Connection, parent: int, when: str) -> None:
+    said.send(os.getpid())
     if when == "later":
-        torch_session.BeginWorker(None, "fork")(0)
+        BeginWorker(None, "fork")(0)
     while os.getppid() == parent:
         time.sleep(0.01)
     if when == "at once":
-        torch_session.BeginWorker(None, "fork")(0)
+        BeginWorker(None, "fork")(0)
     threading.Event().wait()
-
-multiprocessing.set_start_method("fork")
-for when in sys.argv[1:]:
-    multiprocessing.Process(target=worker, args=(os.getpid(), when)).start()
-threading.Event().wait()
-"""
 
 
 @pytest.mark.parametrize("workers", [["at once"], ["later"], ["later", "at once", "later"]])
 def test_workers_end_after_training_was_killed_whatever_they_wait_for(workers: list[str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, *workers], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process.stdout:
+    ours, theirs = warm.Pipe(duplex=False)
+    process = warm.Process(target=train, args=(theirs, workers))
+    process.start()
+    theirs.close()
+    with ours:
         for _ in workers:
-            assert int(process.stdout.readline())
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout.read() == ""  # which ends when all workers have ended
+            assert ours.recv()
+        process.kill()
+        process.join()
+        with pytest.raises(EOFError):  # which comes when all workers have ended
+            ours.recv()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -93,9 +94,10 @@ def faults():
     batch = [b"x" * (3 << 20) for _ in range(4)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
 
-if sys.argv[1] == "worker":
-    BeginWorker(None, "spawn")(0)
-print([faults() for _ in range(4)][-1])
+for who in sys.argv[1:]:
+    if who == "worker":
+        BeginWorker(None, "spawn")(0)
+    print([faults() for _ in range(4)][-1])
 """
 
 
@@ -103,13 +105,12 @@ print([faults() for _ in range(4)][-1])
 def test_a_worker_uses_the_memory_of_earlier_batches_again() -> None:
     """Or the kernel clears as much again for each; where the user has set that, it stays so."""
     pages = 4 * (3 << 20) // os.sysconf("SC_PAGE_SIZE")
-    for who, more, is_kept in (
-        ("worker", {}, True),
-        ("another", {}, False),
-        ("worker", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    for more, who, are_kept in (
+        ({}, ["another", "worker"], [False, True]),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, ["worker"], [False]),
     ):
         users_own = heap._USERS_OWN
         clean = {name: text for name, text in os.environ.items() if name not in users_own}
-        command = [sys.executable, "-c", ALLOCATING, who]
+        command = [sys.executable, "-c", ALLOCATING, *who]
         done = subprocess.run(command, env=clean | more, capture_output=True, text=True, check=True)
-        assert (int(done.stdout) < pages / 4) == is_kept
+        assert [int(faults) < pages / 4 for faults in done.stdout.split()] == are_kept
