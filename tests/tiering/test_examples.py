@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import struct
 import sys
 import zlib
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker._core import crc32c
 from tiering.conftest import age, write_files
-from tiering.runs import Done, Setup, direct
+from tiering.runs import Done, Setup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EPOCH = re.compile(r"epoch (\d+): (\d+) samples, sum (\d+), ")
@@ -46,6 +48,16 @@ def sums(written: dict[str, bytes], record: int) -> tuple[int, int]:
         for at in range(0, len(content), record)
     ]
     return len(each), sum(each)
+
+
+def tfrecord(records: list[bytes]) -> bytes:
+    """A file of these records, with the checksums that TensorFlow looks at."""
+
+    def checked(data: bytes) -> bytes:
+        crc = crc32c(data)
+        return data + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    return b"".join(checked(struct.pack("<Q", len(each))) + checked(each) for each in records)
 
 
 @pytest.mark.parametrize(("method", "count"), [("fork", 3), ("spawn", 2), ("forkserver", 2)])
@@ -95,23 +107,14 @@ def test_pytorch_reading_at_random_in_large_files(tmp_path: Path) -> None:
     reason="no TensorFlow here: pip install 'stoker[tiering-tests]'",
 )
 def test_tensorflow_with_tfrecord(tmp_path: Path) -> None:
-    write = """
-import sys
-import numpy as np
-import tensorflow as tf
-for shard in range(6):
-    with tf.io.TFRecordWriter(f"{sys.argv[1]}/{shard}.tfrecord") as out:
-        for size in np.random.default_rng(shard).integers(5_000, 15_000, 40):
-            out.write(b"x" * int(size))
-"""
     source = tmp_path / "source"
     source.mkdir()
-    direct(sys.executable, "-c", write, source)
     sizes = []
-    for path in source.iterdir():
-        age(path)
-        sizes.append(path.stat().st_size)
     lengths = [np.random.default_rng(shard).integers(5_000, 15_000, 40) for shard in range(6)]
+    for shard, each_length in enumerate(lengths):
+        path = source / f"{shard}.tfrecord"
+        sizes.append(path.write_bytes(tfrecord([b"x" * length for length in each_length])))
+        age(path)
     each = 240, int(np.sum(lengths))
     done = run(source, "tiering_tensorflow.py", quota=sum(sorted(sizes)[-3:]), each=each)
     report = done.report
