@@ -23,10 +23,11 @@ def test_the_page_says_what_tests_show() -> None:
     assert [line for line in body if not line.startswith(tuple(known))] == []
 
 
-def report(outcome: str, *claims: str, when: str = "call") -> Any:
+def report(outcome: str, *claims: str, when: str = "call", why: str = "") -> Any:
     shown = [["Parquet", claim] for claim in claims]
     properties = [(exact.PROPERTY, shown)] if claims else []
-    return SimpleNamespace(user_properties=properties, passed=outcome == "passed", when=when)
+    outcomes = {each: each == outcome for each in ("passed", "failed", "skipped")}
+    return SimpleNamespace(user_properties=properties, when=when, longrepr=why, **outcomes)
 
 
 def test_a_claim_needs_all_its_tests(tmp_path: Path) -> None:
@@ -36,13 +37,14 @@ def test_a_claim_needs_all_its_tests(tmp_path: Path) -> None:
         report("passed", "b", "c"),
         report("failed", "c"),
         report("skipped", "d", when="setup"),
+        report("skipped", "h", when="setup", why="jax is not installed: pip install ..."),
         report("passed"),
         report("passed", "b", when="teardown"),
     ):
         recorder.pytest_runtest_logreport(each)
-    page = "| Parquet | how | extra | c; e; g |"
-    all_of = {"Parquet": ["a", "b", "c", "d", "e", "f"], "LMDB": ["g"]}
-    assert recorder.claims(page, all_of) == {"Parquet": ["b", "e"]}  # e was not tried this time
+    page = "| Parquet | how | extra | c; d; e; g; h |"
+    all_of = {"Parquet": ["a", "b", "c", "d", "e", "f", "h"], "LMDB": ["g"]}
+    assert recorder.claims(page, all_of) == {"Parquet": ["b", "e", "h"]}  # e and h were not tried
 
 
 def test_tables_are_put_between_their_marks() -> None:

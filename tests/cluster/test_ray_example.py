@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +23,11 @@ EPOCHS = 4
 PATIENCE = 240.0
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason='no Ray here: pip install "ray[train]"'
+    importlib.util.find_spec("ray") is None, reason='ray is not installed: pip install "ray[train]"'
 )
 
 
+@pytest.mark.exact("Ray Train", "with a stand-in of one worker: resumes with the missing samples")
 def test_one_worker_goes_on_at_the_exact_sample_after_a_failure(tmp_path: Path) -> None:
     """Without Ray: what stands in for it runs one worker, which fails within the first epoch."""
     images, storage = write_images(tmp_path / "train"), tmp_path / "runs"
@@ -66,6 +68,13 @@ def environment(place: Path) -> dict[str, str]:
     }
 
 
+def worker_in(output: str) -> int:
+    """The process of one of the workers, by what Ray prints before their lines."""
+    return int(re.findall(r"RayTrainWorker pid=(\d+)", output)[0])
+
+
+@pytest.mark.exact("Ray Train", "with Ray: a worker that is killed resumes from its checkpoint")
+@pytest.mark.timeout(600)  # Ray starts many processes
 @needs_ray
 def test_a_worker_that_dies_is_started_again_where_it_was(tmp_path: Path) -> None:
     images, storage = write_images(tmp_path / "train"), tmp_path / "runs"
@@ -85,7 +94,7 @@ def test_a_worker_that_dies_is_started_again_where_it_was(tmp_path: Path) -> Non
         try:
             begun = await_true(lambda: checkpoints() or process.poll() is not None, PATIENCE)
             assert begun and process.poll() is None, (tmp_path / "said").read_text()
-            os.kill(min(processes_of("RayTrainWorker", tmp_path)), signal.SIGKILL)
+            os.kill(worker_in((tmp_path / "said").read_text()), signal.SIGKILL)
             assert process.wait(PATIENCE) == 0, (tmp_path / "said").read_text()
         finally:
             process.terminate()

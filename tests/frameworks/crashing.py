@@ -25,7 +25,7 @@ def print_or_die(*values: Any, **options: Any) -> None:
         os._exit(9)
 
 
-if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py")):
+if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py", "ultralytics_classify.py")):
     spare_torchvision_its_operators()
 builtins.print = print_or_die
 _, _, program, argument, *runs = sys.argv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -33,28 +34,43 @@ class Case(NamedTuple):
     environment: dict[str, str] = {}  # noqa: RUF012
     also: str = ""
     """A further package."""
+    takes_splits: bool = False
+    """Whether it wants the folder of ``train`` and ``val``."""
 
     def __str__(self) -> str:
         return "-".join([self.example, *self.environment.values()])
 
 
-CASES = [
-    Case("fastai_learner", "fastai", (2, 0)),
-    Case("grain_source", "grain", (4, 1)),
-    Case("jax_feed", "jax", (4, 0)),
-    *(
-        Case("keras_pydataset", "keras", (4, 1), {"KERAS_BACKEND": backend}, backend)
-        for backend in ("jax", "tensorflow", "torch")
+def keras(backend: str) -> Case:
+    return Case("keras_pydataset", "keras", (4, 1), {"KERAS_BACKEND": backend}, backend)
+
+
+RESUMES = "resumes with the missing samples, with another number of workers"
+THREADS = "resumes with the missing samples, with another number of threads"
+BY_MARK = [
+    (Case("fastai_learner", "fastai", (2, 0)), pytest.mark.exact("fastai", RESUMES)),
+    (Case("grain_source", "grain", (4, 1)), pytest.mark.exact("Grain", THREADS)),
+    (Case("jax_feed", "jax", (4, 0)), pytest.mark.exact("JAX", THREADS)),
+    (keras("jax"), pytest.mark.exact("Keras 3", THREADS)),
+    (keras("torch"), pytest.mark.exact("Keras 3", THREADS)),
+    (keras("tensorflow"), pytest.mark.exact("Keras 3", "with TensorFlow too")),
+    (Case("tensorflow_feed", "tensorflow", (4, 1)), pytest.mark.exact("TensorFlow", THREADS)),
+    (Case("timm_loader", "timm"), pytest.mark.exact("timm", RESUMES)),
+    (Case("torchdata_nodes", "torchdata"), pytest.mark.exact("torchdata nodes", RESUMES)),
+    (
+        Case("ultralytics_classify", "ultralytics", takes_splits=True),
+        pytest.mark.exact("Ultralytics", RESUMES),
     ),
-    Case("tensorflow_feed", "tensorflow", (4, 1)),
-    Case("timm_loader", "timm", (2, 1)),
 ]
+CASES = [pytest.param(case, marks=mark, id=str(case)) for case, mark in BY_MARK]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of a class each, so that the classes of a batch say what it is made of."""
-    root = tmp_path_factory.mktemp("train")
+    root = tmp_path_factory.mktemp("images") / "train"
+    root.mkdir()
+    (root.parent / "val").symlink_to(root)
     for number in range(IMAGES):
         place = root / f"{number:03}"
         place.mkdir()
@@ -87,8 +103,8 @@ def run(
         check=False,
     )
     assert done.returncode == (9 if dies_after else 0), done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("classes ")]
-    return [line.partition(":")[2] for line in lines]
+    # After what progress bars left on the line.
+    return re.findall(r"classes (?:in epoch|of batch) \d+:(.*)", done.stdout)
 
 
 @pytest.mark.timeout(600)  # two programs, which import much
@@ -100,6 +116,8 @@ def test_a_resume_with_other_workers_gives_exactly_what_is_missing(
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install 'stoker[frameworks-tests]'")
     before, after = case.workers
+    if case.takes_splits:
+        folder = folder.parent
     whole = tmp_path / "whole"
     whole.mkdir()
     first = run(case, folder, (before, tmp_path), dies_after=DIES_AFTER)
@@ -114,7 +132,7 @@ def test_a_resume_with_other_workers_gives_exactly_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    "example", sorted({case.example for case in CASES} | {"torchtitan_tokens"})
+    "example", sorted({case.example for case, _ in BY_MARK} | {"torchtitan_tokens"})
 )
 def test_an_example_has_at_most_30_lines_of_code(example: str) -> None:
     assert lines_of_code((EXAMPLES / f"{example}.py").read_text()) <= 30

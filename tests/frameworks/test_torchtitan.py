@@ -57,6 +57,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exact(
+    "torchtitan",
+    "resumes with the missing samples, with another number of workers, and another degree of data "
+    "parallelism",
+)
 @pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None,
     reason="torchtitan is not installed: pip install 'stoker[frameworks-tests]'",
