@@ -120,7 +120,17 @@ def module_of(stop: int, at_epoch_end: bool, path: Path) -> Any:
     return Noting()
 
 
-def fit(module: Any, place: Path, checkpoint: Path | None = None, **arguments: Any) -> Any:
+def data_module_of(loader: Loader) -> Any:
+    class Data(lightning().LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Loader:
+            return loader
+
+    return Data()
+
+
+def fit(
+    module: Any, place: Path, checkpoint: Path | None = None, by_module: bool = False, **how: Any
+) -> Any:
     trainer = lightning().Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -130,8 +140,9 @@ def fit(module: Any, place: Path, checkpoint: Path | None = None, **arguments: A
         enable_model_summary=False,
         default_root_dir=place,
     )
-    with loader_of(**arguments) as loader, contextlib.suppress(InterruptedError):
-        trainer.fit(module, loader, ckpt_path=checkpoint)
+    with loader_of(**how) as loader, contextlib.suppress(InterruptedError):
+        data = data_module_of(loader) if by_module else loader
+        trainer.fit(module, data, ckpt_path=checkpoint)
     return module.seen
 
 
@@ -149,3 +160,13 @@ def test_lightning_itself(stop: int, at_epoch_end: bool, tmp_path: Path) -> None
     assert len(expected) == EPOCHS * STEPS
     begun = fit(module_of(stop, at_epoch_end, path), tmp_path, num_workers=2)
     assert begun + fit(module_of(-1, False, path), tmp_path, path) == expected
+
+
+@pytest.mark.exact("Lightning", "also with a Loader from a DataModule")
+@pytest.mark.filterwarnings("ignore")
+def test_a_data_module(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    expected = fit(module_of(-1, False, path), tmp_path)
+    begun = fit(module_of(20, False, path), tmp_path, by_module=True, num_workers=2)
+    assert 0 < len(begun) < len(expected)
+    assert begun + fit(module_of(-1, False, path), tmp_path, path, by_module=True) == expected
