@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import pickle
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.node.child import dump
 from stoker.pytorch.hub_dataset import HubDataset
 
-datasets = pytest.importorskip(
-    "datasets", reason="datasets is not installed: pip install 'stoker[huggingface]'"
+# Imported where it is used, for it takes long and all workers of a run import this file.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None,
+    reason="datasets is not installed: pip install 'stoker[huggingface]'",
 )
 N = 60
 
@@ -27,6 +30,8 @@ N = 60
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A data set on disk, in three files."""
+    import datasets
+
     folder = tmp_path_factory.mktemp("hub")
     rows = {
         "n": list(range(N)),
@@ -79,6 +84,8 @@ def test_samples_are_those_of_the_data_set(plain: Any, view: str) -> None:
 
 @pytest.mark.exact("Hugging Face `datasets`", "images are decoded after the cache")
 def test_images_are_decoded_after_the_cache(tmp_path: Path) -> None:
+    import datasets
+
     file = io.BytesIO()
     Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})
@@ -169,6 +176,8 @@ def test_bytes_of_others_are_corrupt_samples(plain: Any) -> None:
 
 
 def test_what_cannot_be_cached_by_row_is_wrapped_as_any_other(plain: Any) -> None:
+    import datasets
+
     class Own(datasets.Dataset):  # type: ignore[misc, name-defined]
         def __getitem__(self, key: Any) -> Any:
             return super().__getitem__(key)["n"]
