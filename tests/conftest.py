@@ -39,9 +39,12 @@ hypothesis.settings.register_profile("stoker", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("stoker")
 
-# Once, not in each child.
+# Once, not in each child. The last, found from the root of the tree, makes forks cheap.
 multiprocessing.set_forkserver_preload(
-    ["torch.distributed", "stoker.pytorch", "hypothesis.strategies", "numpy.random", "pytest"]
+    [
+        *("torch.distributed", "stoker.pytorch", "hypothesis.strategies", "numpy.random", "pytest"),
+        "tests.support.settled",
+    ]
 )
 
 # Files that take long, by the beginning of their names: they are begun first. The tests of a file
