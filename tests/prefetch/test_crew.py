@@ -227,7 +227,7 @@ class PuppetRank:
     number = 0
 
     def __init__(self) -> None:
-        self.meter = Meter(np.zeros(2))
+        self.meter = Meter(np.zeros(3))
 
 
 def group_at(first: int) -> Group:

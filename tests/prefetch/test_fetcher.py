@@ -51,7 +51,7 @@ class Rank:
         self.walk = Walk(np.full(NUM, 100), window_bytes, reach_bytes=1_400)
         self.walk.add(Segment(0, np.arange(NUM, dtype=np.uint32), None, self.marks, 1))
         self.fresh = np.zeros(NUM, np.uint8)
-        self.totals = np.zeros(2)
+        self.totals = np.zeros(3)
         self.meter = Meter(self.totals)
         self.ready: deque = deque()
         self.spared: deque = deque()

@@ -110,6 +110,8 @@ class Stats:
     """Samples that workers read from the source, in ``source_seconds``."""
     read_ahead: int = 0
     """Samples that the prefetch process read from the source for this rank."""
+    read_ahead_seconds: float = 0.0
+    """Seconds that its reads for this rank took, summed over them."""
     wait_seconds: float = 0.0
     """Seconds spent waiting for a sample that another process was reading, likewise."""
     scoring_seconds: float = 0.0

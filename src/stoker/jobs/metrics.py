@@ -125,6 +125,8 @@ COUNTS = (
            "Seconds from the beginning of each epoch to its first batch."),
     Metric("source_seconds", "source_seconds", "counter",
            "Seconds that workers spent reading the source, added up."),
+    Metric("read_ahead_seconds", "read_ahead_seconds", "counter",
+           "Seconds that reads ahead of the workers took, added up."),
     Metric("wait_seconds", "wait_seconds", "counter",
            "Seconds that workers waited for reads of other processes, added up."),
     Metric("scoring_seconds", "scoring_seconds", "counter", "Seconds spent in observe()."),

@@ -72,7 +72,8 @@ class RendezvousFiles:
     @classmethod
     def all(cls, folder: Path) -> list[RendezvousFiles]:
         """Return all of which a file exists; other files are left alone."""
-        matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+        with os.scandir(folder) as entries:  # hundreds may share caches, and be looked at often
+            matches = [_NAME.fullmatch(entry.name) for entry in entries]
         return [cls(folder, name) for name in sorted({match[1] for match in matches if match})]
 
     def try_serve(self) -> Descriptor | None:

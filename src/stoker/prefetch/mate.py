@@ -43,7 +43,7 @@ class _Destination:
     def __init__(self, job: Job, fresh: NDArray[np.uint8], entrance: str) -> None:
         self.tier = entering(job.tier, entrance)
         self.fresh = fresh
-        self.meter = Meter(np.zeros(2))  # the other process counts
+        self.meter = Meter(np.zeros(3))  # the other process counts
         self.marks: dict[int, Marks] = {}
 
 

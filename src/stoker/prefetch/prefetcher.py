@@ -52,7 +52,7 @@ class Prefetcher:
     ``key`` names the arena: all ranks and jobs of this user that share it share the process too.
     ``job`` is what the process needs if it has to be started, ``window_bytes`` how much may lie
     ready for this rank, and ``fresh`` (``u8[N]``) gets 1 at samples that were read for an access
-    still to come; ``read`` (``f64[2]``) counts these as a :class:`~stoker.store.flight.Meter`
+    still to come; ``read`` (``f64[3]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
     as it does. Reads wait for ``fetch_share``, as those of the rank's workers do; samples go to the
     region ``entrance``, if one is named. What

@@ -51,7 +51,7 @@ class Rank:
             arena.reclaim()  # what a dead predecessor held would be in our way
         self.walk = Walk(job.source.sizes, 0)
         self.fresh = np.zeros(len(job.source), np.uint8)
-        self.meter = Meter(np.zeros(2))
+        self.meter = Meter(np.zeros(3))
         self.ready: deque[Group] = deque()
         self.spared: deque[Group] = deque()
         self.stand_ins: ByNeighbour | None = None

@@ -42,8 +42,9 @@ class Brought(NamedTuple):
 class Meter:
     """What the threads of one process read from a source.
 
-    ``totals`` (``f64[2]``), which other processes may share, counts the samples, and the seconds
-    in which at least one read was in progress. One process at a time writes it. Thread-safe.
+    ``totals`` (``f64[3]``), which other processes may share, counts the samples, the seconds in
+    which at least one read was in progress, and the seconds of all reads, added up. One process at
+    a time writes it. Thread-safe.
     """
 
     def __init__(self, totals: NDArray[Any]) -> None:
@@ -64,17 +65,21 @@ class Meter:
     def begin(self) -> None:
         """Note that a read begins."""
         with self._mutex:
-            if not self._under_way:
-                self._since = time.perf_counter()
+            self._count(0)
             self._under_way += 1
 
     def end(self, count: int) -> None:
         """Note that it is over, and was of so many samples."""
         with self._mutex:
-            now = time.perf_counter()
-            self._totals += count, now - self._since
-            self._since = now
+            self._count(count)
             self._under_way -= 1
+
+    def _count(self, samples: int) -> None:
+        """Count samples, and the time since reads last began or ended."""
+        now = time.perf_counter()
+        passed = now - self._since if self._under_way else 0.0
+        self._totals += samples, passed, passed * self._under_way
+        self._since = now
 
 
 class Upstream:

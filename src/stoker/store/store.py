@@ -111,7 +111,7 @@ class Store:
         self._originals = originals
         self._clock = clock
         self._fresh: SharedArray | None = None
-        self._ahead = SharedArray.create(2, np.float64, name="stoker-ahead")
+        self._ahead = SharedArray.create(3, np.float64, name="stoker-ahead")
         self.claims = self._own_claims() if claims is None else claims
         """Which samples were served in this epoch; None if samples are not claimed."""
         self._check_arrays()
@@ -256,7 +256,7 @@ class Store:
             self.pool.reorder(keys)
 
     def expect_prefetch(self) -> tuple[SharedArray, SharedArray]:
-        """Return ``u8[N]`` and ``f64[2]`` for who prefetches.
+        """Return ``u8[N]`` and ``f64[3]`` for who prefetches.
 
         It sets 1 in the first at what it reads for a coming access, which then counts as FETCHED,
         and counts in the second what a :class:`~stoker.store.flight.Meter` does. Call it before
@@ -271,11 +271,14 @@ class Store:
         """Return what all processes counted so far, and what was read ahead.
 
         The names of :data:`FIELDS`, of which ``read`` are the samples read in ``source_seconds``;
-        ``read_ahead`` the samples that the prefetch process read, and ``ahead_seconds`` the time in
-        which it was reading.
+        ``read_ahead`` the samples that the prefetch process read, ``ahead_seconds`` the time in
+        which it was reading, and ``read_ahead_seconds`` that of its reads, added up.
         """
-        read_ahead, seconds = self._ahead.array.tolist()
-        return {**self.counters.totals(), "read_ahead": read_ahead, "ahead_seconds": seconds}
+        names = "read_ahead", "ahead_seconds", "read_ahead_seconds"
+        return {
+            **self.counters.totals(),
+            **dict(zip(names, self._ahead.array.tolist(), strict=True)),
+        }
 
     def stats(self) -> dict[str, Any]:
         """Return what all processes counted so far, and the tier's own counters.
