@@ -95,7 +95,7 @@ upgrade-test: $(STAMPS)/installed
 	mkdir -p $(UPGRADE)/source
 	git archive "$(OLD)" | tar -x -C $(UPGRADE)/source
 	echo "the earlier one is $$(git log -1 --format='%h %s' "$(OLD)")"
-	$(PIP) wheel --no-deps --no-build-isolation -w $(UPGRADE) $(UPGRADE)/source
+	python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w $(UPGRADE) $(UPGRADE)/source
 	python -m venv --without-pip $(UPGRADE)/venv
 	python -c '$(BELOW)' >"$$(echo $(UPGRADE)/venv/lib/python*/site-packages)/below.pth"
 	python -m pip --python $(UPGRADE)/venv/bin/python install --quiet --no-deps $(UPGRADE)/*.whl
