@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from numpy.typing import ArrayLike
 
+import stoker
 from stoker.epoch.batch import sample_seeds
+from stoker.errors import ConfigError, SampleCorrupt
 from stoker.pytorch.batch_server import preserved_generators, seed_generators
+from stoker.source import BaseSource, MemorySource
 
 
 def draws() -> tuple[float, float, float]:
@@ -92,3 +99,82 @@ def test_first_draws_look_uniform() -> None:
     assert np.abs(means - 0.5).max() < 0.03  # 4.6 standard errors
     assert np.abs(spreads - 12**-0.5).max() < 0.02
     assert np.abs(np.corrcoef(np.transpose(firsts)) - np.eye(3)).max() < 0.1
+
+
+SAMPLES = [bytes([i]) * (i % 7) for i in range(40)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_packed_batches_are_the_same_bytes_in_one_piece(workers: int) -> None:
+    targets = np.arange(40, dtype=np.float32) / 2
+    dataset = stoker.SampleDataset(MemorySource(SAMPLES), decode="packed", targets=targets)
+    with stoker.Loader(
+        dataset,
+        8,
+        num_workers=workers,
+        cache="50%",
+        return_meta=True,
+        persistent_workers=workers > 0,
+    ) as loader:
+        for _ in range(2):
+            seen = []
+            for (data, offsets), labels, meta in loader:
+                assert data.dtype == torch.uint8 and offsets.dtype == torch.int64
+                ids = meta.ids.tolist()
+                rows = [data[a:b].numpy().tobytes() for a, b in pairwise(offsets.tolist())]
+                assert rows == [SAMPLES[i] for i in ids]
+                assert labels.tolist() == targets[ids].tolist()
+                data += 1  # it is the batch's own memory
+                seen += ids
+            assert sorted(seen) == list(range(40))
+        assert loader.stats.hits > 0
+
+
+class Broken(BaseSource):
+    """Sample 7 cannot be read."""
+
+    fingerprint = "broken"
+
+    def __len__(self) -> int:
+        return 40
+
+    @property
+    def sizes(self) -> Any:
+        return np.full(40, 4, np.int64)
+
+    def read(self, ids: ArrayLike) -> list[bytes]:
+        if 7 in np.asarray(ids):
+            raise SampleCorrupt("sample 7 is on a bad disk", [7])
+        return [b"%04d" % i for i in np.asarray(ids).tolist()]
+
+
+def test_packed_batches_have_no_targets_unless_given_and_others_for_what_is_broken() -> None:
+    dataset = stoker.SampleDataset(Broken(), decode="packed")
+    with stoker.Loader(dataset, 8, on_error="skip", return_meta=True) as loader:
+        for data, offsets, meta in loader:
+            assert 7 not in meta.ids and offsets.tolist() == list(range(0, 33, 4))
+            assert data.numpy().tobytes() == b"".join(b"%04d" % i for i in meta.ids.tolist())
+        assert [failure.id for failure in loader.quarantine] == [7]
+    assert dataset[3] == b"0003"  # without a Loader there are samples only
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collate_fn": list},
+        {"batch_size": None},
+        {"cache": stoker.Cache("20%", stage="decoded")},
+        {"batch_size": 1, "batching": stoker.TokenBudget(64)},
+    ],
+    ids=["collate_fn", "single", "stage", "batching"],
+)
+def test_packed_batches_have_no_decoded_samples(options: dict[str, Any]) -> None:
+    dataset = stoker.SampleDataset(MemorySource(SAMPLES), decode="packed")
+    with pytest.raises(ConfigError, match="decode='packed' leaves samples as bytes"):
+        stoker.Loader(dataset, **{"batch_size": 4, **options})
+    with pytest.raises(ConfigError, match="transform needs them decoded"):
+        dataset.transform = bytes
+    with pytest.raises(ConfigError, match="decode='flat' is not known"):
+        stoker.SampleDataset(MemorySource(SAMPLES), decode="flat")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no packed batches"):
+        stoker.mix({"a": dataset, "b": dataset}, [0.5, 0.5], epoch_samples=40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -253,6 +254,16 @@ def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
             f"rescore= gives losses, and recipe {recipe.name!r} scores by {', '.join(others)}: "
             "leave it out, or use a scorer of losses"
         )
+
+
+def check_packed(needs: Mapping[str, bool]) -> None:
+    """Raise ConfigError for the first argument that is given and needs samples one by one."""
+    for name, is_given in needs.items():
+        if is_given:
+            raise ConfigError(
+                f"decode='packed' leaves samples as bytes, and {name} needs them decoded: give "
+                "decode= a function, or leave the other out"
+            )
 
 
 def check_batching(

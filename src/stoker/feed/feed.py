@@ -19,7 +19,13 @@ from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, Population, check_batching, recipe_of
+from stoker.epoch.settings import (
+    EpochSettings,
+    Population,
+    check_batching,
+    check_packed,
+    recipe_of,
+)
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
@@ -106,7 +112,13 @@ class Feed(FrontEnd):
         samples = FeedSamples(source, decode, targets)
         cache = as_cache(cache)
         if samples.is_packed:
-            _check_packed(transform, batching, cache)
+            check_packed(
+                {
+                    "transform": transform is not None,
+                    "batching": batching is not None,
+                    "Cache(stage='decoded')": cache.stage == "decoded",
+                }
+            )
         if not len(samples):
             raise ConfigError("the source has 0 samples: there is nothing to feed")
         if batch_size is None and batching is None:
@@ -350,20 +362,6 @@ def _check_counts(batch_size: int | None, *, decode_threads: int, ready: int | N
 def _check_callable(to_device: Any) -> None:
     if to_device is not None and not callable(to_device):
         raise ConfigError(f"to_device={to_device!r} cannot be called: give jax.device_put, say")
-
-
-def _check_packed(transform: Any, batching: Batching | None, cache: Cache) -> None:
-    """Raise ConfigError where what else is asked for needs samples one by one."""
-    for name, given in (
-        ("transform", transform is not None),
-        ("batching", batching is not None),
-        ("Cache(stage='decoded')", cache.stage == "decoded"),
-    ):
-        if given:
-            raise ConfigError(
-                f"decode='packed' leaves samples as bytes, and {name} needs them decoded: give "
-                "decode= a function, or leave the other out"
-            )
 
 
 def _unchanged(arrays: Any) -> Any:

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
 from stoker.epoch.batch import Request, sample_seeds
-from stoker.epoch.cached import RequestServer, ServedRequest
+from stoker.epoch.cached import Fetched, RequestServer, ServedRequest
+from stoker.pytorch.dataset import SampleDataset
 from stoker.pytorch.hand_over import private_collate
 from stoker.pytorch.meta import Envelope, Meta
+from stoker.source.packed import Packed, pack
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample
 
@@ -73,7 +76,23 @@ class BatchServer(Dataset[Any]):
         assert prepared.served is not None
         request, seeds = prepared.request, prepared.seeds
         fetched, failures, missed = prepared.served
+        meta = Meta(
+            token=request.token,
+            epoch=request.epoch,
+            ids=fetched.ids,
+            outcomes=fetched.outcomes,
+            positions=request.positions,
+            plan_weights=request.weights,
+        )
+        return Envelope(self._batch(request, fetched, seeds), meta, failures, missed)
+
+    def _batch(self, request: Request, fetched: Fetched, seeds: list[int]) -> Any:
+        """Return the samples transformed and collated."""
         ids, dataset = fetched.ids, self._requests.cached.dataset
+        if dataset.is_packed:
+            assert isinstance(dataset, SampleDataset)
+            packed = fetched.packed or Packed(*pack(fetched.decoded))  # some were replaced
+            return _tensors(packed, None if dataset.targets is None else dataset.targets[ids])
         is_random = dataset.is_random
         rows: Iterable[Any] = fetched.decoded
         collate = self._collate
@@ -89,22 +108,22 @@ class BatchServer(Dataset[Any]):
                 seed_generators(seed)
             samples.append(dataset.finish(index, decoded))
         seed_generators(seeds[0] ^ _COLLATE_STREAM)
-        batch = collate(samples[0] if request.single else samples)
-        meta = Meta(
-            token=request.token,
-            epoch=request.epoch,
-            ids=ids,
-            outcomes=fetched.outcomes,
-            positions=request.positions,
-            plan_weights=request.weights,
-        )
-        return Envelope(batch, meta, failures, missed)
+        return collate(samples[0] if request.single else samples)
 
     def __getattr__(self, name: str) -> Any:
         requests = self.__dict__.get("_requests")
         if requests is None or name.startswith("__"):
             raise AttributeError(name)
         return getattr(requests.cached.dataset, name)
+
+
+def _tensors(packed: Packed, targets: NDArray[Any] | None) -> Any:
+    """Return a batch of bytes in tensors of the same memory, with its targets if there are any."""
+    data, offsets = packed
+    if not data.flags.writeable:  # a source's own memory
+        data = data.copy()
+    batch = torch.from_numpy(data), torch.from_numpy(offsets)
+    return batch if targets is None else (batch, torch.from_numpy(targets))
 
 
 def as_it_is(envelope: Envelope) -> Envelope:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from stoker.epoch.settings import Population
+from stoker.epoch.settings import Population, check_packed
 from stoker.epoch.stage import Decode, Samples
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import EncodedImage, decode_image, split, to_pil
@@ -93,6 +93,8 @@ class TransformedDataset(SourceDataset):
 
     @transform.setter
     def transform(self, transform: Transforms | None) -> None:
+        if self.is_packed:
+            check_packed({"transform": transform is not None})
         self.image_transform, self._then = split(transform)
         self._transform = transform
 
@@ -110,9 +112,13 @@ class SampleDataset(TransformedDataset):
     same for the same bytes; random augmentation belongs into ``transform``, which is a function or
     a list as :class:`ImageFolder` takes it. What ``decode`` raises counts as a corrupt sample.
     ``targets`` is array-like, ``[N]`` or ``[N, ...]``, of numbers. Processes started by spawn or
-    forkserver need ``decode`` and ``transform`` to pickle.
+    forkserver need ``decode`` and ``transform`` to pickle. With ``decode="packed"`` a sample is its
+    bytes, and a batch of a Loader their tensors ``(data u8[total], offsets i64[n + 1])``, sample
+    ``i`` being ``data[offsets[i]:offsets[i + 1]]``; with targets the pair of these and a tensor
+    ``[n, ...]``. No object is made of each sample.
 
-    Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source.
+    Raises :class:`~stoker.errors.ConfigError` for targets of another length than the source, and
+    a ``transform`` beside ``"packed"``.
     """
 
     own_form = "bytes"
@@ -120,11 +126,14 @@ class SampleDataset(TransformedDataset):
     def __init__(
         self,
         source: Source,
-        decode: Decode | None = None,
+        decode: Decode | Literal["packed"] | None = None,
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
-        super().__init__(as_source(source), decode)
+        self.is_packed = decode == "packed"
+        if isinstance(decode, str) and not self.is_packed:
+            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
+        super().__init__(as_source(source), None if isinstance(decode, str) else decode)
         self.transform = transform
         self._targets = None if targets is None else _shared_targets(targets, len(source))
 

@@ -19,7 +19,7 @@ from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, check_batching, recipe_of
+from stoker.epoch.settings import EpochSettings, check_batching, check_packed, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
@@ -151,9 +151,19 @@ class Loader(FrontEnd, DataLoader[Any]):
             is_planned=is_planned,
             rescore=rescore,
         )
+        cache = as_cache(cache)
+        if population.base.is_packed:
+            check_packed(
+                {
+                    "collate_fn": collate_fn is not None,
+                    "batching": batching is not None,
+                    "batch_size=None": batch_size is None,
+                    "Cache(stage='decoded')": cache.stage == "decoded",
+                }
+            )
         ranks = LazyRanks(rank, world_size, current_ranks)
         self._session = Session(
-            CacheSetup(population.base, population, as_cache(cache), chosen),
+            CacheSetup(population.base, population, cache, chosen),
             EpochSettings(seed, epochs, batch_size, not in_order, drop_last, is_planned),
             ranks,
             Network(from_rank_zero, find_nodes, joined),

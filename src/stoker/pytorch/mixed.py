@@ -40,6 +40,8 @@ class MixedDataset(SourceDataset):
         """The data sets, in order, under any Subsets."""
         if any(part.mixture is not None for part in self.parts):
             raise ConfigError("a mixture of mixtures has no weights: mix all parts at once")
+        if any(part.is_packed for part in self.parts):
+            raise ConfigError("a mixture has no packed batches: leave decode='packed' out of it")
         is_plain = all(part.is_bytes_of_source for part in self.parts)
         # Code of the user's stays in the thread that it is called in.
         sources = [part.source for part in self.parts]
