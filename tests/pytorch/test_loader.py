@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.images import NUM_IMAGES
 from support.parts import (
-    NUM_IMAGES,
     dict_collate,
     ids_in,
     images,
