@@ -60,6 +60,7 @@ _LONG = (
     "tests/tiering/test_examples.py",
     "tests/survival/feeding/test_scripts.py",
     "tests/test_readme.py",
+    "tests/frameworks/test_ported.py",
     "tests/sampler/test_unbiased.py",
     "tests/store/test_registry.py",
     "tests/pytorch/test_resume.py",
