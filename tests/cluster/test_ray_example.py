@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.images import NUM_IMAGES, write_images
-from support.processes import processes_of
 from support.waiting import await_true
 
 HERE = Path(__file__).parent

@@ -100,6 +100,8 @@ def test_images_are_decoded_after_the_cache(tmp_path: Path) -> None:
 @pytest.mark.exact("Hugging Face `datasets`", "images of which the table has the path are cached")
 def test_images_in_files_are_cached(tmp_path: Path) -> None:
     """As load_dataset("imagefolder") has them."""
+    import datasets
+
     paths = [tmp_path / f"{number}.png" for number in range(4)]
     for number, path in enumerate(paths):
         pixels = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
