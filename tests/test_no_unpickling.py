@@ -19,6 +19,7 @@ ALLOWED = {
     "source/remote/obstore_backend.py": {"pickle.loads": "options that this job was given"},
     "source/remote/fsspec_backend.py": {"pickle.loads": "options that this job was given"},
     "epoch/compact.py": {"pickle.loads": "only for anonymous memory: see CALLERS"},
+    "pytorch/wrapped.py": {"Connection.recv": "a pipe of a fork of this process"},
     "pytorch/hand_over.py": {"pickle.loads": "anonymous memory that a worker inherited"},
     "testing/policy_conformance.py": {"pickle.loads": "what it pickled in the same line"},
     "testing/sampler_conformance.py": {"pickle.loads": "what it pickled in the same line"},
