@@ -164,7 +164,7 @@ def feed_of(source: Source, cache: str) -> stoker.Feed:
     """
     runs = np.diff(source.breaks, prepend=0, append=len(source))
     block = min(int(runs.max()), len(source) // 20)
-    recipe = f"foresight:block={block}" if cache != "100%" else None
+    recipe = f"foresight:block={block}"
     return stoker.Feed(source, BATCH, decode_threads=2, cache=cache, recipe=recipe, decode="packed")
 
 
