@@ -41,7 +41,7 @@ class Rank:
     ) -> None:
         self.arena = arena
         self.fresh = SharedArray.create(NUM, np.uint8)
-        self.read = SharedArray.create(2, np.float64)
+        self.read = SharedArray.create(3, np.float64)
         self.prefetcher = Prefetcher(
             key,
             lambda: Job(source, MemoryTier(arena), fetchers=fetchers),
