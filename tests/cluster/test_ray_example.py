@@ -81,8 +81,8 @@ def reported(storage: Path) -> list[Path]:
     found: list[Path] = []
     for snapshot in storage.glob("*/checkpoint_manager_snapshot.json"):
         with contextlib.suppress(json.JSONDecodeError):  # it is being written
-            for result in json.loads(snapshot.read_text())["checkpoint_results"]:
-                found.append(snapshot.parent / result["checkpoint_dir_name"])
+            results = json.loads(snapshot.read_text())["checkpoint_results"]
+            found += [snapshot.parent / result["checkpoint_dir_name"] for result in results]
     return sorted(found)
 
 
