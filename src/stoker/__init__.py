@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from stoker.feed import Feed
     from stoker.mixing import mix
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
-    from stoker.sampler.batching import Buckets, Packing, TokenBudget
     from stoker.sampler.mixture import Stages
+    from stoker.sampler.token_batches import Buckets, Packing, TokenBudget
     from stoker.store.arena import Arena
 
 __version__ = "1.0.0rc1"
@@ -50,7 +50,7 @@ _LATER = {
     "Arena": "stoker.store.arena",
     "Cache": "stoker.epoch.cache",
     "Feed": "stoker.feed",
-    **dict.fromkeys(("Buckets", "Packing", "TokenBudget"), "stoker.sampler.batching"),
+    **dict.fromkeys(("Buckets", "Packing", "TokenBudget"), "stoker.sampler.token_batches"),
     "Stages": "stoker.sampler.mixture",
     "mix": "stoker.mixing",
     **dict.fromkeys(("ImageFolder", "Loader", "SampleDataset", "Stats", "wrap"), "stoker.pytorch"),

@@ -1,85 +1,80 @@
-"""Batches by lengths: every access once, no budget exceeded, what goes in comes out of collate."""
+"""Plans with batches: the accesses of the sampler within, by batches, divided among ranks."""
 
 from __future__ import annotations
-
-import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import stoker
 from stoker.errors import ConfigError
-from stoker.sampler.batched import for_ranks
-from stoker.sampler.batching import Batching, Buckets, Packing, TokenBudget
+from stoker.plan import Plan
+from stoker.sampler import ImportanceSampler, SuperEpochSampler, UniformSampler
+from stoker.sampler.batching import BatchedSampler, Grouping, for_ranks
+from stoker.sampler.token_batches import Packing, TokenBudget
+from stoker.scores import Scores
 
-LONGEST = 40
-
-batchings = st.one_of(
-    st.builds(
-        TokenBudget,
-        st.integers(LONGEST, 200),
-        most=st.none() | st.integers(1, 9),
-        window=st.integers(1, 60),
-    ),
-    st.builds(Buckets, st.just((7, 20, LONGEST)), st.integers(LONGEST, 200)),
-    st.builds(
-        Packing,
-        st.integers(LONGEST, 60),
-        rows=st.integers(1, 4),
-        cut=st.booleans(),
-        window=st.integers(1, 60),
-    ),
-    st.builds(Packing, st.integers(5, 30), rows=st.integers(1, 4), longer=st.just("truncate")),
-)
-many_lengths = st.lists(st.integers(0, LONGEST), min_size=1, max_size=150)
+LENGTHS = np.random.default_rng(0).integers(1, 50, 300)
 
 
-def grouped(batching: Batching, lengths: list[int], **options: Any) -> list[list[int]]:
-    """Return the accesses of each batch."""
-    fitted = batching.lengths_of(np.array(lengths, np.int64))
-    rng = np.random.default_rng(options.pop("seed", 0))
-    order, bounds = batching.group(fitted, rng, **options)
-    assert bounds[0] == 0 and bounds[-1] == len(order) and (np.diff(bounds) > 0).all()
-    return [part.tolist() for part in np.split(order, bounds[1:-1])]
+def sampler(seed: int = 1, **options: object) -> BatchedSampler:
+    grouping = Grouping(Packing(64, rows=2, window=100), LENGTHS, seed=seed, **options)  # type: ignore[arg-type]
+    return BatchedSampler(UniformSampler(len(LENGTHS), seed), grouping)
 
 
-@given(batchings, many_lengths, st.integers(0, 9))
-def test_every_access_is_in_one_batch_within_its_budget(
-    batching: Batching, lengths: list[int], seed: int
-) -> None:
-    batches = grouped(batching, lengths, seed=seed)
-    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
-    fitted = batching.lengths_of(np.array(lengths, np.int64))
-    for batch in batches:
-        places = batching.places_of(fitted[batch])
-        assert fitted[batch].sum() <= places <= batching.places
-        if isinstance(batching, TokenBudget) and batching.most is not None:
-            assert len(batch) <= batching.most
+def test_a_plan_is_a_function_of_seed_and_epoch() -> None:
+    plan = sampler().plan(None, 3)
+    assert plan.identity == sampler().plan(None, 3).identity
+    assert plan.identity not in {
+        sampler(2).plan(None, 3).identity,
+        sampler().plan(None, 4).identity,
+    }
+    assert sorted(plan.ids.tolist()) == list(range(len(LENGTHS)))
+    assert len(plan) == sampler().length_at(3) == sampler().longest
 
 
-@given(batchings, many_lengths)
-def test_collate_loses_no_token_and_takes_the_places_counted(
-    batching: Batching, lengths: list[int]
-) -> None:
-    fitted = np.minimum(batching.lengths_of(np.array(lengths, np.int64)), lengths)
-    for batch in grouped(batching, lengths):
-        made = batching.collate([np.full(lengths[place], 1 + place) for place in batch])
-        shown = np.bincount(made["tokens"].ravel(), minlength=1 + len(lengths))[1:]
-        expected = np.zeros(len(lengths), int)
-        expected[batch] = fitted[batch]
-        assert shown.tolist() == expected.tolist()
-        assert made["tokens"].size <= batching.places_of(np.maximum(fitted[batch], 1))
+def test_other_batches_are_another_plan() -> None:
+    ids = np.arange(4)
+    bounds = [None, np.array([0, 4]), np.array([0, 1, 4])]
+    assert len({Plan(0, 0, ids, batches=each).identity for each in bounds}) == 3
 
 
-@given(batchings, many_lengths, st.integers(1, 5))
-def test_the_batches_depend_on_the_random_numbers_alone(
-    batching: Batching, lengths: list[int], seed: int
-) -> None:
-    copy = pickle.loads(pickle.dumps(batching))
-    assert grouped(batching, lengths, seed=seed) == grouped(copy, lengths, seed=seed)
+def test_weights_and_batches_go_with_their_accesses() -> None:
+    scores = Scores(len(LENGTHS))
+    scores.update(np.arange(len(LENGTHS)), np.linspace(1, 2, len(LENGTHS)), 1)
+    inner = ImportanceSampler(len(LENGTHS), 1)
+    drawn = inner.plan(scores, 1)
+    plan = BatchedSampler(inner, Grouping(TokenBudget(200), LENGTHS)).plan(scores, 1)
+    assert drawn.weights is not None and plan.weights is not None
+    assert sorted(zip(drawn.ids, drawn.weights, strict=True)) == sorted(
+        zip(plan.ids, plan.weights, strict=True)
+    )
+    assert plan.batches is not None
+    moved = plan.starting_at(7).batches
+    assert moved is not None and moved.tolist() == plan.batches.tolist()
+
+
+def test_batch_views_of_ranks_are_the_plan() -> None:
+    plan = sampler().plan(None, 0)
+    views = [plan.batch_view(rank, 3) for rank in range(3)]
+    assert sorted(np.concatenate(views).tolist()) == list(range(len(plan)))
+
+
+@pytest.mark.parametrize("batches", [[0, 2], [1, 3], [0, 0, 3], [0, 2, 1, 3], []])
+def test_batches_that_do_not_cover_the_ids_raise(batches: list[int]) -> None:
+    with pytest.raises(ConfigError, match="do not cover 3 ids"):
+        Plan(0, 0, np.arange(3), batches=np.array(batches, np.int64))
+
+
+def test_an_order_that_the_cache_needs_is_left_alone() -> None:
+    with pytest.raises(ConfigError, match="block= or repeat="):
+        BatchedSampler(SuperEpochSampler(300, repeat=2), Grouping(TokenBudget(200), LENGTHS))
+
+
+def test_nothing_is_left_where_no_batch_is_full() -> None:
+    grouping = Grouping(Packing(64, rows=10_000), LENGTHS, drop_last=True)
+    with pytest.raises(ConfigError, match="drop_last leaves no batch"):
+        BatchedSampler(UniformSampler(300), grouping).plan(None, 0)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 9), st.booleans())
@@ -100,63 +95,3 @@ def test_ranks_get_equally_many_batches_of_the_same_accesses(
         assert set(bounds.tolist()) <= set(divided.tolist())
     without = for_ranks(bounds, world_size, fill=False)
     assert without[-1] == bounds[-1]
-
-
-def test_buckets_have_as_many_shapes_as_there_are_full_batches() -> None:
-    batching = Buckets([4, 8], 16)
-    lengths = [1, 5, 2, 6, 3, 7, 4, 8, 1]
-    assert grouped(batching, lengths) == [[1, 3], [0, 2, 4, 6], [5, 7], [8]]
-    assert grouped(batching, lengths, drop_last=True) == [[1, 3], [0, 2, 4, 6], [5, 7]]
-
-
-def test_packing_drops_a_last_batch_of_fewer_rows_if_asked() -> None:
-    assert len(grouped(Packing(8, rows=2), [8, 8, 8])) == 2
-    assert len(grouped(Packing(8, rows=2), [8, 8, 8], drop_last=True)) == 1
-
-
-def test_packing_of_texts_is_at_least_97_percent_full() -> None:
-    rng = np.random.default_rng(3)
-    lengths = np.minimum(rng.lognormal(5.5, 1, 20_000).astype(np.int64) + 1, 2048)
-    for batching in (Packing(2048, rows=4), Packing(2048, rows=4, cut=True)):
-        _, bounds = batching.group(lengths, rng)
-        assert lengths.sum() >= 0.97 * (len(bounds) - 1) * batching.places
-
-
-def test_lengths_are_bytes_or_given() -> None:
-    sizes = np.array([8, 2, 6])
-    assert TokenBudget(8).lengths_of(sizes).tolist() == [8, 2, 6]
-    assert TokenBudget(8, token_bytes=2).lengths_of(sizes).tolist() == [4, 1, 3]
-    given = TokenBudget(8, lengths=[3, 0, 1])
-    assert given.lengths_of(sizes, are_exact=False).tolist() == [3, 1, 1]
-    with pytest.raises(ConfigError, match="are estimates"):
-        TokenBudget(8).lengths_of(sizes, are_exact=False)
-    with pytest.raises(ConfigError, match="sample 0 has 8 tokens and 7 fit"):
-        TokenBudget(7).lengths_of(sizes)
-    for wrong in ([1, 2], [1.0, 2.0, 3.0], [[1], [2], [3]], [-1, 2, 3]):
-        with pytest.raises(ConfigError, match="lengths"):
-            TokenBudget(8, lengths=wrong).lengths_of(sizes)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: TokenBudget(0), "budget=0"),
-        (lambda: TokenBudget(8, most=0), "most=0"),
-        (lambda: TokenBudget(8, window=-1), "window=-1"),
-        (lambda: TokenBudget(8, token_bytes=0), "token_bytes=0"),
-        (lambda: TokenBudget(8, dtype="float32"), "no type of integers"),
-        (lambda: Buckets([], 8), "ascending"),
-        (lambda: Buckets([4, 4], 8), "ascending"),
-        (lambda: Buckets([4, 9], 8), "no room for one sample of 9"),
-        (lambda: Packing(0), "length=0"),
-        (lambda: Packing(8, rows=0), "rows=0"),
-        (lambda: Packing(8, longer="skip"), "longer='skip'"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_makes_no_sense_raises_at_construction(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
-
-
-def test_they_are_names_of_stoker() -> None:
-    assert (stoker.TokenBudget, stoker.Buckets, stoker.Packing) == (TokenBudget, Buckets, Packing)

@@ -16,7 +16,7 @@ from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes.base import SamplerFactory, uniform
 from stoker.sampler.base import Sampler, as_sampler
-from stoker.sampler.batched import BatchedSampler, for_ranks
+from stoker.sampler.batching import BatchedSampler, for_ranks
 from stoker.scores import Scores
 from stoker.store.claims import still_due
 

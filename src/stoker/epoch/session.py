@@ -44,8 +44,7 @@ from stoker.jobs.board import JobTable
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.recipes.base import uniform
-from stoker.sampler.batched import Grouping
-from stoker.sampler.batching import Batching
+from stoker.sampler.batching import Batching, Grouping
 from stoker.scores import Scores
 from stoker.source.base import Source
 from stoker.store.registry import SharedArena

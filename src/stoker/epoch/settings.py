@@ -16,8 +16,7 @@ from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, uniform
 from stoker.recipes.baselines import minio
 from stoker.recipes.mixed import mixed
-from stoker.sampler.batched import Grouping
-from stoker.sampler.batching import Batching
+from stoker.sampler.batching import Batching, Grouping
 from stoker.sampler.mixture import Mixture
 from stoker.scores import Scores
 

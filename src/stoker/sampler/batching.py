@@ -1,21 +1,26 @@
-"""Batches by the lengths of samples: a budget of tokens, buckets, rows packed full."""
+"""Plans in batches by the lengths of samples: what a batch is, and how ranks divide them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.best_fit import best_fit
-from stoker.sampler.rows import Arrays, PackedRows, PaddedRows
+from stoker.plan import Plan
+from stoker.sampler.base import Sampler
+from stoker.sampler.draws import generator
+from stoker.scores import Scores
 
 Lengths = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]
+
+_STREAM = 6  # of random numbers, apart from those of the samplers
+_KEPT = 3  # epochs whose batches are kept: this one, the next one, and one that is asked about
 
 
 class Groups(NamedTuple):
@@ -51,7 +56,7 @@ class Batching(ABC):
     """Of the tokens in a batch."""
 
     def __post_init__(self) -> None:
-        _check_counts(token_bytes=self.token_bytes)
+        check_counts(token_bytes=self.token_bytes)
         if np.dtype(self.dtype).kind not in "iu":
             raise ConfigError(f"dtype={self.dtype!r} is no type of integers: tokens are")
 
@@ -117,233 +122,152 @@ class Batching(ABC):
         return lengths
 
 
-@dataclass(frozen=True, eq=False)
-class TokenBudget(Batching):
-    """Batches of samples of similar length that take at most ``budget`` tokens, padding included.
+class Grouping:
+    """Puts the plans of an epoch into batches by the lengths of its samples.
 
-    A batch of n samples, the longest of which has l tokens, takes n x l. Each ``window`` accesses
-    of the drawn order are sorted by length, put into batches and these are shuffled. A batch of
-    the default collate function is ``{"tokens": [n, l], "lengths": i64[n]}``, with ``"targets"``
-    if samples are pairs (tokens, target).
+    ``lengths`` i64[N] are those of the samples of the data set, and ``visited`` u32[n] the ids that
+    plans stand for; None: all, in order. Without ``shuffle`` batches come in the order of the plan.
+    Pure but for a memory of the latest results; for one thread.
     """
 
-    budget: int
-    """Tokens of a batch at most."""
-    most: int | None = None
-    """Samples of a batch at most; None: any number."""
-    window: int = 8192
-    """Accesses that are sorted together: more pad less, and mix less."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_counts(budget=self.budget, window=self.window)
-        if self.most is not None:
-            _check_counts(most=self.most)
-
-    @property
-    def places(self) -> int:
-        """Tokens that a full batch has room for."""
-        return self.budget
+    def __init__(
+        self,
+        batching: Batching,
+        lengths: Lengths,
+        visited: NDArray[np.uint32] | None = None,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self._batching, self._of_all = batching, lengths
+        self._lengths = lengths if visited is None else lengths[visited]
+        self._visited = visited
+        self._seed, self._shuffle, self._drop_last = seed, shuffle, drop_last
+        self._kept: dict[str, Groups] = {}
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sample that fits."""
-        return self.budget
+    def typical(self) -> int:
+        """Samples of a batch, in the mean of a full one, 1 or more."""
+        return max(1, round(self._batching.places / max(1.0, float(self._lengths.mean()))))
 
-    @property
-    def collate(self) -> PaddedRows:
-        """What makes arrays of the samples of a batch."""
-        return PaddedRows((), self.pad, self.dtype)
+    def shortest(self, count: int) -> NDArray[np.uint32]:
+        """Return so many of the shortest samples, by id: they fit in the place of any other."""
+        found = np.argsort(self._lengths, kind="stable")[:count].astype(np.uint32)
+        return found if self._visited is None else self._visited[found]
 
-    def group(
-        self, lengths: Lengths, rng: np.random.Generator | None, *, drop_last: bool = False
-    ) -> Groups:
-        """Return batches of accesses whose samples have ``lengths``; see :class:`Batching`."""
-        parts, most = [], len(lengths) if self.most is None else self.most
-        for first in range(0, len(lengths), self.window):
-            window = lengths[first : first + self.window]
-            by_length = np.argsort(-window, kind="stable")
-            descending = window[by_length].tolist()
-            begins, begin = [], 0
-            while begin < len(descending):
-                begins.append(begin)
-                begin += min(most, self.budget // descending[begin])
-            numbers = np.zeros(len(window), np.int64)
-            numbers[begins[1:]] = 1
-            of_batch = np.empty(len(window), np.int64)
-            of_batch[by_length] = np.cumsum(numbers)
-            parts.append((first, of_batch))
-        return _in_turn(parts, rng)
+    def tokens_of(self, ids: NDArray[np.uint32]) -> tuple[int, int]:
+        """Return the tokens of a batch of ids ``u32[n]``, and those that it has room for."""
+        lengths = self._of_all[ids]
+        return int(lengths.sum()), self._batching.places_of(lengths)
 
-    def places_of(self, lengths: Lengths) -> int:
-        """Return the tokens that a batch of samples of these ``lengths`` has room for."""
-        return len(lengths) * int(lengths.max(initial=0))
+    def __call__(self, plan: Plan) -> Groups:
+        """Return the batches of ``plan``; ConfigError where none is full and the rest dropped."""
+        groups = self._kept.pop(plan.identity, None)
+        if groups is None:
+            rng = generator(self._seed, plan.epoch, _STREAM) if self._shuffle else None
+            lengths = self._lengths[plan.ids]
+            groups = self._batching.group(lengths, rng, drop_last=self._drop_last)
+            if len(groups.bounds) < 2:
+                raise ConfigError(
+                    f"drop_last leaves no batch of {len(plan)} samples, as none is full: use "
+                    "smaller batches or drop_last=False"
+                )
+        self._kept[plan.identity] = groups
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return groups
 
 
-@dataclass(frozen=True, eq=False)
-class Buckets(Batching):
-    """Batches whose samples fall into one bucket of lengths and are padded to its bound.
+@dataclass(frozen=True)
+class BatchedSampler(Sampler):
+    """The plans of ``inner``, made for one rank, with their accesses put into batches.
 
-    A batch of the bucket up to ``bounds[b]`` has ``budget // bounds[b]`` samples, so there are as
-    many shapes as buckets; with ``drop_last`` no others, as batches that are not full are left
-    out. They come at the end of the epoch; the others when their last sample is due in the drawn
-    order. A batch of the default collate function is ``{"tokens": [n, bounds[b]], "lengths":
-    i64[n]}``, with ``"targets"`` if samples are pairs (tokens, target).
+    A plan has the accesses of a batch one after another, and says where batches begin. It is not
+    made for any number of ranks: they divide the batches, by :func:`for_ranks`.
+
+    Raises :class:`~stoker.errors.ConfigError` for a sampler whose order serves the cache, which
+    batching would undo.
     """
 
-    bounds: Sequence[int]
-    """Ascending: the tokens of the longest sample of each bucket."""
-    budget: int
-    """Tokens of a batch at most, padding included."""
+    inner: Sampler
+    grouping: Grouping
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        bounds = tuple(self.bounds)
-        if not bounds or bounds[0] < 1 or any(low >= high for low, high in pairwise(bounds)):
-            raise ConfigError(f"bounds={self.bounds!r}: give ascending lengths, from 1")
-        if self.budget < bounds[-1]:
+        if self.inner.reads_blocks or self.inner.apart is not None:
             raise ConfigError(
-                f"budget={self.budget} has no room for one sample of {bounds[-1]} tokens: give "
-                "that or more"
+                "batching= changes the order of samples, and this recipe draws them in one that "
+                "the cache needs: leave out its block= or repeat=, or batching="
             )
 
     @property
-    def places(self) -> int:
-        """Tokens that a full batch has room for."""
-        return self.budget
+    def uses_scores(self) -> bool:
+        """Whether plans depend on scores."""
+        return self.inner.uses_scores
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample that fits."""
-        return self.bounds[-1]
+        """Accesses of the longest plan."""
+        return self.inner.longest
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return the accesses of the plan of ``epoch``."""
+        return len(self.plan(scores, epoch))
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the plan of ``epoch``, from 0, with its batches; raises what ``inner`` does."""
+        plan = self.inner.plan(scores, epoch)
+        groups = self.grouping(plan)
+        return plan.part(groups.order, plan.start, groups.bounds)
 
     @property
-    def collate(self) -> PaddedRows:
-        """What makes arrays of the samples of a batch."""
-        return PaddedRows(tuple(self.bounds), self.pad, self.dtype)
+    def without_accuracy(self) -> str:
+        """What happens to plans if no accuracy is reported; empty: nothing."""
+        return self.inner.without_accuracy
 
-    def group(
-        self, lengths: Lengths, rng: np.random.Generator | None, *, drop_last: bool = False
-    ) -> Groups:
-        """Return batches of accesses whose samples have ``lengths``; see :class:`Batching`."""
-        buckets = np.searchsorted(self.bounds, lengths)
-        batches: list[tuple[bool, int, NDArray[np.int64]]] = []
-        for bucket, bound in enumerate(self.bounds):
-            own, size = np.flatnonzero(buckets == bucket), self.budget // bound
-            for begin in range(0, len(own), size):
-                batch = own[begin : begin + size]
-                batches.append((len(batch) < size, int(batch[-1]), batch))
-        batches.sort(key=lambda batch: batch[:2])
-        taken = [batch for is_short, _, batch in batches if not (is_short and drop_last)]
-        return Groups(
-            np.concatenate([*taken, np.empty(0, np.int64)]),
-            _bounds([len(batch) for batch in taken]),
-        )
+    def begin_epoch(self, scores: Scores, epoch: int) -> None:
+        """Have ``inner`` keep in ``scores`` what epochs are drawn from."""
+        self.inner.begin_epoch(scores, epoch)
 
-    def places_of(self, lengths: Lengths) -> int:
-        """Return the tokens that a batch of samples of these ``lengths`` has room for."""
-        bucket = int(np.searchsorted(self.bounds, lengths.max(initial=0)))
-        return len(lengths) * self.bounds[bucket]
+    def foresees(self, scores: Scores | None, epoch: int) -> bool:
+        """Whether the plan that these scores give for ``epoch`` is the one that it will have."""
+        return self.inner.foresees(scores, epoch)
+
+    def began(self, epoch: int) -> int:
+        """Return the epoch with which the super-epoch of ``epoch`` begins."""
+        return self.inner.began(epoch)
+
+    def describe(self, scores: Scores | None, epoch: int) -> str:
+        """Return in one line what is done in ``epoch``, and why, for the log; empty: nothing."""
+        return self.inner.describe(scores, epoch)
 
 
-@dataclass(frozen=True, eq=False)
-class Packing(Batching):
-    """Batches of ``rows`` rows of ``length`` tokens, each filled with several samples.
+def for_ranks(
+    bounds: NDArray[np.int64], world_size: int, *, drop_last: bool = False, fill: bool = True
+) -> NDArray[np.int64]:
+    """Return i64[B' + 1], batches of which each rank takes every ``world_size``-th.
 
-    Each ``window`` accesses of the drawn order are packed by best fit, and the rows shuffled. With
-    ``cut`` a sample may end one row and continue in the next of the same batch, so that only the
-    end of a batch is padded; else each lies in one row. A batch of the default collate function is
-    ``{"tokens": [rows, length], "positions": i32[rows, length], "documents": i32[rows, length]}``:
-    the place of each token in its sample, and the number of its sample in the batch, -1 for
-    padding. Numbers count the samples as ``meta.ids`` does, or the batch's ``ids``. ``drop_last``
-    leaves out the last batch if it has fewer rows.
+    They are ``bounds`` i64[B + 1] but for the last step. Its batches are halved, the one with
+    most samples first, until there are enough, or with ``drop_last`` left out. Where the step has
+    fewer samples than there are ranks, ``fill`` adds batches of one access each after the end,
+    which the caller takes from the start of the epoch; otherwise some ranks have a batch less.
     """
-
-    length: int
-    """Tokens of a row."""
-    rows: int = 1
-    """Rows of a batch."""
-    cut: bool = False
-    """Whether samples may be cut at the end of a row, to continue in the next."""
-    longer: Literal["raise", "truncate"] = "raise"
-    """What becomes of samples longer than a row, or with ``cut`` than a batch."""
-    window: int = 65536
-    """Accesses that are packed together: more leave fewer gaps, and mix less."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_counts(length=self.length, rows=self.rows, window=self.window)
-        if self.longer not in ("raise", "truncate"):
-            raise ConfigError(f"longer={self.longer!r} is not known: use 'raise' or 'truncate'")
-
-    @property
-    def places(self) -> int:
-        """Tokens that a full batch has room for."""
-        return self.rows * self.length
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sample that fits."""
-        return self.places if self.cut else self.length
-
-    @property
-    def collate(self) -> PackedRows:
-        """What makes arrays of the samples of a batch."""
-        truncate = self.longer == "truncate"
-        return PackedRows(self.length, self.rows, self.cut, truncate, self.pad, self.dtype)
-
-    def fitted(self, lengths: Lengths) -> Lengths:
-        """Return ``lengths``, with ``longer="truncate"`` as far as they fit."""
-        if self.longer == "truncate":
-            return np.minimum(lengths, self.longest)
-        return super().fitted(lengths)
-
-    def group(
-        self, lengths: Lengths, rng: np.random.Generator | None, *, drop_last: bool = False
-    ) -> Groups:
-        """Return batches of accesses whose samples have ``lengths``; see :class:`Batching`."""
-        parts = [
-            (first, best_fit(lengths[first : first + self.window], self.longest))
-            for first in range(0, len(lengths), self.window)
-        ]
-        packed = _in_turn(parts, rng)
-        if self.cut:
-            return packed
-        # A row never begins in the one before: laid out in this order, rows of a batch fit.
-        bounds = packed.bounds[:: self.rows]
-        if (len(packed.bounds) - 1) % self.rows and not drop_last:
-            bounds = np.append(bounds, packed.bounds[-1])
-        return Groups(packed.order[: bounds[-1]], bounds)
-
-    def places_of(self, lengths: Lengths) -> int:
-        """Return the tokens that a batch has room for, full or not."""
-        return self.places
-
-
-def _in_turn(
-    parts: Sequence[tuple[int, NDArray[np.int64]]], rng: np.random.Generator | None
-) -> Groups:
-    """Return groups of accesses: of each part, where it begins, and the group of each access.
-
-    The groups of a part, numbered from 0, come in random order, and so do accesses in a group; as
-    they are without ``rng``.
-    """
-    orders, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for first, groups in parts:
-        if rng is not None:
-            turns = rng.permutation(1 + int(groups.max()))
-            groups = turns[groups]
-            mixed = rng.permutation(len(groups))
-            order = mixed[np.argsort(groups[mixed], kind="stable")]
-        else:
-            order = np.argsort(groups, kind="stable")
-        orders.append(first + order)
-        sizes.append(np.bincount(groups))
-    return Groups(np.concatenate(orders), _bounds(np.concatenate(sizes)))
-
-
-def _bounds(sizes: ArrayLike) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
+    rest = (len(bounds) - 1) % world_size
+    if not rest:
+        return bounds
+    whole = len(bounds) - 1 - rest
+    if drop_last:
+        return bounds[: whole + 1]
+    cuts = bounds[whole:].tolist()
+    while len(cuts) <= world_size:
+        sizes = np.diff(cuts)
+        most = int(sizes.argmax())
+        if sizes[most] < 2:
+            break
+        cuts.insert(most + 1, cuts[most] + int(sizes[most]) // 2)
+    if fill:
+        cuts += range(cuts[-1] + 1, cuts[-1] + 1 + world_size + 1 - len(cuts))
+    return np.concatenate([bounds[:whole], cuts])
 
 
 def _integers(given: ArrayLike, num_samples: int) -> Lengths:
@@ -358,7 +282,8 @@ def _integers(given: ArrayLike, num_samples: int) -> Lengths:
     return array.astype(np.int64)
 
 
-def _check_counts(**given: int) -> None:
+def check_counts(**given: int) -> None:
+    """Raise :class:`~stoker.errors.ConfigError`, by name, for what is no number from 1 on."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ConfigError(f"{name}={value!r} is out of range: give 1 or more")
