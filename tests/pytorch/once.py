@@ -31,7 +31,7 @@ from stoker.policy.shares import FrequencySplit
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.baselines import SelectiveSampler
 from stoker.store.fill import preload
 from stoker.types import Outcome
 

@@ -16,8 +16,7 @@ from stoker.prefetch.walk import Segment, Walk
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.sampler.infobatch import InfoBatchSampler
-from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.baselines import InfoBatchSampler, SelectiveSampler
 from stoker.tiering.config import read_order
 
 NUM, EPOCHS = 100, 8

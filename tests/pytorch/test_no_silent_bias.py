@@ -16,8 +16,7 @@ from stoker.policy.score import Score
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.sampler.infobatch import InfoBatchSampler
-from stoker.sampler.weighted import WeightedSampler
+from stoker.sampler.baselines import InfoBatchSampler, WeightedSampler
 
 NUM = 240
 

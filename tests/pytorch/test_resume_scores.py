@@ -20,9 +20,8 @@ from stoker.policy.shares import FrequencySplit
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.sampler.infobatch import InfoBatchSampler
+from stoker.sampler.baselines import InfoBatchSampler, SelectiveSampler
 from stoker.sampler.pads import PadsSampler
-from stoker.sampler.selective import SelectiveSampler
 
 NUM, EPOCHS = 90, 5
 

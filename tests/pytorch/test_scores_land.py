@@ -25,9 +25,8 @@ from stoker.policy.score import Score
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.sampler.infobatch import InfoBatchSampler
+from stoker.sampler.baselines import InfoBatchSampler, WeightedSampler
 from stoker.sampler.pads import PadsSampler
-from stoker.sampler.weighted import WeightedSampler
 from stoker.types import Outcome
 
 # Validation is beside the point here.

@@ -19,9 +19,9 @@ from stoker.epoch.ranks import LazyRanks, Ranks
 from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan
 from stoker.pytorch.ranks import current_ranks, joined
+from stoker.sampler.baselines import WeightedSampler
 from stoker.sampler.epoch import has_evidence
 from stoker.sampler.uniform import UniformSampler
-from stoker.sampler.weighted import WeightedSampler
 from stoker.scores import Scores
 
 VERSION = 1

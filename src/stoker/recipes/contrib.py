@@ -8,8 +8,7 @@ from stoker.policy.baselines import LFU, LRU, MinIO
 from stoker.policy.score import Score
 from stoker.recipes.base import Recipe, part
 from stoker.recipes.baselines import lru_hit_ratio
-from stoker.sampler.infobatch import InfoBatchSampler
-from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.baselines import InfoBatchSampler, SelectiveSampler
 
 
 def base_cis(beta: float = 0.33, history: int = 1024) -> Recipe:

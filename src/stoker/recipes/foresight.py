@@ -8,9 +8,9 @@ from stoker.errors import ConfigError
 from stoker.policy.next_use import AsPlanned, NextBlock, NextUse, OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory, part
 from stoker.sampler.adaptive import AdaptiveSampler
+from stoker.sampler.baselines import InfoBatchSampler
 from stoker.sampler.blocks import BlockSampler, check_blocks, fit_window
 from stoker.sampler.importance import ImportanceSampler
-from stoker.sampler.infobatch import InfoBatchSampler
 from stoker.sampler.uniform import SuperEpochSampler
 from stoker.sampler.windows import Room, unfitted
 

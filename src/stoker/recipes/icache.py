@@ -11,7 +11,7 @@ from stoker.policy.high_low import HighLow, Split
 from stoker.policy.score import Score
 from stoker.policy.shares import FrequencySplit
 from stoker.recipes.base import Recipe, choose, part
-from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.baselines import SelectiveSampler
 
 SUBSTITUTES = {
     "low": Substitution("low_by_low", "L"),

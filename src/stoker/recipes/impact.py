@@ -15,7 +15,7 @@ from stoker.policy.baselines import LFU, LRU
 from stoker.policy.high_low import HighLow, Split, StaticSet
 from stoker.policy.shares import FrequencySplit
 from stoker.recipes.base import Recipe, Same, choose, part
-from stoker.sampler.selective import SelectiveSampler
+from stoker.sampler.baselines import SelectiveSampler
 
 
 def impact(

@@ -13,7 +13,7 @@ from stoker.policy.base import Substitution
 from stoker.policy.score import Homophily, Score
 from stoker.policy.shares import ElasticSplit
 from stoker.recipes.base import Recipe, choose, part
-from stoker.sampler.weighted import WeightedSampler
+from stoker.sampler.baselines import WeightedSampler
 
 
 def spidercache(

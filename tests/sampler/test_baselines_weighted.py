@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.sampler import Sampler, WeightedSampler
-from stoker.sampler.weighted import inclusion
+from stoker.sampler.baselines import capped
 from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 from tests.sampler.parts import scores_of
@@ -42,7 +42,7 @@ def test_more_draws_than_samples():
 def test_inclusion_probabilities_sum_to_the_draws(p, data):
     p = np.array(p) / sum(p)
     size = data.draw(st.integers(1, len(p) - 1))
-    found = inclusion(p, size)
+    found = capped(p, size)
     assert found.sum() == pytest.approx(size)
     assert (found >= 0).all() and (found <= 1).all()
     open_ones = (found < 1) & (p > 0)
