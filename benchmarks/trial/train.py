@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker.recipes import Recipe
-from stoker.sampler.adaptive import AdaptiveSampler
+from stoker.sampler.super_epochs import AdaptiveSampler
 from stoker.sim import Conditions
 from stoker.sim.clock import Clock
 from stoker.testing import SlowSource

@@ -20,8 +20,7 @@ from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan
 from stoker.pytorch.ranks import current_ranks, joined
 from stoker.sampler.baselines import WeightedSampler
-from stoker.sampler.epoch import has_evidence
-from stoker.sampler.uniform import UniformSampler
+from stoker.sampler.uniform import UniformSampler, has_evidence
 from stoker.scores import Scores
 
 VERSION = 1

@@ -7,11 +7,10 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.policy.next_use import AsPlanned, NextBlock, NextUse, OnceAnEpoch
 from stoker.recipes.base import Recipe, SamplerFactory, part
-from stoker.sampler.adaptive import AdaptiveSampler
 from stoker.sampler.baselines import InfoBatchSampler
 from stoker.sampler.blocks import BlockSampler, check_blocks, fit_window
 from stoker.sampler.importance import ImportanceSampler
-from stoker.sampler.uniform import SuperEpochSampler
+from stoker.sampler.super_epochs import AdaptiveSampler, SuperEpochSampler
 from stoker.sampler.windows import Room, unfitted
 
 
@@ -52,8 +51,8 @@ def foresight(
       ``loader.weights``, whose mean is one, give the others of them their share (InfoBatch, whose
       weights make each step larger instead). An epoch has fewer steps.
     - ``adaptive``: the default while storage keeps up; where it does not, as few repeats in as
-      long windows as storage can feed (:class:`~stoker.sampler.adaptive.AdaptiveSampler`). What is
-      done, and why, is logged as each epoch begins.
+      long windows as storage can feed (:class:`~stoker.sampler.super_epochs.AdaptiveSampler`).
+      What is done, and why, is logged as each epoch begins.
 
     - ``block`` B: each sample once an epoch; B adjacent ones of a shard are read by one request.
       Blocks come in random order, and their samples at random within a window: as many accesses

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.sampler.draws import scores_or_median, systematic
-from stoker.sampler.epoch import Draw, EpochSampler, expected
+from stoker.sampler.uniform import Draw, EpochSampler, expected
 from stoker.scores import Scores, percentiles
 from stoker.shared import SharedArray
 

@@ -9,13 +9,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.sampler.draws import annealed_from, generator, scores_or_median, systematic_visits
-from stoker.sampler.epoch import (
-    Draw,
-    EpochSampler,
-    expected,
-    has_evidence,
-)
-from stoker.sampler.uniform import super_epoch
+from stoker.sampler.super_epochs import super_epoch
+from stoker.sampler.uniform import Draw, EpochSampler, expected, has_evidence
 from stoker.scores import Scores
 
 _AT_ONCE = 1 << 14

@@ -16,8 +16,7 @@ from stoker.errors import ConfigError
 from stoker.plan import MAX_LENGTH, Plan
 from stoker.sampler.base import Sampler
 from stoker.sampler.draws import generator, systematic
-from stoker.sampler.epoch import expected
-from stoker.sampler.uniform import repeated
+from stoker.sampler.uniform import expected, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.sampler.draws import scores_or_median
-from stoker.sampler.epoch import Draw, EpochSampler
+from stoker.sampler.uniform import Draw, EpochSampler
 from stoker.scores import Scores
 
 Order = Literal["spread", "hits_first"]

@@ -1,10 +1,9 @@
-"""Every sample equally often: once an epoch, or R times in R epochs."""
+"""Uniform full passes, and the base of samplers that make them until there are scores to follow."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +11,13 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.draws import annealed_from, generator
-from stoker.sampler.windows import Windows
+from stoker.sampler.draws import generator
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
 MAX_SAMPLES = 2**32 - 1
 """Ids are 32 bits."""
+_AT_ONCE = 1 << 14  # samples: of 100 million, eight bytes each are a gigabyte
 
 
 @dataclass(frozen=True)
@@ -95,130 +94,133 @@ def repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
     return given[:length] if length <= len(given) else np.resize(given, length)
 
 
+class Draw(NamedTuple):
+    """The accesses of one epoch, before they are made to divide among ranks."""
+
+    ids: NDArray[np.integer]
+    """[n], in the order of the epoch."""
+    weights: NDArray[np.floating] | None = None
+    """f[n], of each access in the loss; None when all are one."""
+    beyond: NDArray[np.float32] | SharedArray | None = None
+    """f32[N], the :func:`expected` accesses until the next one of each sample, at the visits of an
+    epoch like this one; None when not known."""
+
+
 @dataclass(frozen=True)
-class SuperEpochSampler(UniformSampler):
-    """Each sample exactly ``repeat`` times in as many epochs, within a window that slides.
+class EpochSampler(Sampler):
+    """Base of samplers that follow scores: a subclass says what is drawn, and how much.
 
-    A cache reads a sample once and serves its other visits, as far as these are close enough: they
-    fall at equal distances, R of them in ``window`` epochs, and are shuffled among those close by.
-    At any moment a share L/R of the samples is in the middle of its window: a cache that has room
-    for them reads each once in R epochs. The samples ``static`` come once in each epoch instead,
-    and are worth a place in the cache for good.
+    Until there is something to go by it makes uniform full passes, as :class:`UniformSampler`
+    does: without scores, with none seen yet, or while their scorer is not ready. The length of a
+    draw is made a multiple of the ranks by repeating its start, or cut with ``drop_last`` as long
+    as that leaves something. Frozen and pure: safe in any thread or process.
 
-    Each sample is visited equally often in a super-epoch, so gradients are unbiased without
-    weights. Within an epoch, :attr:`apart` accesses or more lie between two visits of a sample.
-    Samples begin their windows in a random order, a new one in each super-epoch, but for the last
-    of them: their windows reach into the next super-epoch, so that they are the last in each.
-
-    Epochs are as long as the uniform sampler's. The last super-epoch is as short as what is left
-    of the training, and ends with each sample visited exactly once an epoch of it. With one epoch
-    left, or ``repeat=1``, this is the uniform sampler. Where the number of samples is no multiple
-    of ``pad_to``, each epoch is padded to one, or cut with ``drop_last``, so that a few samples
-    come more often, or less. Frozen and pure: safe in any thread or process. Source: Stoker's own.
-
-    Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
-    ``repeat`` or ``epochs`` below 1, a negative ``warm_up``, and shares and windows out of range.
+    Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, and for
+    ``epochs`` below 1.
     """
 
-    repeat: int = 2
-    """R: epochs in a super-epoch, and visits of each sample in it."""
+    uses_scores: ClassVar[bool] = True
+
+    num_samples: int
+    """N: ids are 0 to N-1."""
+    seed: int = 0
+    """Unsigned 64 bits; with the epoch and the scores it decides the draw."""
+    shuffle: bool = True
+    """False: every epoch is a full pass in order, never padded (for validation)."""
+    pad_to: int = 1
+    """Number of ranks: the length of a shuffled plan is a multiple of it."""
+    drop_last: bool = False
+    """Cut the rest off instead of filling up."""
     epochs: int | None = None
-    """Epochs of the whole training; None when not known, and then there is no annealed end."""
-    annealed: float = 0.125
-    """Share of the training, at its end, with each sample once an epoch, 0 to 1. Rounded up to
-    whole epochs: without it the samples visited last are unlike those visited long ago."""
-    warm_up: int = 0
-    """Epochs at the start with each sample once, before the first super-epoch."""
-    window: float = 1.0
-    """L: epochs that R visits of a sample take, above 0. More than R counts as R."""
-    static: NDArray[np.uint32] | None = field(default=None, compare=False, repr=False)
-    """``u32[S]``, distinct samples that come once in each epoch; None: none."""
+    """Epochs of the whole training; None when not known."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.repeat < 1:
-            raise ConfigError(f"repeat={self.repeat} is out of range: give 1 epoch or more")
         if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"epochs={self.epochs} is out of range: give at least 1, or None")
-        if self.warm_up < 0:
-            raise ConfigError(f"warm_up={self.warm_up} is out of range: give 0 epochs or more")
-        if not 0 <= self.annealed <= 1:
-            raise ConfigError(f"annealed={self.annealed} is out of range: give a share from 0 to 1")
-        if not 0 < self.window < math.inf:
-            raise ConfigError(f"window={self.window} is out of range: give epochs, above 0")
+        self._full_pass()
+
+    # --- what a subclass says ---
+
+    def is_full(self, epoch: int) -> bool:
+        """Whether ``epoch`` is a full pass whatever the scores."""
+        return False
+
+    def size(self, scores: Scores | None) -> int:
+        """Return the accesses of a draw; without scores, the number to plan a schedule by."""
+        return self.num_samples
+
+    def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
+        """Return :meth:`size` accesses for ``epoch``; ``rng`` is this epoch's own."""
+        raise NotImplementedError
+
+    # --- the protocol ---
 
     @property
-    def apart(self) -> int | None:
-        """Least accesses from a visit of a sample to its next one in the same epoch."""
-        if self.repeat == 1 or not self.shuffle:
-            return None
-        mixed = self.num_samples - (0 if self.static is None else len(self.static))
-        if not mixed:
-            return None
-        share = self.window / self.repeat
-        super_epochs = range(2, self.repeat + 1)  # the last one may be short
-        return min(Windows.of(mixed, epochs, share).apart for epochs in super_epochs)
+    def longest(self) -> int:
+        """Accesses of the longest plan, for all ranks together: a full pass."""
+        return self._full_pass().longest
+
+    def length_at(self, epoch: int, scores: Scores | None = None) -> int:
+        """Return the accesses of the plan of ``epoch``, for all ranks together.
+
+        Without scores: as if there were some to draw by, for a learning-rate schedule.
+        """
+        if self._draws_at(epoch) and (scores is None or has_evidence(scores)):
+            return self._divisible(self.size(scores))
+        return self._full_pass().longest
 
     def plan(self, scores: Scores | None, epoch: int) -> Plan:
-        """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
+        """Return the plan of ``epoch``, from 0, by a snapshot of the scores.
 
-        Raises :class:`~stoker.errors.ConfigError` for a negative epoch.
+        Raises :class:`~stoker.errors.ConfigError` for a negative epoch, or scores of another
+        number of samples.
         """
-        begin, epochs = self._super_epoch(epoch)
-        if epochs == 1:
-            return super().plan(scores, epoch)
-        own = self._visits(begin, epochs, epoch)
-        ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
-        ids.array[:] = repeated(own, self.longest)
-        return Plan(epoch, epoch * self.longest, ids, repeats=True)  # type: ignore[arg-type]
+        if scores is not None and len(scores) != self.num_samples:
+            raise ConfigError(f"{len(scores)} scores for {self.num_samples} samples: give one each")
+        if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
+            return self._full_pass().plan(None, epoch).starting_at(epoch * self.longest)
+        ids, weights, beyond = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
+        length = self._divisible(len(ids))
+        return Plan(
+            epoch,
+            epoch * self.longest,
+            repeated(ids, length),
+            None if weights is None else repeated(weights, length),
+            beyond=beyond,  # type: ignore[arg-type]
+        )
 
-    def began(self, epoch: int) -> int:
-        """Return the epoch with which the super-epoch of ``epoch`` begins."""
-        return self._super_epoch(epoch)[0]
+    def foresees(self, scores: Scores | None, epoch: int) -> bool:
+        """Whether ``epoch`` is a full pass whatever is scored until it begins."""
+        return not self.uses_scores or not self._draws_at(epoch)
 
-    def _visits(self, begin: int, epochs: int, epoch: int) -> NDArray[np.uint32]:
-        """Return u32[N], the visits of an epoch of the super-epoch that starts at ``begin``."""
-        is_mixed = np.ones(self.num_samples, np.bool_)
-        if self.static is not None:
-            is_mixed[self.static] = False
-        mixed = np.flatnonzero(is_mixed).astype(np.uint32)
-        if not len(mixed):
-            return super().plan(None, epoch).ids[: self.num_samples]
-        windows = Windows.of(len(mixed), epochs, self.window / self.repeat)
-        # The same samples are last in each super-epoch, so that windows continue in the next.
-        generator(self.seed, 0, stream=4).shuffle(mixed)
-        generator(self.seed, begin, stream=2).shuffle(mixed[: len(mixed) - windows.crossing])
-        visits = mixed[windows.visits(epoch - begin, self.seed, begin)]
-        if self.static is None:
-            return visits
-        own = np.empty(self.num_samples, np.uint32)
-        rng = generator(self.seed, epoch, stream=5)
-        rng.shuffle(is_mixed)  # from here on: which accesses are theirs
-        own[is_mixed] = visits
-        own[~is_mixed] = rng.permutation(self.static)
-        return own
+    # --- inside ---
 
-    def _super_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
-        if epoch < 0 or not self.shuffle:
-            return epoch, 1
-        return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)
+    def _full_pass(self) -> UniformSampler:
+        return UniformSampler(
+            self.num_samples, self.seed, self.shuffle, self.pad_to, self.drop_last
+        )
+
+    def _draws_at(self, epoch: int) -> bool:
+        return self.shuffle and not self.is_full(epoch)
+
+    def _divisible(self, accesses: int) -> int:
+        rest = accesses % self.pad_to
+        if self.drop_last and accesses >= self.pad_to:
+            return accesses - rest
+        return accesses + (self.pad_to - rest if rest else 0)
 
 
-def super_epoch(
-    epoch: int, repeat: int, epochs: int | None, annealed: float, warm_up: int
-) -> tuple[int, int]:
-    """Return where the super-epoch of ``epoch`` begins, and how many epochs it has.
+def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
+    """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
+    longest = np.finfo(np.float32).max / 2
+    times = np.empty(len(visits), np.float32)
+    with np.errstate(divide="ignore"):
+        for at in range(0, len(visits), _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            times[part] = np.minimum(accesses / visits[part], longest)
+    return times
 
-    They have ``repeat`` each, the last one what is left before the annealed end of a training of
-    ``epochs``. The epochs of that end, and of the warm-up, stand alone.
-    """
-    if epoch < warm_up:
-        return epoch, 1
-    begin = epoch - (epoch - warm_up) % repeat
-    if epochs is None:
-        return begin, repeat
-    mixed = annealed_from(epochs, annealed)
-    if epoch >= mixed:
-        return epoch, 1
-    return begin, min(repeat, mixed - begin)
+
+def has_evidence(scores: Scores) -> bool:
+    """Whether there is something to draw by: a sample seen, and a scorer that is ready."""
+    return scores.ready and bool(scores.seen.any())

@@ -1,21 +1,23 @@
-"""As many repeats, in as short windows, as storage makes necessary."""
+"""Each sample R times in R epochs: super-epochs, and those that storage makes necessary."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.draws import annealed_from
-from stoker.sampler.epoch import EpochSampler
-from stoker.sampler.uniform import SuperEpochSampler
-from stoker.sampler.windows import Fit, Room, unfitted
+from stoker.sampler.draws import annealed_from, generator
+from stoker.sampler.uniform import EpochSampler, UniformSampler, repeated
+from stoker.sampler.windows import Fit, Room, Windows, unfitted
 from stoker.scores import Scores
+from stoker.shared import SharedArray
 
 WARM_UP = 2
 """Uniform epochs at the start: the first fills the cache, the second shows what it hits."""
@@ -25,6 +27,135 @@ BLOCK = 4
 
 MOST = 8
 """Largest R."""
+
+
+@dataclass(frozen=True)
+class SuperEpochSampler(UniformSampler):
+    """Each sample exactly ``repeat`` times in as many epochs, within a window that slides.
+
+    A cache reads a sample once and serves its other visits, as far as these are close enough: they
+    fall at equal distances, R of them in ``window`` epochs, and are shuffled among those close by.
+    At any moment a share L/R of the samples is in the middle of its window: a cache that has room
+    for them reads each once in R epochs. The samples ``static`` come once in each epoch instead,
+    and are worth a place in the cache for good.
+
+    Each sample is visited equally often in a super-epoch, so gradients are unbiased without
+    weights. Within an epoch, :attr:`apart` accesses or more lie between two visits of a sample.
+    Samples begin their windows in a random order, a new one in each super-epoch, but for the last
+    of them: their windows reach into the next super-epoch, so that they are the last in each.
+
+    Epochs are as long as the uniform sampler's. The last super-epoch is as short as what is left
+    of the training, and ends with each sample visited exactly once an epoch of it. With one epoch
+    left, or ``repeat=1``, this is the uniform sampler. Where the number of samples is no multiple
+    of ``pad_to``, each epoch is padded to one, or cut with ``drop_last``, so that a few samples
+    come more often, or less. Frozen and pure: safe in any thread or process. Source: Stoker's own.
+
+    Raises :class:`~stoker.errors.ConfigError` for what :class:`UniformSampler` refuses, a
+    ``repeat`` or ``epochs`` below 1, a negative ``warm_up``, and shares and windows out of range.
+    """
+
+    repeat: int = 2
+    """R: epochs in a super-epoch, and visits of each sample in it."""
+    epochs: int | None = None
+    """Epochs of the whole training; None when not known, and then there is no annealed end."""
+    annealed: float = 0.125
+    """Share of the training, at its end, with each sample once an epoch, 0 to 1. Rounded up to
+    whole epochs: without it the samples visited last are unlike those visited long ago."""
+    warm_up: int = 0
+    """Epochs at the start with each sample once, before the first super-epoch."""
+    window: float = 1.0
+    """L: epochs that R visits of a sample take, above 0. More than R counts as R."""
+    static: NDArray[np.uint32] | None = field(default=None, compare=False, repr=False)
+    """``u32[S]``, distinct samples that come once in each epoch; None: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeat < 1:
+            raise ConfigError(f"repeat={self.repeat} is out of range: give 1 epoch or more")
+        if self.epochs is not None and self.epochs < 1:
+            raise ConfigError(f"epochs={self.epochs} is out of range: give at least 1, or None")
+        if self.warm_up < 0:
+            raise ConfigError(f"warm_up={self.warm_up} is out of range: give 0 epochs or more")
+        if not 0 <= self.annealed <= 1:
+            raise ConfigError(f"annealed={self.annealed} is out of range: give a share from 0 to 1")
+        if not 0 < self.window < math.inf:
+            raise ConfigError(f"window={self.window} is out of range: give epochs, above 0")
+
+    @property
+    def apart(self) -> int | None:
+        """Least accesses from a visit of a sample to its next one in the same epoch."""
+        if self.repeat == 1 or not self.shuffle:
+            return None
+        mixed = self.num_samples - (0 if self.static is None else len(self.static))
+        if not mixed:
+            return None
+        share = self.window / self.repeat
+        super_epochs = range(2, self.repeat + 1)  # the last one may be short
+        return min(Windows.of(mixed, epochs, share).apart for epochs in super_epochs)
+
+    def plan(self, scores: Scores | None, epoch: int) -> Plan:
+        """Return the plan of ``epoch``, from 0; ``scores`` are not looked at.
+
+        Raises :class:`~stoker.errors.ConfigError` for a negative epoch.
+        """
+        begin, epochs = self._super_epoch(epoch)
+        if epochs == 1:
+            return super().plan(scores, epoch)
+        own = self._visits(begin, epochs, epoch)
+        ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
+        ids.array[:] = repeated(own, self.longest)
+        return Plan(epoch, epoch * self.longest, ids, repeats=True)  # type: ignore[arg-type]
+
+    def began(self, epoch: int) -> int:
+        """Return the epoch with which the super-epoch of ``epoch`` begins."""
+        return self._super_epoch(epoch)[0]
+
+    def _visits(self, begin: int, epochs: int, epoch: int) -> NDArray[np.uint32]:
+        """Return u32[N], the visits of an epoch of the super-epoch that starts at ``begin``."""
+        is_mixed = np.ones(self.num_samples, np.bool_)
+        if self.static is not None:
+            is_mixed[self.static] = False
+        mixed = np.flatnonzero(is_mixed).astype(np.uint32)
+        if not len(mixed):
+            return super().plan(None, epoch).ids[: self.num_samples]
+        windows = Windows.of(len(mixed), epochs, self.window / self.repeat)
+        # The same samples are last in each super-epoch, so that windows continue in the next.
+        generator(self.seed, 0, stream=4).shuffle(mixed)
+        generator(self.seed, begin, stream=2).shuffle(mixed[: len(mixed) - windows.crossing])
+        visits = mixed[windows.visits(epoch - begin, self.seed, begin)]
+        if self.static is None:
+            return visits
+        own = np.empty(self.num_samples, np.uint32)
+        rng = generator(self.seed, epoch, stream=5)
+        rng.shuffle(is_mixed)  # from here on: which accesses are theirs
+        own[is_mixed] = visits
+        own[~is_mixed] = rng.permutation(self.static)
+        return own
+
+    def _super_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return where the super-epoch of ``epoch`` begins, and how many epochs it has."""
+        if epoch < 0 or not self.shuffle:
+            return epoch, 1
+        return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)
+
+
+def super_epoch(
+    epoch: int, repeat: int, epochs: int | None, annealed: float, warm_up: int
+) -> tuple[int, int]:
+    """Return where the super-epoch of ``epoch`` begins, and how many epochs it has.
+
+    They have ``repeat`` each, the last one what is left before the annealed end of a training of
+    ``epochs``. The epochs of that end, and of the warm-up, stand alone.
+    """
+    if epoch < warm_up:
+        return epoch, 1
+    begin = epoch - (epoch - warm_up) % repeat
+    if epochs is None:
+        return begin, repeat
+    mixed = annealed_from(epochs, annealed)
+    if epoch >= mixed:
+        return epoch, 1
+    return begin, min(repeat, mixed - begin)
 
 
 class Choice(NamedTuple):
