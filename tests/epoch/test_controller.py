@@ -24,7 +24,7 @@ from stoker.errors import ConfigError
 from stoker.importance.base import as_scorer
 from stoker.jobs.merged import Merged
 from stoker.recipes import Recipe
-from stoker.recipes.cache import make_store
+from stoker.recipes.base import make_store
 from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.sim.replay import Job

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import recipes
-from stoker.recipes.cache import make_store
+from stoker.recipes.base import make_store
 from stoker.source.in_memory import MemorySource
 from stoker.store import substitutes
 from stoker.store.arena import Arena

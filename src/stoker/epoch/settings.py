@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, warn_caller
 from stoker.importance.base import Scorer
 from stoker.recipes import as_recipe
-from stoker.recipes.base import Recipe, uniform
+from stoker.recipes.base import Recipe, mixed, uniform
 from stoker.recipes.baselines import minio
-from stoker.recipes.mixed import mixed
 from stoker.sampler.batching import Batching, Grouping
 from stoker.sampler.mixture import Mixture
 from stoker.scores import Scores

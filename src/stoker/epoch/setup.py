@@ -35,8 +35,7 @@ from stoker.policy.base import Region
 from stoker.pool.pool_tier import plan_pool
 from stoker.prefetch.reading import WINDOW
 from stoker.recipes import as_recipe
-from stoker.recipes.base import Recipe, SamplerFactory
-from stoker.recipes.cache import fit, make_store
+from stoker.recipes.base import Recipe, SamplerFactory, fit, make_store
 from stoker.sampler.homes import Homes
 from stoker.sampler.windows import Room
 from stoker.store.arena import Arena

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.recipes.base import Recipe, Same, part
+from stoker.recipes.base import Recipe, Same, mixed, part
 from stoker.recipes.baselines import (
     belady,
     fifo,
@@ -30,7 +30,6 @@ from stoker.recipes.contrib import base_cis, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.impact import impact
-from stoker.recipes.mixed import mixed
 from stoker.recipes.shade import shade
 from stoker.recipes.spidercache import spidercache
 

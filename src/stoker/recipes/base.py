@@ -1,21 +1,34 @@
-"""What a recipe is: choices that make a cache behave like one known system, and their parts."""
+"""What a recipe is, its parts, and what becomes of it for one mixture, one cache, one store."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.bundles.packager import Packaging
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
 from stoker.importance.baselines import LossHistory
+from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Policy, Substitution, as_policy
+from stoker.policy.next_use import InPasses, OnceAnEpoch
 from stoker.policy.shares import Shares, as_shares
 from stoker.sampler.base import Sampler
+from stoker.sampler.mixture import Mixture, MixtureSampler
 from stoker.sampler.uniform import UniformSampler
 from stoker.sampler.windows import Room
+from stoker.shared import SharedArray
+from stoker.source.base import Source
+from stoker.store.claims import Claims
+from stoker.store.store import Store
+from stoker.store.substitutes import StandIns
+from stoker.store.tier import RegionTier
 
 Made = TypeVar("Made")
 
@@ -128,6 +141,121 @@ class Recipe:
         if self.limit is None:
             return None
         return self.limit(min(1.0, cache_fraction))
+
+
+def mixed(recipe: Recipe, mixture: Mixture) -> Recipe:
+    """Return ``recipe`` for a mixture, for a Loader or Feed of it, or ``stoker.sim.replay``.
+
+    ``foresight`` keeps the sources whose samples come most often
+    (:class:`~stoker.policy.next_use.InPasses`). Raises :class:`~stoker.errors.ConfigError` for a
+    recipe that chooses samples itself, or serves others in their place.
+    """
+    policy, is_once = recipe.policy, type(recipe.policy) is OnceAnEpoch
+    if not (is_once or recipe.sampler is uniform) or recipe.substitution is not None:
+        raise ConfigError(
+            f"recipe {recipe.name!r} chooses samples itself, and so does a mixture: use a recipe "
+            "that only caches, like 'foresight' or 'lru'"
+        )
+    if isinstance(policy, OnceAnEpoch) and is_once:
+        policy = InPasses(policy.request_bytes)
+    sampler = part(_mixture_sampler, mixture=mixture, looks_ahead=policy.looks_ahead)
+    return replace(recipe, policy=policy, sampler=sampler, fit_sampler=None, limit=None)
+
+
+def _mixture_sampler(
+    num_samples: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    pad_to: int,
+    drop_last: bool,
+    epochs: int | None,
+    mixture: Mixture,
+    looks_ahead: bool,
+) -> MixtureSampler:
+    """Return the sampler of ``mixture``, as a :class:`SamplerFactory` does.
+
+    Raises :class:`~stoker.errors.ConfigError` where ``num_samples`` is not that of all sources, and
+    without ``shuffle``.
+    """
+    if num_samples != sum(mixture.lengths):
+        raise ConfigError(
+            f"{num_samples} samples, and the mixture is of {sum(mixture.lengths)}: give as many"
+        )
+    if not shuffle:
+        raise ConfigError("a mixture is drawn at random: leave shuffle out")
+    return MixtureSampler(mixture, seed, pad_to, drop_last, looks_ahead)
+
+
+class Fitted(NamedTuple):
+    """A recipe that was told how large its cache is."""
+
+    recipe: Recipe
+    """With packages of a size that goes with the cache, if it has any."""
+    shares: Shares | None
+    """What divides the cache."""
+    least_low: int
+    """Bytes that the region of packages has at least; 0 where there are none."""
+
+
+def fit(
+    recipe: Recipe, capacity: int, sizes: NDArray[np.int64], *, least_package: int = 0
+) -> Fitted:
+    """Return ``recipe`` for a cache of ``capacity`` bytes and samples of ``sizes`` (``i64[N]``).
+
+    Its packages have ``least_package`` bytes at least. Raises
+    :class:`~stoker.errors.ConfigError` for a cache too small for one.
+    """
+    packaging, shares = recipe.packaging, recipe.shares
+    if packaging is None or not capacity:
+        return Fitted(recipe, shares, 0)
+    packaging = packaging.fitted(capacity)
+    packaging = replace(packaging, min_bytes=max(packaging.min_bytes, least_package))
+    recipe = replace(recipe, packaging=packaging)
+    if shares is None:
+        return Fitted(recipe, shares, 0)
+    least = packaging.least_region_bytes(sizes)
+    divided = shares.for_cache(capacity, least)
+    return Fitted(recipe, shares, 0) if divided is None else Fitted(recipe, divided, least)
+
+
+def make_store(
+    recipe: Recipe,
+    policy: Policy,
+    source: Source,
+    tier: RegionTier,
+    *,
+    has_places: bool = False,
+    claims: Claims | None = None,
+    stand_ins: StandIns | None = None,
+    originals: Source | None = None,
+    fetch_share: FetchShare | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Store:
+    """Return the store over ``tier``, with what the recipe's places and substitution need.
+
+    ``policy`` is the recipe's, as it was fitted to the job. ``has_places``: there are places even
+    if the policy gives none. The other arguments are those of :class:`~stoker.store.Store`.
+    """
+    num_samples = len(source)
+    places = packaged = None
+    if has_places or policy.has_places:
+        places = SharedArray.create(num_samples, np.uint8, name="stoker-places")
+    if recipe.packaging is not None:
+        packaged = SharedArray.create(num_samples, np.uint8, name="stoker-packaged")
+    return Store(
+        source,
+        tier,
+        places=places,
+        substitution=recipe.substitution,
+        stand_ins=stand_ins,
+        packaged=packaged,
+        claims=claims,
+        originals=originals,
+        fetch_share=fetch_share,
+        follows_scores=policy.follows_scores,
+        clock=clock,
+    )
 
 
 @dataclass(frozen=True)

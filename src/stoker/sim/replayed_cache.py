@@ -31,7 +31,7 @@ from stoker.node.memory_limits import read_memory
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe
-from stoker.recipes.cache import fit, make_store
+from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
