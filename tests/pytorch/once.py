@@ -26,7 +26,7 @@ from pytorch.test_recipes_live import signals
 from stoker import Cache, recipes
 from stoker.jobs import Sharing
 from stoker.policy.base import Substitution
-from stoker.policy.high_low import HighLow
+from stoker.policy.score import HighLow
 from stoker.policy.shares import FrequencySplit
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe

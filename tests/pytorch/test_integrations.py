@@ -13,7 +13,7 @@ from support.parts import number_of, numbers
 
 from pytorch.test_scores_land import RECIPES, f
 from stoker.errors import ConfigError
-from stoker.importance.backward import SelectiveBackward
+from stoker.importance.baselines import SelectiveBackward
 from stoker.policy.baselines import MinIO
 from stoker.pytorch import Loader, SampleDataset
 from stoker.pytorch.integrations import observe_and_weigh

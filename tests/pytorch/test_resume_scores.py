@@ -14,8 +14,7 @@ from pytorch.test_recipes_live import signals
 from stoker import recipes
 from stoker.errors import StateMismatch
 from stoker.policy.base import Substitution
-from stoker.policy.high_low import HighLow
-from stoker.policy.score import Score
+from stoker.policy.score import HighLow, Score
 from stoker.policy.shares import FrequencySplit
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe

@@ -31,8 +31,8 @@ from stoker.epoch.state import OWN_ORDER, Owner, RankState
 from stoker.epoch.stats import Records, Stats
 from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError
-from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
+from stoker.importance.baselines import SelectiveBackward
 from stoker.jobs.member import Member
 from stoker.plan import Plan
 from stoker.policy.base import Policy

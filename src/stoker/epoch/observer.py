@@ -15,8 +15,8 @@ from stoker.epoch.batch import ServedBatch, Use
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError, warn_caller
-from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
+from stoker.importance.baselines import SelectiveBackward
 from stoker.scores import Scores
 
 Ids = NDArray[np.uint32]

@@ -1,9 +1,14 @@
 """Importance: from what training shows about a sample to its score."""
 
 from stoker.importance.background import Background
-from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Neighbours, Observation, Scorer
-from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
+from stoker.importance.baselines import (
+    GradientNorm,
+    InBatchRank,
+    LossHistory,
+    ReducibleLoss,
+    SelectiveBackward,
+)
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid, Realtime
 

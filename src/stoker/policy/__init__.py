@@ -2,9 +2,8 @@
 
 from stoker.policy.base import Policy, Region, Substitution
 from stoker.policy.baselines import FIFO, LFU, LRU, S3FIFO, MinIO, Random, Sieve
-from stoker.policy.high_low import HighLow, StaticSet
 from stoker.policy.next_use import AsPlanned, InPasses, NextBlock, NextUse, OnceAnEpoch
-from stoker.policy.score import Homophily, Score
+from stoker.policy.score import HighLow, Homophily, Score, StaticSet
 from stoker.policy.shares import ElasticSplit, FrequencySplit, Shares
 
 __all__ = [

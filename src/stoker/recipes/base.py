@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.bundles.packager import Packaging
 from stoker.errors import ConfigError
-from stoker.importance.backward import SelectiveBackward
 from stoker.importance.base import Scorer
-from stoker.importance.baselines import LossHistory
+from stoker.importance.baselines import LossHistory, SelectiveBackward
 from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Policy, Substitution, as_policy
 from stoker.policy.next_use import InPasses, OnceAnEpoch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.importance.backward import SelectiveBackward
+from stoker.importance.baselines import SelectiveBackward
 from stoker.policy.base import Substitution
 from stoker.policy.baselines import LFU, LRU, MinIO
 from stoker.policy.score import Score

@@ -7,8 +7,7 @@ from dataclasses import replace
 from stoker.bundles import Packaging
 from stoker.policy.base import Substitution
 from stoker.policy.baselines import LRU
-from stoker.policy.high_low import HighLow, Split
-from stoker.policy.score import Score
+from stoker.policy.score import HighLow, Score, Split
 from stoker.policy.shares import FrequencySplit
 from stoker.recipes.base import Recipe, choose, part
 from stoker.sampler.baselines import SelectiveSampler

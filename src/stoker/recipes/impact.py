@@ -12,7 +12,7 @@ from stoker.importance.baselines import LossHistory
 from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.policy.base import Substitution
 from stoker.policy.baselines import LFU, LRU
-from stoker.policy.high_low import HighLow, Split, StaticSet
+from stoker.policy.score import HighLow, Split, StaticSet
 from stoker.policy.shares import FrequencySplit
 from stoker.recipes.base import Recipe, Same, choose, part
 from stoker.sampler.baselines import SelectiveSampler

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.importance.backward import SelectiveBackward
+from stoker.importance.baselines import SelectiveBackward
 
 
 def test_samples_are_kept_as_often_as_their_percentile_says() -> None:
