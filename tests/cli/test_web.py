@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from support.browser import browser, needs_browser
 
 from stoker.cli.root import root
-from stoker.cli.view import History, JobView, view_of
-from stoker.cli.web import Frames
+from stoker.cli.view import Frames, History, JobView, view_of
 from stoker.errors import StokerError
 from stoker.jobs.metrics import PUBLISHED
 from stoker.jobs.waits import Waits

@@ -14,8 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from stoker.cli.view import printable
-from stoker.cli.web import serving_page
+from stoker.cli.view import printable, serving_page
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.service import Service, ServiceSettings

@@ -27,7 +27,11 @@ _COMMANDS = {
 }
 
 
-_WHERE = dict.fromkeys(("clean", "ls", "serve"), "caches")
+_WHERE = {
+    **dict.fromkeys(("clean", "ls", "serve"), "caches"),
+    **dict.fromkeys(("pack", "warm"), "prepare"),
+    "report": "simulate",
+}
 """The files of commands that are not in one of their name."""
 
 

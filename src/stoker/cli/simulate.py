@@ -1,4 +1,4 @@
-"""``stoker simulate``: replay recipes without model or storage, beside what theory allows."""
+"""``stoker simulate``: replay recipes, beside what theory allows; ``stoker report``: a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.sim.fitted import fit
 from stoker.sim.jobs import MOST_JOBS, replay_jobs
 from stoker.sim.played import RecordedLosses
 from stoker.sim.replay import held_share
-from stoker.sim.report import write_html, write_plot
+from stoker.sim.report import write_html, write_plot, write_trace_report
 from stoker.sim.signals import Losses, with_made_up_graph
 from stoker.types import parse_bytes
 
@@ -320,6 +320,26 @@ def simulate(
         click.echo(json.dumps({**facts, "rows": rows}, indent=1))
     else:
         _show(rows, f"{len(scenario.sizes):,} samples, epochs {epochs // 2 + 1} to {epochs}")
+
+
+@click.command()
+@click.argument("trace", type=_FILE)
+@click.option(
+    "--output",
+    "-o",
+    type=_NEW_FILE,
+    help="The page to write; by default TRACE.html.",
+)
+def report(trace: Path, output: Path | None) -> None:
+    """Write what a training recorded with Loader(trace=FILE) did, as one HTML page.
+
+    Epochs with hits beside the most that are possible, the share of waiting, the waits for batches
+    and the sizes of samples. The page loads nothing.
+    """
+    path = trace.with_name(f"{trace.name}.html") if output is None else output
+    with Trace(trace) as recorded:
+        write_trace_report(path, recorded)
+    click.echo(f"wrote {path}")
 
 
 def _row(found: SimResult, share: float, scenario: Scenario) -> dict[str, Any]:

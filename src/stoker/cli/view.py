@@ -1,16 +1,24 @@
-"""The figures of running jobs, and how they are written, for `stoker top`, the page and doctor."""
+"""Running jobs in figures, as `stoker top`, doctor and the page of `stoker serve` show them."""
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoker.epoch.stats import Stats
 from stoker.epoch.verdict import bound_of, headspace_of, shares_of
+from stoker.errors import ConfigError, StokerError
 from stoker.jobs.metrics import COUNTS
+from stoker.jobs.survey import survey
 from stoker.jobs.waits import quantile
+from stoker.jobs.web_server import WebServer
 from stoker.types import format_bytes
 
 _WINDOW = 10.0  # seconds that figures are taken over
@@ -192,3 +200,57 @@ class History:
         before = self._taken[0][1] if is_old else {}
         self._taken.append((now, {key: job for key, (_, job) in jobs.items()}))
         return [view_of(data, job, before.get(key)) for key, (data, job) in jobs.items()]
+
+
+class Frames:
+    """Makes a frame of the page, of what ``look`` finds. For one thread at a time."""
+
+    def __init__(self, look: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        self._look = look
+        self._history = History()
+
+    def __call__(self) -> str:
+        """Return the jobs as they are now, as JSON on one line; StokerError if they are none."""
+        try:
+            views = self._history.add(self._look(), time.monotonic())
+            columns = [{"title": column.title, "field": column.field} for column in COLUMNS]
+            return json.dumps(
+                {"columns": columns, "jobs": [_shown(view) for view in views]}, allow_nan=False
+            )
+        except NO_JOB as error:
+            raise StokerError(f"jobs have published what is no count: {error!r}") from error
+
+
+def _shown(view: JobView) -> dict[str, Any]:
+    return {
+        "id": f"{view.data} {view.name} {view.pid}",
+        "cells": [column.write(view) for column in COLUMNS],
+        "sort": {column.field: getattr(view, column.field) for column in COLUMNS},
+        "kinds": {
+            "memory": view.from_memory,
+            "disk": view.from_disk,
+            "pool": view.from_pool,
+            "substituted": view.substituted,
+            "packaged": view.packaged,
+        },
+        "stages": view.stages,
+        "facts": facts(view),
+        "verdict": view.verdict,
+    }
+
+
+@contextmanager
+def serving_page(where: str, group: int | None) -> Iterator[WebServer]:
+    """Serve the page of this user's jobs at a port or socket, in a thread, within the context.
+
+    Raises :class:`~stoker.errors.ConfigError` if it cannot be served there.
+    """
+    at = int(where) if where.isdecimal() else Path(where)
+    if isinstance(at, int) and at > 65535:
+        raise ConfigError(f"web={at} is no port: give 0 to 65535, or the path of a socket")
+    server = WebServer(at, Frames(lambda: [cache.told() for cache in survey()]), group=group)
+    threading.Thread(target=server.run, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.close()

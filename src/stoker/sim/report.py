@@ -1,6 +1,6 @@
-"""What replays found, as curves and tables: an HTML page of its own, or a picture.
+"""What replays and recorded trainings found, as an HTML page of its own, or a picture.
 
-``rows`` are dictionaries, one for each replay: ``recipe``, ``cache``, ``hit_ratio``,
+The ``rows`` of replays are dictionaries, one for each replay: ``recipe``, ``cache``, ``hit_ratio``,
 ``byte_hit_ratio``, ``limit`` and ``below_limit`` (shares); further ones of :data:`_COLUMNS` are
 shown where they are there and not 0.
 """
@@ -17,9 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.html import STYLE
+from stoker.epoch.html import page
+from stoker.epoch.report import write_report
+from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
+from stoker.jobs.waits import Waits
 from stoker.sim import limits
+from stoker.sim.trace import EpochTrace, Trace
+from stoker.types import Outcome
 
 Row = Mapping[str, Any]
 
@@ -72,26 +77,16 @@ def html(
     ``facts`` are told at its beginning, by name. ``sizes``: ``i64[N]``, bytes as they are cached,
     for the limit; ``whole``: the bytes that shares are of, None: of all these.
     """
-    told = ", ".join(f"{name} {value}" for name, value in facts.items())
     columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
-    shares = sorted({row["cache"] for row in rows})
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><title>stoker simulate</title>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
-        "<h1>What a cache of each size hits</h1>",
-        f'<p class="facts">{escape(told)}</p>',
-        *_charts(rows, sizes, whole),
-    ]
-    for share in shares:
+    parts = _charts(rows, sizes, whole)
+    for share in sorted({row["cache"] for row in rows}):
         those = [row for row in rows if row["cache"] == share]
         parts += [f"<h2>A cache of {100 * share:g} % of the bytes</h2>"]
         parts += ['<div class="wide">', _table(those, columns), "</div>"]
     parts += ["<h2>What the columns are</h2><ul>"]
     parts += [f"<li><b>{_COLUMNS[name][0]}</b>: {_COLUMNS[name][2]}</li>" for name in columns]
-    parts += ["</ul><p>Shares are in percent.</p></body></html>"]
-    return "\n".join(parts) + "\n"
+    parts += ["</ul><p>Shares are in percent.</p>"]
+    return page("What a cache of each size hits", facts, parts)
 
 
 def write_html(
@@ -140,7 +135,83 @@ def write_plot(
         raise ConfigError(f"--plot {path!s}: {error}") from error
 
 
-# --- curves ---
+def write_trace_report(path: str | os.PathLike[str], trace: Trace) -> None:
+    """Write what ``trace`` tells of each epoch to an HTML page.
+
+    Time and waits are those of the first rank, counts those of all. Raises
+    :class:`~stoker.errors.ConfigError` for a damaged trace or one without an epoch, and OSError.
+    """
+    sizes, waits, epochs = trace.sizes, Waits(), []
+    visited = np.zeros(len(sizes), np.bool_)
+    for epoch in trace:
+        epochs.append(stats_of(epoch, sizes))
+        visited[epoch.asked] = True
+        for seconds in epoch.stalls.tolist():
+            waits.add(seconds)
+    facts = {name: trace.about[name] for name in ("recipe", "num_samples", "seed")}
+    facts |= {name: trace.run[name] for name in ("world_size", "batch_size", "num_workers")}
+    write_report(path, facts, epochs, waits.counts, sizes[visited], int(trace.run["cache_bytes"]))
+
+
+def stats_of(epoch: EpochTrace, sizes: NDArray[np.int64]) -> Stats:
+    """Return the counts of an epoch over samples of ``sizes`` (``i64[N]``)."""
+    of = {outcome: epoch.outcomes == outcome for outcome in Outcome}
+    served = sizes[epoch.ids]
+    times, stalls = epoch.times, epoch.stalls
+    return Stats(
+        accesses=len(epoch.ids),
+        hits=int(of[Outcome.HIT].sum()),
+        substituted=int(of[Outcome.SUBSTITUTED].sum()),
+        fetched=int(of[Outcome.FETCHED].sum()),
+        packaged=int(of[Outcome.PACKAGED].sum()),
+        bytes_from_source=int(served[of[Outcome.FETCHED]].sum()),
+        bytes_from_cache=int(served[~of[Outcome.FETCHED]].sum()),
+        epoch_seconds=float(times[-1] - times[0] + stalls[0]) if len(times) else 0.0,
+        stall_seconds=float(stalls.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve; ``xs`` and ``ys`` are shares, 0 to 1, of one length."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    is_limit: bool = False
+    """Whether it is drawn as a bound: thin, dotted, without points."""
+
+
+def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
+    """Return an ``<svg>`` with axes from 0, a grid, the curves and their names."""
+    top_x = _nice(max((max(line.xs) for line in lines if not line.is_limit), default=1.0))
+    top_y = _nice(max((y for line in lines if not line.is_limit for y in line.ys), default=1.0))
+    frame = _Frame(top_x, top_y)
+    rows = max(_HEIGHT, _TOP + _ROW * (len(lines) + 1) + 10)
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {rows}" role="img" aria-label="{escape(title, quote=True)}" '
+        'xmlns="http://www.w3.org/2000/svg">',
+        _text(_LEFT, 20, title, "start", "bold"),
+        *_grid(frame),
+        _text((_LEFT + frame.right) / 2, _HEIGHT - 8, x_label, "middle"),
+        f'<g transform="rotate(-90 14 {(_TOP + frame.bottom) / 2})">',
+        _text(14, (_TOP + frame.bottom) / 2, y_label, "middle"),
+        "</g>",
+    ]
+    number = limits = 0
+    for row, line in enumerate(lines):
+        if line.is_limit:
+            colour, dash = _LIMITS[limits % len(_LIMITS)]
+            limits += 1
+        else:
+            colour = _COLOURS[number % len(_COLOURS)]
+            dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+            number += 1
+        parts += _curve(frame, line, colour, dash)
+        y = _TOP + 8 + _ROW * row
+        parts.append(_stroke(f"M{frame.right + 16} {y}h26", colour, dash))
+        parts.append(_text(frame.right + 48, y + 4, line.name, "start"))
+    return "\n".join([*parts, "</svg>"])
 
 
 def _charts(rows: Sequence[Row], sizes: NDArray[np.int64], whole: int | None) -> list[str]:
@@ -188,9 +259,6 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
-# --- tables ---
-
-
 def _table(rows: Sequence[Row], columns: Sequence[str]) -> str:
     ordered = sorted(rows, key=lambda row: -row["hit_ratio"])
     best = min((row["epoch_seconds"] for row in rows if row.get("epoch_seconds")), default=None)
@@ -209,49 +277,6 @@ def _cell(value: Any, kind: str) -> str:
     if kind == "text":
         return escape(str(value))
     return f"{100 * value:z.1f}" if kind == "share" else f"{value:.3g}"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One curve; ``xs`` and ``ys`` are shares, 0 to 1, of one length."""
-
-    name: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    is_limit: bool = False
-    """Whether it is drawn as a bound: thin, dotted, without points."""
-
-
-def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
-    """Return an ``<svg>`` with axes from 0, a grid, the curves and their names."""
-    top_x = _nice(max((max(line.xs) for line in lines if not line.is_limit), default=1.0))
-    top_y = _nice(max((y for line in lines if not line.is_limit for y in line.ys), default=1.0))
-    frame = _Frame(top_x, top_y)
-    rows = max(_HEIGHT, _TOP + _ROW * (len(lines) + 1) + 10)
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {rows}" role="img" aria-label="{escape(title, quote=True)}" '
-        'xmlns="http://www.w3.org/2000/svg">',
-        _text(_LEFT, 20, title, "start", "bold"),
-        *_grid(frame),
-        _text((_LEFT + frame.right) / 2, _HEIGHT - 8, x_label, "middle"),
-        f'<g transform="rotate(-90 14 {(_TOP + frame.bottom) / 2})">',
-        _text(14, (_TOP + frame.bottom) / 2, y_label, "middle"),
-        "</g>",
-    ]
-    number = limits = 0
-    for row, line in enumerate(lines):
-        if line.is_limit:
-            colour, dash = _LIMITS[limits % len(_LIMITS)]
-            limits += 1
-        else:
-            colour = _COLOURS[number % len(_COLOURS)]
-            dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-            number += 1
-        parts += _curve(frame, line, colour, dash)
-        y = _TOP + 8 + _ROW * row
-        parts.append(_stroke(f"M{frame.right + 16} {y}h26", colour, dash))
-        parts.append(_text(frame.right + 48, y + 4, line.name, "start"))
-    return "\n".join([*parts, "</svg>"])
 
 
 class _Frame:

@@ -9,8 +9,8 @@ from support.parts import number_of, numbers
 
 from stoker.cli.root import root
 from stoker.pytorch import Loader, SampleDataset
+from stoker.sim.report import stats_of
 from stoker.sim.trace import Trace
-from stoker.sim.traced import stats_of
 
 
 def test_a_trace_becomes_a_page_with_the_counts_of_the_loader(tmp_path: Path) -> None:
