@@ -45,7 +45,7 @@ from trial.tables import tables
 from trial.train import Stage, Storage, train
 from trial.validation import VALIDATED, validated
 
-from stoker.cli._demo_data import to_tensor
+from stoker.cli._loaders import to_tensor
 from stoker.images import decode_image
 
 TUNED_ON = 1_000

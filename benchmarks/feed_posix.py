@@ -14,7 +14,7 @@ from feed_process import run_alone
 from feed_servers import slow_folder
 from harness import Report, interleave, paired_ratio
 
-from stoker.cli._digits import write_digits
+from stoker.cli.demo import write_digits
 from stoker.source.image_folder import ImageFolderSource
 
 IOPS = 4_000  # opens and reads; two of them make a file

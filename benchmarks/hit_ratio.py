@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import Report, parser, show
 
 import stoker
-from stoker.cli._digits import write_digits
+from stoker.cli.demo import write_digits
 from stoker.source.files import FileSource
 from stoker.source.image_folder import ImageFolderSource
 

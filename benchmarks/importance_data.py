@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 import stoker
-from stoker.cli._demo_data import to_tensor
-from stoker.cli._digits import write_digits
+from stoker.cli._loaders import to_tensor
+from stoker.cli.demo import write_digits
 from stoker.images import decode_image
 from stoker.source.base import Source
 from stoker.source.files import FileSource

@@ -33,7 +33,7 @@ from importance_time_tables import show_all
 from tasks import Task, parser, run_missing
 
 import stoker
-from stoker.cli._digits import write_digits
+from stoker.cli.demo import write_digits
 
 COUNTS = (
     "accesses",

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from harness import Report, interleave, paired_ratio, parser, show
 
-from stoker.cli._digits import write_digits
 from stoker.cli._loaders import epoch_timers
+from stoker.cli.demo import write_digits
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli._digits import write_digits
+from stoker.cli.demo import write_digits
 
 
 @pytest.fixture(scope="session")

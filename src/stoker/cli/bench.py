@@ -16,8 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from stoker import recipes
-from stoker.cli._digits import write_digits
 from stoker.cli._options import SIZES_HELP, choose_recipes, draw_sizes, need_torch
+from stoker.cli.demo import write_digits
 from stoker.sim import replay
 from stoker.types import parse_bytes
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stoker.cli import _digits
-from stoker.cli._digits import COUNT, write_digits
+from stoker import cli
+from stoker.cli.demo import COUNT, write_digits
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_the_images_are_the_digits(tmp_path: Path, digits: Any) -> None:
 
 
 def test_what_is_shipped_is_the_set_of_scikit_learn(digits: Any) -> None:
-    with np.load(Path(_digits.__file__).with_name("_digits.npz")) as shipped:
+    with np.load(Path(cli.__file__).with_name("_digits.npz")) as shipped:
         assert np.array_equal(shipped["images"], digits.images)
         assert np.array_equal(shipped["labels"], digits.target)
 
