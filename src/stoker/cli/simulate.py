@@ -20,12 +20,11 @@ from stoker import recipes
 from stoker.cli._options import SIZES_HELP, as_seconds, choose_recipes, draw_cached, draw_sizes
 from stoker.errors import ConfigError
 from stoker.sim import Conditions, SimResult, Trace, limits, replay
-from stoker.sim.fitted import fit
 from stoker.sim.jobs import MOST_JOBS, replay_jobs
 from stoker.sim.played import RecordedLosses
 from stoker.sim.replay import held_share
 from stoker.sim.report import write_html, write_plot, write_trace_report
-from stoker.sim.signals import Losses, with_made_up_graph
+from stoker.sim.signals import Losses, fit_losses, with_made_up_graph
 from stoker.types import parse_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -229,7 +228,7 @@ def _losses(source: str, samples: int | None, seed: int) -> tuple[Losses, int]:
     trace = Trace(path)
     if kind == "fitted":
         count = samples or trace.num_samples
-        return fit(trace).population(count, seed), count
+        return fit_losses(trace).population(count, seed), count
     return RecordedLosses(trace), _as_recorded(trace, samples, None)[0]
 
 

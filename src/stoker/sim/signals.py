@@ -1,8 +1,8 @@
-"""What training would have shown: losses, given or made up, and neighbours made up."""
+"""What training would have shown: losses, given, made up or like recorded ones, and neighbours."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -14,6 +14,15 @@ from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.scores import Scores
+from stoker.sim.trace import Trace
+
+Floats = NDArray[np.float64]
+
+_POINTS = 513  # of each distribution
+_MOST = 20_000  # samples by which persistence is measured
+_LEAST = 30  # samples that two epochs must have in common
+_LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_DECAYS = np.array([0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98])
 
 
 class Losses(Protocol):
@@ -84,13 +93,119 @@ class MadeUpLosses:
         return self._now.take(ids).astype(np.float64)
 
 
-def _log_normal(
-    rng: np.random.Generator, out: NDArray[np.float32], deviation: float
-) -> NDArray[np.float32]:
-    """Fill f32[n] with median 1; in place, since there may be 100 million of them."""
-    rng.standard_normal(out=out, dtype=np.float32)
-    out *= np.float32(deviation)
-    return np.exp(out, out=out)
+@dataclass(frozen=True, eq=False)
+class LossModel:
+    """What losses of a training are like; immutable.
+
+    Two things of recorded losses are kept. **How large they are**: the distribution of each epoch,
+    as quantiles. **Who has them**: how much ranks persist from one epoch to another. A sample's
+    standing in its epoch's distribution is that of
+
+        z(e) = sqrt(a) hardness + sqrt(b) drift(e) + sqrt(1 - a - b) noise(e),
+
+    all standard normal: hardness for good, drift a first-order autoregression with the coefficient
+    phi, noise new in each epoch. Two epochs k apart then correlate by a + b phi^k, and a, b and phi
+    are fitted to the correlations of the recorded ranks (a normal copula: Pearson's of z is
+    2 sin(pi r / 6) of Spearman's r of the losses). What is not kept: that losses fall where
+    training visits often, and how several visits within one epoch differ.
+    """
+
+    quantiles: Floats
+    """``f64[E, Q]``: of the losses of each epoch, from the least to the largest."""
+    hardness: float
+    """a, the share of a standing's variance that stays for good."""
+    drift: float
+    """b, the share that changes slowly."""
+    decay: float
+    """phi, how much of the drift stays from one epoch to the next."""
+
+    def correlation(self, lag: int) -> float:
+        """Return how the standings of two epochs correlate that are ``lag`` > 0 apart."""
+        return self.hardness + self.drift * self.decay**lag
+
+    def population(self, num_samples: int, seed: int = 0) -> FittedLosses:
+        """Return a population of so many samples."""
+        return FittedLosses(self, num_samples, seed)
+
+
+class FittedLosses:
+    """Losses drawn from a model; see :class:`Losses`.
+
+    Depend on ``seed``, the epoch and the sample only. Epochs after those of the model are like its
+    last one. Holds some 40 bytes a sample. Raises :class:`~stoker.errors.ConfigError` for less
+    than one sample.
+    """
+
+    def __init__(self, model: LossModel, num_samples: int, seed: int = 0) -> None:
+        if num_samples < 1:
+            raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1")
+        self._model, self._count, self._seed = model, num_samples, seed
+        self._hardness = self._normal(0, 0)
+        self._epoch = -1
+        self._drift = np.empty(0)
+        self._losses = np.empty(0)
+
+    def __call__(self, ids: NDArray[np.uint32], epoch: int) -> Floats:
+        """Return the losses ``f64[n]`` of ``ids`` in ``epoch``."""
+        if epoch < self._epoch:
+            self._epoch = -1
+        if epoch != self._epoch:
+            while self._epoch < epoch:
+                self._epoch += 1
+                self._drift_on()
+            self._draw()
+        losses: Floats = self._losses[ids]
+        return losses
+
+    def _drift_on(self) -> None:
+        new = self._normal(1, self._epoch)
+        if self._epoch == 0:
+            self._drift = new
+        else:
+            phi = self._model.decay
+            self._drift = phi * self._drift + np.sqrt(1 - phi**2) * new
+
+    def _draw(self) -> None:
+        model, epoch = self._model, self._epoch
+        standing = np.sqrt(model.hardness) * self._hardness + np.sqrt(model.drift) * self._drift
+        noise = max(0.0, 1 - model.hardness - model.drift)
+        standing += np.sqrt(noise) * self._normal(2, epoch)
+        row = model.quantiles[min(epoch, len(model.quantiles) - 1)]
+        # By rank, so that the epoch's distribution is met whatever was drawn.
+        share = (np.arange(self._count) + 0.5) / self._count
+        self._losses = np.empty(self._count)
+        self._losses[np.argsort(standing)] = np.interp(share, np.linspace(0, 1, len(row)), row)
+
+    def _normal(self, part: int, epoch: int) -> Floats:
+        rng = np.random.default_rng([self._seed, part, epoch])
+        return rng.standard_normal(self._count)
+
+
+def fit_losses(trace: Trace) -> LossModel:
+    """Return a model of the losses of a recorded training, which is read once.
+
+    Its epochs are those of the trace that have losses. Raises
+    :class:`~stoker.errors.ConfigError` if these are fewer than two, or have too few samples in
+    common to say how losses persist.
+    """
+    rows, quantiles = [], []
+    chosen = _chosen(trace.num_samples)
+    for found in trace:
+        latest = np.full(trace.num_samples, np.nan)
+        for ids, losses, is_aside in found.shown:
+            if not is_aside:  # before the epoch, by a model that had not learned so much
+                latest[ids] = losses
+        if np.isnan(latest).all():
+            continue
+        known = latest[~np.isnan(latest)]
+        quantiles.append(np.quantile(known, np.linspace(0, 1, _POINTS)))
+        rows.append(latest[chosen].astype(np.float32))
+    if len(rows) < 2:
+        raise ConfigError(
+            f"the trace {trace.path} has losses of {len(rows)} epochs: give one of 2 or more"
+        )
+    a, b, phi = _persistence(rows, str(trace.path))
+    return LossModel(np.array(quantiles), a, b, phi)
 
 
 class MadeUpGraph(Scorer):
@@ -162,3 +277,76 @@ def with_made_up_graph(recipe: Recipe, seed: int = 0) -> Recipe:
     if "embeddings" not in recipe.scorer(1).needs:
         return recipe
     return replace(recipe, scorer=part(MadeUpGraph, seed=seed))
+
+
+def _log_normal(
+    rng: np.random.Generator, out: NDArray[np.float32], deviation: float
+) -> NDArray[np.float32]:
+    """Fill f32[n] with median 1; in place, since there may be 100 million of them."""
+    rng.standard_normal(out=out, dtype=np.float32)
+    out *= np.float32(deviation)
+    return np.exp(out, out=out)
+
+
+def _chosen(num_samples: int) -> NDArray[np.int64]:
+    if num_samples <= _MOST:
+        return np.arange(num_samples)
+    return np.sort(np.random.default_rng(0).choice(num_samples, _MOST, replace=False))
+
+
+def _persistence(rows: list[NDArray[np.float32]], path: str) -> tuple[float, float, float]:
+    """Return a, b and phi that fit how ranks of these epochs correlate."""
+    lags, found, weights = [], [], []
+    for lag in _LAGS:
+        pairs = [_correlation(rows[e], rows[e + lag]) for e in range(len(rows) - lag)]
+        known = [pair for pair in pairs if pair is not None]
+        if known:
+            lags.append(lag)
+            found.append(float(np.mean(known)))
+            weights.append(len(known))
+    if not lags:
+        raise ConfigError(
+            f"the epochs of {path} have fewer than {_LEAST} samples in common: give a longer trace"
+        )
+    return _least_squares(np.array(lags), np.array(found), np.sqrt(weights))
+
+
+def _least_squares(
+    lags: NDArray[np.int64], found: Floats, weights: Floats
+) -> tuple[float, float, float]:
+    """Return a, b >= 0, a + b <= 1 and phi for which a + b phi^lag is nearest to ``found``."""
+    best, best_error = (0.0, 0.0, 0.0), np.inf
+    for phi in _DECAYS.tolist():
+        slow = phi**lags if phi else np.zeros(len(lags))
+        parts = np.stack([np.ones(len(lags)), slow], axis=1) * weights[:, None]
+        free = np.linalg.lstsq(parts, found * weights, rcond=None)[0]
+        alone_a = np.array([np.average(found, weights=weights**2), 0.0])
+        norm = float((parts[:, 1] ** 2).sum())
+        alone_b = np.array([0.0, float(parts[:, 1] @ (found * weights)) / norm if norm else 0.0])
+        for a, b in (free, alone_a, alone_b):
+            if a < 0 or b < 0:
+                continue
+            a, b = np.array([a, b]) / max(1.0, a + b)
+            error = float((((a + b * slow - found) * weights) ** 2).sum())
+            if error < best_error - 1e-12:
+                best, best_error = (float(a), float(b), phi), error
+    return best
+
+
+def _correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float | None:
+    """Return the correlation of standings of samples that both epochs visited; None for too few."""
+    both = ~(np.isnan(one) | np.isnan(other))
+    if both.sum() < _LEAST:
+        return None
+    first, second = _ranks(one[both]), _ranks(other[both])
+    if first.std() == 0 or second.std() == 0:
+        return None
+    return float(2 * np.sin(np.pi / 6 * np.corrcoef(first, second)[0, 1]))
+
+
+def _ranks(values: NDArray[np.float32]) -> Floats:
+    """Return f64[n], the standing of each value in ascending order; equal ones share theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    standings: Floats = (ends - (counts - 1) / 2)[inverse]
+    return standings

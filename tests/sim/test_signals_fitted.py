@@ -7,8 +7,8 @@ import torch
 import stoker
 from stoker.errors import ConfigError
 from stoker.sim import Trace, replay
-from stoker.sim.fitted import LossModel, _least_squares, fit
 from stoker.sim.played import RecordedLosses
+from stoker.sim.signals import LossModel, _least_squares, fit_losses
 from stoker.source.in_memory import MemorySource
 
 N, EPOCHS, BATCH, SHARE = 1200, 10, 16, 0.2
@@ -78,7 +78,7 @@ def run(request, tmp_path_factory):
 
 def test_distributions_are_those_of_the_epochs(run):
     trace = run[2]
-    losses = fit(trace).population(N, seed=1)
+    losses = fit_losses(trace).population(N, seed=1)
     ids, own = np.arange(N, dtype=np.uint32), RecordedLosses(trace)
     for epoch in (0, 3, EPOCHS - 1):
         seen = np.unique(np.concatenate([shown.ids for shown in trace.epoch(epoch).shown]))
@@ -89,7 +89,7 @@ def test_distributions_are_those_of_the_epochs(run):
 
 def test_ranks_persist_as_they_did(run):
     trace = run[2]
-    model = fit(trace)
+    model = fit_losses(trace)
     losses, ids = model.population(N, seed=2), np.arange(N, dtype=np.uint32)
     for e, later in [(3, 4), (4, 8)]:
         tables = []
@@ -107,7 +107,7 @@ def test_a_fitted_population_hits_what_the_recorded_training_did(run):
     name, hits, trace = run
     if name != "shade":
         pytest.skip("only what follows scores depends on losses")
-    losses = fit(trace).population(N, seed=3)
+    losses = fit_losses(trace).population(N, seed=3)
     found = replay("shade", N, EPOCHS, SHARE, losses=losses, batch_size=BATCH).after(EPOCHS // 2)
     assert found.hit_ratio == pytest.approx(hits, abs=0.04)
 
@@ -117,7 +117,7 @@ def test_a_model_of_one_training_says_what_another_recipe_of_it_hits(run, tmp_pa
     if name != "lru":
         pytest.skip("the other way round")
     hits = recorded(tmp_path / "t", "shade")
-    losses = fit(trace).population(N, seed=3)
+    losses = fit_losses(trace).population(N, seed=3)
     found = replay("shade", N, EPOCHS, SHARE, losses=losses, batch_size=BATCH).after(EPOCHS // 2)
     assert found.hit_ratio == pytest.approx(hits, abs=0.05)
 
@@ -156,6 +156,6 @@ def test_persistence_is_found_again(wanted):
 def test_what_cannot_be_fitted_is_refused(tmp_path):
     recorded(tmp_path / "short", "lru", epochs=1)
     with Trace(tmp_path / "short") as trace, pytest.raises(ConfigError, match="1 epochs"):
-        fit(trace)
+        fit_losses(trace)
     with pytest.raises(ConfigError, match="num_samples=0"):
         LossModel(np.array([[0.0, 1.0]]), 0.3, 0.5, 0.8).population(0)
