@@ -17,8 +17,7 @@ from support.waiting import until
 
 from stoker import Cache
 from stoker.cli.root import root
-from stoker.pool import certificates
-from stoker.pool import users as pool_users
+from stoker.pool import credentials
 from stoker.pool.own_server import MARKER, PoolService
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.values import PREFIX
@@ -116,7 +115,7 @@ def test_c11_the_server_has_one_user_who_may_do_what_a_pool_needs(place: Path) -
 
 def test_the_documented_rights_are_those_of_our_own_servers() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "pool.md").read_text()
-    assert f"~{PREFIX}* {pool_users.COMMANDS}\n" in docs
+    assert f"~{PREFIX}* {credentials.COMMANDS}\n" in docs
 
 
 def test_nodes_share_a_password(place: Path, tmp_path: Path) -> None:
@@ -305,7 +304,7 @@ def test_tls_again_has_the_same_authority_and_nodes_share_it(place: Path, tmp_pa
 @needs_openssl
 def test_given_certificates_are_used_as_they_are(place: Path, tmp_path: Path) -> None:
     for name, host in (("fits", "127.0.0.1"), ("other", "10.9.8.7")):
-        certificates.provide(tmp_path / name, host)
+        credentials.provide_certificates(tmp_path / name, host)
         (tmp_path / name / "ca.key").unlink()
     given = (tmp_path / "fits" / "tls.crt").read_bytes()
     for options in (("--tls-files", tmp_path / "fits"), ("--tls",)):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.pool import certificates
+from stoker.pool import credentials
 from support.servers import listens
 from support.waiting import until
 
@@ -138,9 +138,9 @@ def make_certificates(folder: Path) -> list[str]:
     """Make a CA, and a certificate for 127.0.0.1; return the server's options for TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on PATH")
-    certificates.provide(folder, "127.0.0.1")
+    credentials.provide_certificates(folder, "127.0.0.1")
     return [
-        *("--tls-cert-file", str(folder / certificates.SERVER), "--tls-key-file"),
-        *(str(folder / certificates.SERVER_KEY), "--tls-ca-cert-file", str(folder / "ca.crt")),
+        *("--tls-cert-file", str(folder / credentials.SERVER), "--tls-key-file"),
+        *(str(folder / credentials.SERVER_KEY), "--tls-ca-cert-file", str(folder / "ca.crt")),
         *("--tls-auth-clients", "no"),
     ]

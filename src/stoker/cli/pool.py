@@ -10,10 +10,10 @@ import click
 
 from stoker.errors import ConfigError
 from stoker.node.memory_limits import read_memory
+from stoker.pool.credentials import read_users
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.pool_tier import PoolTier, ServerState, advise
-from stoker.pool.users import read_users
 from stoker.types import format_bytes, parse_bytes
 
 _DIRECTORY = click.option(

@@ -18,11 +18,11 @@ from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPat
 from stoker.node import owned
 from stoker.node.locks import await_lock
 from stoker.node.memory_limits import read_memory
-from stoker.pool import certificates
+from stoker.pool import credentials
+from stoker.pool.credentials import USER, read_password, read_users
 from stoker.pool.pool_address import PoolAddress, server_name
 from stoker.pool.pool_tier import POLICY
 from stoker.pool.servers import require_redis
-from stoker.pool.users import USER, read_password, read_users, rules
 from stoker.types import format_bytes
 
 MARKER = ".stoker-pool"
@@ -71,10 +71,10 @@ class PoolService:
 
         It answers at ``bind`` and ``port`` only, to the user ``stoker`` with the password that is
         in ``password_file``, that an earlier server here had, or a new one, and to the users in
-        the folder ``acl`` (:func:`~stoker.pool.users.read_users`); and to them only
+        the folder ``acl`` (:func:`~stoker.pool.credentials.read_users`); and to them only
         the commands of a pool, on keys of a pool. With ``tls`` it answers encrypted only, with
         the certificates in ``tls_files``, those of an earlier server here, or new ones
-        (:func:`~stoker.pool.certificates.provide`).
+        (:func:`~stoker.pool.credentials.provide_certificates`).
 
         Raises :class:`~stoker.errors.CapacityError` if that much memory is not available, and
         :class:`~stoker.errors.SegmentError` if the server does not start.
@@ -100,7 +100,7 @@ class PoolService:
             self._write_password(password)
             if tls or tls_files is not None:
                 with _named(tls_files or self.directory):
-                    certificates.provide(self.directory / _TLS, bind, tls_files)
+                    credentials.provide_certificates(self.directory / _TLS, bind, tls_files)
             users[USER] = read_password(self.directory / _PASSWORD)
             self._write_config(memory_bytes, bind, port, tls or tls_files is not None, users)
             self._run(program)
@@ -113,7 +113,7 @@ class PoolService:
         server = server_name(settings["bind"], int(tls_port or settings["port"]))
         options = f"password_file={quote(str(password_file or self.directory / _PASSWORD))}"
         if tls_port:
-            options += f"&ca_certs={quote(str(self.directory / _TLS / certificates.CA))}"
+            options += f"&ca_certs={quote(str(self.directory / _TLS / credentials.CA))}"
         return f"valkey{'s' if tls_port else ''}://{user}@{server}?{options}"
 
     def address(self) -> PoolAddress:
@@ -191,7 +191,7 @@ class PoolService:
             f"bind {bind}",
             *(_encrypted(port) if tls else (f"port {port}",)),
             "protected-mode yes",
-            *rules(users),
+            *credentials.access_list(users),
             f"maxmemory {memory_bytes}",
             f"maxmemory-policy {POLICY}",
             "maxmemory-samples 10",
@@ -282,9 +282,9 @@ def _encrypted(port: int) -> tuple[str, ...]:
     return (
         "port 0",
         f"tls-port {port}",
-        f"tls-cert-file {_TLS}/{certificates.SERVER}",
-        f"tls-key-file {_TLS}/{certificates.SERVER_KEY}",
-        f"tls-ca-cert-file {_TLS}/{certificates.CA}",
+        f"tls-cert-file {_TLS}/{credentials.SERVER}",
+        f"tls-key-file {_TLS}/{credentials.SERVER_KEY}",
+        f"tls-ca-cert-file {_TLS}/{credentials.CA}",
         "tls-auth-clients no",  # clients show a password
     )
 
