@@ -11,7 +11,7 @@ from reference.arena import ReferenceArena
 from stoker import policy as policies
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import Region
-from stoker.sim.replayed_cache import AccountingArena
+from stoker.sim.blank import AccountingArena
 from stoker.store.arena import Arena
 
 NUM_IDS, CAPACITY = 40, 1000

@@ -16,17 +16,20 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.recipes.base import Recipe, Same, mixed, part
 from stoker.recipes.baselines import (
+    base_cis,
     belady,
     fifo,
+    ilfu,
+    infobatch,
     lfu,
     lru,
     minio,
     oracle,
+    quiver,
     random,
     s3fifo,
     sieve,
 )
-from stoker.recipes.contrib import base_cis, ilfu, infobatch, quiver
 from stoker.recipes.foresight import foresight
 from stoker.recipes.icache import icache
 from stoker.recipes.impact import impact

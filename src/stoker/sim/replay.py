@@ -25,10 +25,9 @@ from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
 from stoker.sampler.windows import Room
 from stoker.scores import Scores
-from stoker.sim.ahead import ReplayedAhead
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import RecordedLosses, Visits, as_trace, comes_again, scored_by
-from stoker.sim.replayed_cache import Outcomes, ReplayedCache
+from stoker.sim.replayed_cache import Outcomes, ReplayedAhead, ReplayedCache
 from stoker.sim.result import EpochResult, SimResult, Tally
 from stoker.sim.signals import GivenLosses, Losses, MadeUpLosses
 from stoker.sim.trace import Trace

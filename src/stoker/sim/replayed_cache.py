@@ -1,51 +1,46 @@
-"""The cache of a replay: production arena, store and packaging, over samples without bytes."""
+"""The cache of a replay, and what reads ahead into it: production code, and samples of no bytes."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
-import numpy.typing as npt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from stoker._core import Arena as Core
-from stoker._core import segment_bytes
-from stoker.bundles import Packaging
-from stoker.bundles.depot import Pieces
-from stoker.bundles.job import FIELDS, Flags, Job, Totals
-from stoker.bundles.workshop import Epoch, Loaded, Workshop
+from stoker.epoch.batch import BatchSpec
 from stoker.epoch.placing import (
     ON_THEIR_WAY,
     EpochCache,
     follow,
     may_be_served_by_others,
 )
+from stoker.epoch.planner import Cursor
+from stoker.epoch.rank_share import RankShare
 from stoker.epoch.read_ahead import with_window
-from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
-from stoker.node.memory_limits import read_memory
 from stoker.plan import Plan
 from stoker.policy.base import Policy
+from stoker.prefetch.progress import Marks, Progress
+from stoker.prefetch.reading import WINDOW
+from stoker.prefetch.walk import Group, Segment, Walk
 from stoker.recipes import Recipe
 from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores
-from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, PackedRead, Source, check_ids
-from stoker.source.packed import Offsets, Packed, unpack
+from stoker.sim.blank import AccountingArena, BlankSource, Packages, no_bytes
 from stoker.store import MemoryTier
-from stoker.store.arena import Arena, Samples
 from stoker.store.claims import Served
 from stoker.store.store import Store
-from stoker.store.tier import Ids, Keys, Mask, NullTier, RegionTier
-from stoker.types import Outcome, format_bytes
+from stoker.store.substitutes import ByNeighbour
+from stoker.store.tier import Keys, NullTier, RegionTier
+from stoker.types import Outcome
 
 _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples,
 # so that large data sets have coarser ones
 _LARGEST_PACKAGE = 1 << 28
+_GROUP = 32  # samples that are read ahead at once
 
 _OUTCOMES = np.array([Outcome.FETCHED, Outcome.HIT], np.int8)
 
@@ -59,9 +54,9 @@ class ReplayedCache(EpochCache):
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
     one :meth:`serve` batches, and :meth:`follow` their scores. Also a context manager. Used by one
     thread. ``window``: bytes on top of the cache for samples that are read ahead (see
-    :class:`~stoker.sim.ahead.ReplayedAhead`). ``beside``: the cache of the job that came first,
-    whose memory is used; it divides it, and closes it. ``wrap`` makes the policy of the recipe's.
-    ``batch_size``: samples of a batch.
+    :class:`ReplayedAhead`). ``beside``: the cache of the job that came first, whose memory is used;
+    it divides it, and closes it. ``wrap`` makes the policy of the recipe's. ``batch_size``: samples
+    of a batch.
 
     Raises :class:`~stoker.errors.ConfigError` for a cache too small for a package.
     """
@@ -295,210 +290,100 @@ class ReplayedCache(EpochCache):
         )
 
 
-def no_bytes(count: int) -> Packed:
-    """Return so many samples of no bytes."""
-    return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+class ReplayedAhead:
+    """Reads what a plan needs next into the cache's window, as far as there is room.
 
-
-class AccountingArena(Arena):
-    """An :class:`~stoker.store.arena.Arena` that counts the bytes of samples and has none of them.
-
-    ``lengths`` (``i64[N]``): bytes of each sample, whatever is put; what is read is empty. Of an
-    array that repeats one element (``np.broadcast_to``) it keeps that one. Orders,
-    admission, regions and budgets are those of any arena, since it is the same code; eviction is
-    exact. About 40 bytes of memory a sample. It is used by one thread at a time. Raises
-    :class:`~stoker.errors.ConfigError` for lengths below 0 and
-    :class:`~stoker.errors.CapacityError` when the memory is not there.
+    It takes the steps of :class:`~stoker.prefetch.fetcher.Fetcher` over the same
+    :class:`~stoker.prefetch.walk.Walk`, for one rank: what is read is there at once, but no more is
+    than the storage had time for, and the batch that is due. Blocks are read sample by sample.
+    ``cache`` was made with a window. Used by one thread.
     """
 
-    def __init__(self, lengths: NDArray[np.int64], capacity_bytes: int, *, seed: int = 0) -> None:
-        if not len(lengths) or int(lengths.min()) < 0 or capacity_bytes < 0:
-            raise ConfigError(
-                f"capacity_bytes={capacity_bytes} and {len(lengths)} lengths are invalid: give "
-                "0 bytes or more, for one sample at least"
-            )
-        is_one = lengths.strides == (0,)
-        self._lengths = np.ascontiguousarray(lengths[:1] if is_one else lengths, np.int64)
-        mean = max(1, round(float(lengths.mean())))
-        needed = segment_bytes(len(lengths), capacity_bytes, mean, False, True)
-        available = read_memory().available
-        if needed > available:
-            raise CapacityError(
-                f"accounting for {len(lengths)} samples takes {format_bytes(needed)} of memory, "
-                f"and {format_bytes(available)} are free here: replay fewer samples"
-            )
-        self._core = Core.create(len(lengths), capacity_bytes, mean, "", True, seed, True)
+    def __init__(self, cache: ReplayedCache, share: RankShare) -> None:
+        store, self._tier = cache.store, cache.memory
+        self._cache, self._share = cache, share
+        self._arena = self._tier.arena
+        self._fresh = store.expect_prefetch()[0].array
+        self._walk = Walk(cache.sizes, cache.window, self._arena.capacity_bytes)
+        self._progress = Progress(share.most_accesses)
+        self._published: list[int] = []
+        self._ready: deque[Group] = deque()
+        self._given = 0.0  # samples that storage had time for and that are not read
+        self._due = self._handed_out = 0  # accesses, counted since the walk began
+        self._waiting = 0  # of the batch that comes next, those that were read ahead
+        self._by_neighbour: ByNeighbour | None = None
+        if store.stand_ins is not None and store.substitution is not None:
+            region = store.substitution.region
+            self._by_neighbour = ByNeighbour(self._tier, region, store.stand_ins)
 
-    def put_many(
-        self,
-        ids: ArrayLike,
-        samples: Samples = (),
-        keys: ArrayLike | None = None,
-        region: str = "main",
-        overflow: str = "",
-    ) -> NDArray[np.bool_]:
-        """Offer samples ``u32[n]`` of their known lengths; see :meth:`Arena.put_many`."""
-        order = None if keys is None else np.ascontiguousarray(keys, np.float64)
-        return self._core.put_lengths(self._ids(ids), self._lengths, order, region, overflow)
+    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
+        """Begin an epoch; ``more``: continue into the next one."""
+        if at.epoch not in self._published:
+            self._publish(at)
+        if more and at.epoch + 1 not in self._published:
+            self._publish(Cursor(at.epoch + 1))
 
-    def replay(
-        self,
-        ids: Ids,
-        keys: Keys = None,
-        *,
-        after: Keys = None,
-        regions: NDArray[np.uint8] | None = None,
-        entrance: str = "main",
-        overflow: str = "",
-        at_once: int = 1,
-    ) -> Mask:
-        """Make accesses ``u32[n]``, ``at_once`` in a batch; return ``bool[n]``, which ones hit.
+    def go_on(self) -> None:
+        """Do nothing: an epoch is never held back here."""
 
-        Of each batch, all samples are got, those found are given their ``keys`` (``f64[n]``), and
-        those missed are put with theirs. With ``after`` (``f64[n]``), ``keys`` are for puts only,
-        and the samples of a batch have these keys when it is over. Of several misses of a sample in
-        one batch the first counts, the others hit. ``regions`` (``u8[n]``, as indices): where each
-        goes if it is put; else to ``entrance``; what is not admitted goes to ``overflow``.
+    def follow(self, plan: Plan, done: int) -> None:
+        """Do nothing: no other job shares the cache."""
 
-        The same as :meth:`get_many`, :meth:`set_keys`, :meth:`claim` and :meth:`put_many`, batch
-        after batch, at ten times the speed. Raises :class:`~stoker.errors.ConfigError` for ids and
-        regions out of range, and for lengths that differ.
+    def read(self, ids: NDArray[np.uint32], samples: float) -> None:
+        """Read what there is room for, the batch ``ids`` (``u32[n]``) that is served next first.
+
+        ``samples`` is how many more storage can have given by now; it may be infinite.
         """
-        return self._core.replay(
-            self._ids(ids), self._lengths, keys, after, regions, entrance, overflow, at_once
-        )
+        self._let_go(self._walk.advance())
+        self._given += samples
+        self._due += len(ids)
+        while self._given > 0 or self._handed_out < self._due:
+            group = self._walk.take(_GROUP)
+            if group is None:  # the window is full, and storage idles
+                self._given = min(self._given, 0.0)
+                break
+            self._handed_out = group.position + 1
+            if group.ids.size:
+                self._bring(group)
+        self._waiting = int(self._fresh[np.unique(ids)].sum())
 
+    def served(self, spec: BatchSpec, epoch: int, fetched: int) -> None:
+        """Note that a batch was served, and how many samples of it had to be fetched."""
+        self._progress.finish(epoch, spec.first, len(spec.ids))
+        self._given -= fetched - self._waiting  # what workers read themselves
 
-class BlankSource(BaseSource):
-    """Samples ``sizes`` (``i64[N]``) bytes long, and empty when they are read. Thread-safe.
+    def _publish(self, at: Cursor) -> None:
+        coming = self._share.upcoming(at)
+        marks = Marks(self._progress.begin(at.epoch).array)
+        self._progress.leave_out(at.epoch, self._cache.may_be_served_by_others(coming.ids))
+        self._walk.add(Segment(at.epoch, coming.ids, coming.keys, marks, marks.generation))
+        self._published = [*self._published[-1:], at.epoch]
 
-    For an :class:`~stoker.sim.replayed_cache.AccountingArena`, which knows how long they are.
+    def _let_go(self, position: int) -> None:
+        """Give up what was read ahead for accesses before ``position``."""
+        self._arena.release(position - 1)
+        while self._ready and self._ready[0].position < position:
+            self._tier.drop_from(WINDOW, self._ready.popleft().ids)
 
-    Raises :class:`~stoker.errors.ConfigError` for ids out of range.
-    """
+    def _bring(self, group: Group) -> None:
+        """Keep what is cached of the group, and read the rest."""
+        arena = self._arena
+        self._ready.append(group)
+        wanted = group if group.is_near else group.part(~arena.contains(group.ids))
+        if not arena.lease(wanted.ids, group.position):
+            return
+        is_cached = arena.contains(wanted.ids)
+        missing, cached = wanted.part(~is_cached), wanted.ids[is_cached]
+        shared = cached[arena.copies(cached, WINDOW) > 0]
+        if self._by_neighbour is not None:
+            missing = missing.part(~self._by_neighbour.key_samples(missing.ids)[1])
+        self._walk.keep_room_for(np.concatenate([missing.ids, shared]))
+        if missing.ids.size:
+            self._read(missing.part(np.sort(np.unique(missing.ids, return_index=True)[1])))
 
-    def __init__(self, sizes: npt.NDArray[np.int64]) -> None:
-        self._sizes = sizes.view()
-        self._sizes.flags.writeable = False
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only."""
-        return self._sizes
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """Whether samples are as long as they are said to be: none of these is."""
-        return False
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the lengths."""
-        return hashlib.blake2b(np.ascontiguousarray(self._sizes).data, digest_size=16).hexdigest()
-
-    def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        """Return nothing for each of ``ids``."""
-        data, offsets, _ = self.read_packed(ids)
-        return unpack(data, offsets)
-
-    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
-        """Return samples of no bytes; there are never errors."""
-        count = len(check_ids(ids, len(self)))
-        return np.empty(0, np.uint8), np.zeros(count + 1, np.int64), {}
-
-
-class MemoryDepot:
-    """Packages in memory; see :class:`~stoker.bundles.depot.Depot`. For one thread."""
-
-    def __init__(self) -> None:
-        self._packages: dict[str, bytes] = {}
-
-    def names(self) -> list[str]:
-        """Return the packages."""
-        return list(self._packages)
-
-    def publish(self, name: str, pieces: Pieces) -> None:
-        """Put a package there."""
-        self._packages[name] = b"".join(pieces)
-
-    def read(self, name: str, num_bytes: int = -1) -> memoryview:
-        """Return a package, or its first bytes; FileNotFoundError if it is not there."""
-        if name not in self._packages:
-            raise FileNotFoundError(name)
-        view = memoryview(self._packages[name])
-        return view if num_bytes < 0 else view[:num_bytes]
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove packages; those that are not there are passed over."""
-        for name in names:
-            self._packages.pop(name, None)
-
-    def close(self) -> None:
-        """Forget all packages."""
-        self._packages.clear()
-
-
-class Packages:
-    """Packs and loads without delay: an upper bound of what the packaging process achieves.
-
-    Arguments are those of :class:`~stoker.bundles.Packager`. Used by one thread.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        arena: Arena,
-        served: SharedArray,
-        packaged: SharedArray,
-        settings: Packaging,
-        *,
-        low: int,
-        region: str,
-        seed: int,
-    ) -> None:
-        self._low = low
-        self._totals = np.zeros(len(FIELDS))
-        flags, totals = Flags(len(source)), Totals()
-        flags.join(packaged.array)
-        totals.join(self._totals)
-        job = Job(
-            source,
-            arena.handle,
-            region,
-            low,
-            served,
-            Path(),  # nothing is written: packages are in memory
-            True,
-            "0",
-            settings.min_bytes,
-            seed,
-            "0",
-        )
-        self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
-        self._missed = np.zeros(len(source), np.bool_)
-
-    def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
-        """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
-        low = places == self._low
-        self._workshop.begin(Epoch(epoch, stamp, low), self._missed & low)
-        self._missed = np.zeros_like(self._missed)
-        self.work()
-
-    def note_missed(self, ids: NDArray[np.uint32]) -> None:
-        """Note samples ``u32[n]`` that were asked for and not cached."""
-        self._missed[ids] = True
-
-    def work(self) -> None:
-        """Build and load as long as there is room for a package."""
-        while True:
-            built = self._workshop.build()
-            loaded = self._workshop.load()
-            if not built and loaded in (None, Loaded.NO_ROOM, Loaded.TOO_LARGE):
-                return
-
-    def stats(self) -> dict[str, int]:
-        """Return the counts of :meth:`stoker.bundles.Packager.stats`."""
-        return dict(zip(FIELDS, self._totals.astype(np.int64).tolist(), strict=True))
+    def _read(self, group: Group) -> None:
+        own: NDArray[np.bool_] = self._tier.claim(group.ids)
+        group = group.part(own)
+        kept = self._tier.put_many(group.ids, no_bytes(len(group.ids)), group.keys, WINDOW)
+        self._fresh[group.ids[kept]] = 1
+        self._given -= len(group.ids)

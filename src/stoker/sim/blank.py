@@ -1,0 +1,235 @@
+"""Samples that have lengths and no bytes: their arena, their source and their packages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
+
+from stoker._core import Arena as Core
+from stoker._core import segment_bytes
+from stoker.bundles import Packaging
+from stoker.bundles.depot import Pieces
+from stoker.bundles.job import FIELDS, Flags, Job, Totals
+from stoker.bundles.workshop import Epoch, Loaded, Workshop
+from stoker.errors import CapacityError, ConfigError
+from stoker.node.memory_limits import read_memory
+from stoker.shared import SharedArray
+from stoker.source.base import BaseSource, PackedRead, Source, check_ids
+from stoker.source.packed import Offsets, Packed, unpack
+from stoker.store.arena import Arena, Samples
+from stoker.store.tier import Ids, Keys, Mask
+from stoker.types import format_bytes
+
+
+class AccountingArena(Arena):
+    """An :class:`~stoker.store.arena.Arena` that counts the bytes of samples and has none of them.
+
+    ``lengths`` (``i64[N]``): bytes of each sample, whatever is put; what is read is empty. Of an
+    array that repeats one element (``np.broadcast_to``) it keeps that one. Orders,
+    admission, regions and budgets are those of any arena, since it is the same code; eviction is
+    exact. About 40 bytes of memory a sample. It is used by one thread at a time. Raises
+    :class:`~stoker.errors.ConfigError` for lengths below 0 and
+    :class:`~stoker.errors.CapacityError` when the memory is not there.
+    """
+
+    def __init__(self, lengths: NDArray[np.int64], capacity_bytes: int, *, seed: int = 0) -> None:
+        if not len(lengths) or int(lengths.min()) < 0 or capacity_bytes < 0:
+            raise ConfigError(
+                f"capacity_bytes={capacity_bytes} and {len(lengths)} lengths are invalid: give "
+                "0 bytes or more, for one sample at least"
+            )
+        is_one = lengths.strides == (0,)
+        self._lengths = np.ascontiguousarray(lengths[:1] if is_one else lengths, np.int64)
+        mean = max(1, round(float(lengths.mean())))
+        needed = segment_bytes(len(lengths), capacity_bytes, mean, False, True)
+        available = read_memory().available
+        if needed > available:
+            raise CapacityError(
+                f"accounting for {len(lengths)} samples takes {format_bytes(needed)} of memory, "
+                f"and {format_bytes(available)} are free here: replay fewer samples"
+            )
+        self._core = Core.create(len(lengths), capacity_bytes, mean, "", True, seed, True)
+
+    def put_many(
+        self,
+        ids: ArrayLike,
+        samples: Samples = (),
+        keys: ArrayLike | None = None,
+        region: str = "main",
+        overflow: str = "",
+    ) -> NDArray[np.bool_]:
+        """Offer samples ``u32[n]`` of their known lengths; see :meth:`Arena.put_many`."""
+        order = None if keys is None else np.ascontiguousarray(keys, np.float64)
+        return self._core.put_lengths(self._ids(ids), self._lengths, order, region, overflow)
+
+    def replay(
+        self,
+        ids: Ids,
+        keys: Keys = None,
+        *,
+        after: Keys = None,
+        regions: NDArray[np.uint8] | None = None,
+        entrance: str = "main",
+        overflow: str = "",
+        at_once: int = 1,
+    ) -> Mask:
+        """Make accesses ``u32[n]``, ``at_once`` in a batch; return ``bool[n]``, which ones hit.
+
+        Of each batch, all samples are got, those found are given their ``keys`` (``f64[n]``), and
+        those missed are put with theirs. With ``after`` (``f64[n]``), ``keys`` are for puts only,
+        and the samples of a batch have these keys when it is over. Of several misses of a sample in
+        one batch the first counts, the others hit. ``regions`` (``u8[n]``, as indices): where each
+        goes if it is put; else to ``entrance``; what is not admitted goes to ``overflow``.
+
+        The same as :meth:`get_many`, :meth:`set_keys`, :meth:`claim` and :meth:`put_many`, batch
+        after batch, at ten times the speed. Raises :class:`~stoker.errors.ConfigError` for ids and
+        regions out of range, and for lengths that differ.
+        """
+        return self._core.replay(
+            self._ids(ids), self._lengths, keys, after, regions, entrance, overflow, at_once
+        )
+
+
+class BlankSource(BaseSource):
+    """Samples ``sizes`` (``i64[N]``) bytes long, and empty when they are read. Thread-safe.
+
+    For an :class:`AccountingArena`, which knows how long they are.
+
+    Raises :class:`~stoker.errors.ConfigError` for ids out of range.
+    """
+
+    def __init__(self, sizes: npt.NDArray[np.int64]) -> None:
+        self._sizes = sizes.view()
+        self._sizes.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each sample, i64[N], read-only."""
+        return self._sizes
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """Whether samples are as long as they are said to be: none of these is."""
+        return False
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the lengths."""
+        return hashlib.blake2b(np.ascontiguousarray(self._sizes).data, digest_size=16).hexdigest()
+
+    def read(self, ids: npt.ArrayLike) -> list[bytes]:
+        """Return nothing for each of ``ids``."""
+        data, offsets, _ = self.read_packed(ids)
+        return unpack(data, offsets)
+
+    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
+        """Return samples of no bytes; there are never errors."""
+        count = len(check_ids(ids, len(self)))
+        return np.empty(0, np.uint8), np.zeros(count + 1, np.int64), {}
+
+
+def no_bytes(count: int) -> Packed:
+    """Return so many samples of no bytes."""
+    return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+
+
+class MemoryDepot:
+    """Packages in memory; see :class:`~stoker.bundles.depot.Depot`. For one thread."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, bytes] = {}
+
+    def names(self) -> list[str]:
+        """Return the packages."""
+        return list(self._packages)
+
+    def publish(self, name: str, pieces: Pieces) -> None:
+        """Put a package there."""
+        self._packages[name] = b"".join(pieces)
+
+    def read(self, name: str, num_bytes: int = -1) -> memoryview:
+        """Return a package, or its first bytes; FileNotFoundError if it is not there."""
+        if name not in self._packages:
+            raise FileNotFoundError(name)
+        view = memoryview(self._packages[name])
+        return view if num_bytes < 0 else view[:num_bytes]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove packages; those that are not there are passed over."""
+        for name in names:
+            self._packages.pop(name, None)
+
+    def close(self) -> None:
+        """Forget all packages."""
+        self._packages.clear()
+
+
+class Packages:
+    """Packs and loads without delay: an upper bound of what the packaging process achieves.
+
+    Arguments are those of :class:`~stoker.bundles.Packager`. Used by one thread.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        arena: Arena,
+        served: SharedArray,
+        packaged: SharedArray,
+        settings: Packaging,
+        *,
+        low: int,
+        region: str,
+        seed: int,
+    ) -> None:
+        self._low = low
+        self._totals = np.zeros(len(FIELDS))
+        flags, totals = Flags(len(source)), Totals()
+        flags.join(packaged.array)
+        totals.join(self._totals)
+        job = Job(
+            source,
+            arena.handle,
+            region,
+            low,
+            served,
+            Path(),  # nothing is written: packages are in memory
+            True,
+            "0",
+            settings.min_bytes,
+            seed,
+            "0",
+        )
+        self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
+        self._missed = np.zeros(len(source), np.bool_)
+
+    def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
+        """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
+        low = places == self._low
+        self._workshop.begin(Epoch(epoch, stamp, low), self._missed & low)
+        self._missed = np.zeros_like(self._missed)
+        self.work()
+
+    def note_missed(self, ids: NDArray[np.uint32]) -> None:
+        """Note samples ``u32[n]`` that were asked for and not cached."""
+        self._missed[ids] = True
+
+    def work(self) -> None:
+        """Build and load as long as there is room for a package."""
+        while True:
+            built = self._workshop.build()
+            loaded = self._workshop.load()
+            if not built and loaded in (None, Loaded.NO_ROOM, Loaded.TOO_LARGE):
+                return
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of :meth:`stoker.bundles.Packager.stats`."""
+        return dict(zip(FIELDS, self._totals.astype(np.int64).tolist(), strict=True))
