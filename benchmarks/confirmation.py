@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,16 +169,8 @@ def _tried(trial: Trial, recipe: str, epochs: int, seed: int) -> dict[str, Any]:
     chosen = made(
         Contestant(recipe, "ours"), setting, trial.samples, stage.total_bytes, stage.batch_size
     )
-    with own_runtime():
+    with harness.own_runtime():
         return train(stage, chosen, epochs, seed, setting.rate, trial.held[TUNE])
-
-
-@contextmanager
-def own_runtime() -> Iterator[None]:
-    """Have a runtime folder, so that no cache of an earlier training is there to be joined."""
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-        os.environ["STOKER_RUNTIME_DIR"] = own
-        yield
 
 
 def _run_part(name: str, part: Part, args: argparse.Namespace) -> None:
@@ -243,7 +232,7 @@ def _run(trial: Trial, name: str, seed: int, rate: float) -> dict[str, Any]:
     if one.like is not None:
         setting = Setting(rate)
     recipe = made(one, setting, trial.samples, stage.total_bytes, stage.batch_size)
-    with own_runtime():
+    with harness.own_runtime():
         epochs = one.epochs or trial.epochs
         found = train(stage, recipe, epochs, seed, setting.rate, trial.held[JUDGE], workers=WORKERS)
     return {"contestant": name, "seed": seed, "setting": list(setting)} | found

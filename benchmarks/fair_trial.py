@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -135,9 +134,7 @@ class Trial:
         elif one.control is not None:
             epochs = self._length(one.control.unit, others[0]["epochs"], others[1]["epochs"])
         taken_over = others[0] if one.like is not None else None
-        # Of its own, so that no cache of an earlier training is still there to be joined.
-        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-            os.environ["STOKER_RUNTIME_DIR"] = own
+        with harness.own_runtime():
             found = train(stage, recipe, epochs, seed, setting.rate, self.held[phase], taken_over)
         told = {"contestant": name, "phase": phase, "seed": seed, "setting": list(setting)}
         return told | found | {"cpu_seconds": time.process_time() - began}

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from feed_process import Running
-from harness import Report, parser, show
+from harness import Report, own_runtime, parser, show
 from numpy.typing import NDArray
 
 from stoker import Cache, Feed
@@ -137,10 +135,8 @@ def _jobs(
     context = multiprocessing.get_context("spawn")
     is_over, read = context.Event(), SharedArray.create(len(sources), np.int64, "read")
     may_read = [context.Event() for _ in sources]
-    with tempfile.TemporaryDirectory(prefix="stoker-fairness-") as folder:
-        before, running = os.environ["STOKER_RUNTIME_DIR"], []
-        if by_weight:
-            os.environ["STOKER_RUNTIME_DIR"] = folder
+    running = []
+    with own_runtime() if by_weight else contextlib.nullcontext():
         try:
             for number, source in enumerate(sources):
                 may_read[number].set()
@@ -155,7 +151,6 @@ def _jobs(
                 event.set()
             for each in running:
                 each.result()
-            os.environ["STOKER_RUNTIME_DIR"] = before
 
 
 def train(

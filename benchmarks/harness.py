@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ os.environ["STOKER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stoker-bench-")
 atexit.register(shutil.rmtree, os.environ["STOKER_RUNTIME_DIR"], True)
 _shown = time.monotonic()
 """When this program began, or last showed reports."""
+
+
+@contextmanager
+def own_runtime() -> Iterator[None]:
+    """Have another runtime folder meanwhile, so that no cache of an earlier training is joined."""
+    before = os.environ["STOKER_RUNTIME_DIR"]
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
+        os.environ["STOKER_RUNTIME_DIR"] = own
+        try:
+            yield
+        finally:
+            os.environ["STOKER_RUNTIME_DIR"] = before
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 from feed_servers import Unavailable, slow_folder
+from harness import own_runtime
 from importance_cases import fitted
 from importance_data import Images, load
 from importance_model import Trainer
@@ -73,9 +73,7 @@ class Bench:
 
     def _run(self, name: str, seed: int) -> Any:
         def run() -> dict[str, Any]:
-            # Of its own, so that no cache of an earlier training is still there to be joined.
-            with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-                os.environ["STOKER_RUNTIME_DIR"] = own
+            with own_runtime():
                 epochs = self._train(TIMED[name], seed)
             return {"training": name, "seed": seed, "epochs": epochs}
 

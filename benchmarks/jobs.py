@@ -24,7 +24,6 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from feed_process import Running
-from harness import Report, paired_ratio, parser, show
+from harness import Report, own_runtime, paired_ratio, parser, show
 
 import stoker
 from stoker import recipes
@@ -204,14 +203,9 @@ def _run(works: list[Work], source: SlowSource) -> dict[str, float]:
     """Run jobs at once; return the seconds till the last ended, and what they read."""
     source.reset_reads()
     together = multiprocessing.get_context("spawn").Barrier(len(works), timeout=120)
-    with tempfile.TemporaryDirectory(prefix="stoker-jobs-") as folder:
-        before = os.environ["STOKER_RUNTIME_DIR"]
-        os.environ["STOKER_RUNTIME_DIR"] = folder
-        try:
-            running = [Running(train, (work, source, together)) for work in works]
-            results = [each.result() for each in running]
-        finally:
-            os.environ["STOKER_RUNTIME_DIR"] = before
+    with own_runtime():
+        running = [Running(train, (work, source, together)) for work in works]
+        results = [each.result() for each in running]
     accesses = sum(result["accesses"] for result in results)
     figures = {
         "all_s": max(result["end"] for result in results) - results[0]["begin"],

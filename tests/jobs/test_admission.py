@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.services import serving
 from support.waiting import until
 
 from stoker import Cache, Feed
@@ -19,23 +18,10 @@ from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.protocol import ask
-from stoker.jobs.service import Service, ServiceSettings
 from stoker.source.in_memory import MemorySource
 
 MIB = 1 << 20
 ROOM = 20 * MIB
-
-
-@contextmanager
-def running(memory: int = ROOM) -> Iterator[Service]:
-    with Service(ServiceSettings(memory=memory)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.stop()
-            thread.join()
 
 
 def job(number: int, wait: float = 0.0, samples: int = 120) -> Feed:
@@ -61,7 +47,7 @@ def turned_down() -> list[dict[str, Any]]:
 
 
 def test_a_job_waits_until_there_is_room_and_ls_says_for_what() -> None:
-    with running() as service, job(1) as first:
+    with serving(memory=ROOM) as service, job(1) as first:
         list(first)
         until(service.holding.keys)
         second = job(2, wait=600.0)
@@ -88,7 +74,7 @@ def capacity_of_all(feed: Feed) -> int:
 
 
 def test_a_job_that_does_not_wait_gets_less_and_ls_says_why() -> None:
-    with running() as service, job(1) as first:
+    with serving(memory=ROOM) as service, job(1) as first:
         list(first)
         until(service.holding.keys)
         with job(2) as second, pytest.warns(RuntimeWarning, match="no room for more"):
@@ -99,7 +85,7 @@ def test_a_job_that_does_not_wait_gets_less_and_ls_says_why() -> None:
 
 
 def test_waiting_ends_after_the_time_that_was_given() -> None:
-    with running() as service, job(1) as first:
+    with serving(memory=ROOM) as service, job(1) as first:
         list(first)
         until(service.holding.keys)
         began = time.monotonic()
@@ -111,7 +97,7 @@ def test_waiting_ends_after_the_time_that_was_given() -> None:
 
 def test_what_never_fits_is_not_waited_for() -> None:
     less = pytest.warns(RuntimeWarning, match="no room for more")
-    with running(memory=8 * MIB), job(1, wait=3600.0) as only, less:
+    with serving(memory=8 * MIB), job(1, wait=3600.0) as only, less:
         list(only)
         assert capacity(only) < capacity_of_all(only)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.services import serving
 from support.waiting import until
 
 from stoker import Cache, Feed
@@ -23,19 +24,6 @@ from stoker.testing.sources import SlowSource
 NUM, SIZE, BATCH = 1000, 2_000, 10
 RATE = 1_500_000
 ENOUGH = 1_500_000
-
-
-@contextmanager
-def limited(rate: int) -> Iterator[None]:
-    """Run a service that limits what jobs fetch."""
-    with Service(ServiceSettings(bandwidth=rate)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            yield
-        finally:
-            service.stop()
-            thread.join()
 
 
 class Job(threading.Thread):
@@ -91,7 +79,7 @@ def await_shares(jobs: list[Job], shares: list[float], within: float) -> None:
 
 
 def test_jobs_fetch_by_their_weights_and_use_what_an_idle_one_leaves() -> None:
-    with limited(RATE), running([4, 2, 1, 1]) as jobs:
+    with serving(bandwidth=RATE), running([4, 2, 1, 1]) as jobs:
         await_shares(jobs, [0.5, 0.25, 0.125, 0.125], within=0.05)
         jobs[0].may_read.clear()
         await_shares(jobs, [0, 0.5, 0.25, 0.25], within=0.05)
@@ -100,20 +88,20 @@ def test_jobs_fetch_by_their_weights_and_use_what_an_idle_one_leaves() -> None:
 
 
 def test_processes_that_read_ahead_take_their_jobs_share() -> None:
-    with limited(RATE), running([3, 1], prefetch="64KiB") as jobs:
+    with serving(bandwidth=RATE), running([3, 1], prefetch="64KiB") as jobs:
         await_shares(jobs, [0.75, 0.25], within=0.05)
         assert len(granted_bytes()) == 2, "a prefetch process asks as the job that it reads for"
 
 
 def test_ls_says_what_the_limit_is() -> None:
-    with limited(500 << 20):
+    with serving(bandwidth=500 << 20):
         assert "fetches 500.0 MiB a second at most" in CliRunner().invoke(root, ["ls"]).output
-    with limited(1), pytest.raises(ConfigError, match="runs already"):
+    with serving(bandwidth=1), pytest.raises(ConfigError, match="runs already"):
         Service(ServiceSettings(bandwidth=10))
 
 
 def test_without_a_service_weights_change_nothing() -> None:
-    with limited(RATE):
+    with serving(bandwidth=RATE):
         FetchShare(1).wait(1 << 30)
     with running([4, 1]) as jobs:
         until(lambda: all(job.read > ENOUGH // 2 for job in jobs))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.services import serving
 from support.waiting import until
 
 import stoker
 from stoker import Cache
 from stoker.jobs.protocol import ask
-from stoker.jobs.service import Service, ServiceSettings
 from stoker.source import MemorySource
 
 NUM = 100
@@ -88,21 +87,15 @@ def test_jobs_train_alone_while_it_is_full_and_share_later(host_path: Path, what
 def test_the_service_answers_and_jobs_go_on_when_it_becomes_full(
     host_path: Path, tmp_path: Path
 ) -> None:
-    with Service(ServiceSettings(memory=1 << 30, disk=1 << 40)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            with warnings.catch_warnings(record=True) as caught, feed() as one:
-                warnings.simplefilter("always")
-                assert epoch(one) == NUM
-                fill(host_path, "bytes")
-                fill(host_path, "names")
-                with feed(disk=tmp_path / "disk") as two:  # which nobody can write down there
-                    assert epoch(two) == 0
-                assert epoch(one) == NUM
-                assert "caches" in ask("list")
-            assert all("No space left" in str(w.message) for w in caught)
-            until(lambda: ask("list")["idle"])
-        finally:
-            service.stop()
-            thread.join()
+    with serving(memory=1 << 30, disk=1 << 40):
+        with warnings.catch_warnings(record=True) as caught, feed() as one:
+            warnings.simplefilter("always")
+            assert epoch(one) == NUM
+            fill(host_path, "bytes")
+            fill(host_path, "names")
+            with feed(disk=tmp_path / "disk") as two:  # which nobody can write down there
+                assert epoch(two) == 0
+            assert epoch(one) == NUM
+            assert "caches" in ask("list")
+        assert all("No space left" in str(w.message) for w in caught)
+        until(lambda: ask("list")["idle"])

@@ -8,20 +8,19 @@ import os
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.services import serving
 
 from stoker.cli.root import root
 from stoker.jobs import board, protocol
 from stoker.jobs.board import JobTable, Kind
 from stoker.jobs.holding import Holding
 from stoker.jobs.protocol import VERSION
-from stoker.jobs.service import Service, ServiceSettings
 from stoker.jobs.survey import survey
 from stoker.node import rendezvous
 from stoker.node.messages import OtherVersion
@@ -118,20 +117,14 @@ def test_memory_of_another_layout_is_not_waited_for() -> None:
 def test_a_service_of_another_version_is_done_without_and_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Service(ServiceSettings(memory=1)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            monkeypatch.setattr(protocol, "VERSION", 99)  # of who asks; the service has its own
-            asked = ("k", 100, 1 << 20, 100.0, LRU().regions())
-            assert protocol.capacity_allowed(*asked) == 1 << 20
-            [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
-            assert "without the service" in record.message
-            assert f"messages of version {VERSION} and not 99" in record.message
-            assert quickest(lambda: protocol.capacity_allowed(*asked)) < 0.2
-        finally:
-            service.stop()
-            thread.join()
+    with serving(memory=1):
+        monkeypatch.setattr(protocol, "VERSION", 99)  # of who asks; the service has its own
+        asked = ("k", 100, 1 << 20, 100.0, LRU().regions())
+        assert protocol.capacity_allowed(*asked) == 1 << 20
+        [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
+        assert "without the service" in record.message
+        assert f"messages of version {VERSION} and not 99" in record.message
+        assert quickest(lambda: protocol.capacity_allowed(*asked)) < 0.2
 
 
 def test_jobs_whose_rows_are_laid_out_otherwise_are_not_read(

@@ -18,13 +18,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.caches import gathered
 from support.parts import number_of, numbers
+from support.services import serving
 from support.waiting import until
 
 from stoker.errors import CapacityError, ConfigError
@@ -39,18 +39,6 @@ from stoker.pytorch import Loader, SampleDataset
 from stoker.store.registry import open_arena
 
 REGIONS = LRU().regions()
-
-
-@contextmanager
-def running(**settings: Any) -> Iterator[Service]:
-    with Service(ServiceSettings(**settings)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.stop()
-            thread.join()
 
 
 def loader(**options: Any) -> Loader:
@@ -75,7 +63,7 @@ def held() -> list[str]:
 
 
 def test_a_cache_outlives_its_job_and_the_next_one_finds_it_full() -> None:
-    with running() as service:
+    with serving() as service:
         with loader(recipe="minio") as one:
             list(one)
             first = one.stats.fetched
@@ -123,7 +111,7 @@ def test_jobs_go_on_when_it_is_killed_and_the_next_one_finds_their_caches() -> N
 
 
 def test_there_is_one_at_a_time() -> None:
-    with running(), pytest.raises(ConfigError, match="runs already"):
+    with serving(), pytest.raises(ConfigError, match="runs already"):
         Service()
 
 
@@ -132,7 +120,7 @@ def test_there_is_one_at_a_time() -> None:
 
 def test_an_idle_cache_makes_room_and_one_in_use_does_not() -> None:
     mib = 1 << 20
-    with running(memory=12 * mib) as service:
+    with serving(memory=12 * mib) as service:
         admit = service.holding.admit
         with open_arena("first", 100, 8 * mib, 1000, REGIONS):
             until(service.holding.keys)
@@ -154,17 +142,17 @@ def test_a_job_gets_a_smaller_cache_or_a_clear_error() -> None:
         arena: Any = one.cache.store.tier.arena  # type: ignore[attr-defined]
         needed = arena.overhead_bytes + arena.capacity_bytes
     less = pytest.warns(RuntimeWarning, match="no room for more")
-    with running(memory=needed - everything // 2), less, loader(cache="100%") as one:
+    with serving(memory=needed - everything // 2), less, loader(cache="100%") as one:
         assert len(list(one)) == 20
         assert one.cache is not None
         held_bytes = one.cache.store.tier.stats()["capacity_bytes"]
         assert everything * 0.2 < held_bytes < everything
-    with running(memory=10), loader() as one, pytest.raises(CapacityError, match="--memory"):
+    with serving(memory=10), loader() as one, pytest.raises(CapacityError, match="--memory"):
         iter(one)
 
 
 def test_an_idle_cache_of_another_policy_gives_way() -> None:
-    with running() as service:
+    with serving() as service:
         for recipe in ("lru", "belady"):
             with loader(recipe=recipe) as one:  # would warn of another job's policy
                 list(one)
@@ -176,7 +164,7 @@ def test_an_idle_cache_of_another_policy_gives_way() -> None:
 
 
 def test_an_idle_cache_is_let_go_after_a_while() -> None:
-    with running(keep=0.3):
+    with serving(keep=0.3):
         with open_arena("short", 100, 1 << 20, 1000, REGIONS):
             until(lambda: ask("list")["memory_bytes"])
         until(lambda: held() == [])
@@ -188,11 +176,11 @@ def test_disk_caches_are_bounded_and_remembered(tmp_path: Path) -> None:
             list(one)
             return int(one.stats.fetched)
 
-    with running(disk=1 << 40) as service:
+    with serving(disk=1 << 40) as service:
         assert job("one") == 200
         size = service.holding.limits()["disk_bytes"]
         assert size
-    with running(disk=size + 10) as service:
+    with serving(disk=size + 10) as service:
         assert service.holding.limits()["disk_bytes"] == size
         job("one")
         with pytest.warns(RuntimeWarning, match="no disk cache"):
@@ -245,7 +233,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = os.environ.get("STOKER_RUNTIME_DIR")
     os.environ["STOKER_RUNTIME_DIR"] = str(folder)
     try:
-        with running():
+        with serving():
             yield folder
     finally:
         if before is None:
@@ -375,7 +363,7 @@ def as_nobody(path: Path, question: str, groups: str = "") -> str:
 
 @needs_root
 def test_another_user_gets_nothing_not_even_where_the_file_lets_him(tmp_path: Path) -> None:
-    with running():
+    with serving():
         path = service_path()
         assert path.stat().st_mode & 0o777 == 0o600
         assert as_nobody(path, "list") == "PermissionError"
@@ -393,7 +381,7 @@ def test_members_of_the_group_may_look_and_do_nothing_else(tmp_path: Path) -> No
         folder = Path(name)
         folder.chmod(0o755)
         path = folder / "look.sock"
-        with running(socket=path, group=group.gr_name):
+        with serving(socket=path, group=group.gr_name):
             assert path.stat().st_mode & 0o777 == 0o660
             assert path.stat().st_gid == group.gr_gid
             assert as_nobody(path, "list") == "PermissionError"
@@ -409,7 +397,7 @@ def test_a_member_by_his_first_group_is_heard() -> None:
         folder = Path(name)
         folder.chmod(0o755)
         path = folder / "look.sock"
-        with running(socket=path, group=group.gr_name):
+        with serving(socket=path, group=group.gr_name):
             assert "caches" in json.loads(as_nobody(path, "list"))
             assert "text" in json.loads(as_nobody(path, "metrics"))
             assert "only the user" in json.loads(as_nobody(path, "admit_disk"))["refused"]
@@ -433,21 +421,21 @@ def test_c8_a_path_that_is_taken_is_left_alone(what: str, tmp_path: Path) -> Non
 
 def test_c8_only_the_services_own_socket_goes_with_it(tmp_path: Path) -> None:
     path, group = tmp_path / "look.sock", grp.getgrgid(os.getegid()).gr_name
-    with running(socket=path, group=group):
+    with serving(socket=path, group=group):
         path.unlink()
         path.write_text("somebody's")
     assert path.read_text() == "somebody's"
     path.unlink()
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    with running(socket=path, group=group):
+    with serving(socket=path, group=group):
         assert "caches" in ask("list", path)
 
 
 def test_c7_lookers_take_no_slot_of_our_own_jobs(tmp_path: Path) -> None:
     """Whoever holds all slots would switch the bound off: jobs that get no answer go on."""
     path, group = tmp_path / "look.sock", grp.getgrgid(os.getegid()).gr_name
-    with running(socket=path, group=group, memory=1 << 20), contextlib.ExitStack() as silent:
+    with serving(socket=path, group=group, memory=1 << 20), contextlib.ExitStack() as silent:
         for _ in range(40):
             connection = silent.enter_context(socket.socket(socket.AF_UNIX))
             connection.connect(str(path))
@@ -461,7 +449,7 @@ def test_c7_lookers_take_no_slot_of_our_own_jobs(tmp_path: Path) -> None:
 
 def test_c7_metrics_are_read_by_few_at_a_time_and_the_silent_give_way() -> None:
     """Any user of the machine may connect there."""
-    with running(metrics_port=0) as service, contextlib.ExitStack() as silent:
+    with serving(metrics_port=0) as service, contextlib.ExitStack() as silent:
         before = threading.active_count()
         where = "127.0.0.1", int(service.metrics_port or 0)
         first, *_ = [
@@ -480,7 +468,7 @@ def test_c7_one_looker_does_not_keep_the_others_from_looking() -> None:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         path = Path(name) / "look.sock"
-        with running(socket=path, group=group.gr_name), contextlib.ExitStack() as silent:
+        with serving(socket=path, group=group.gr_name), contextlib.ExitStack() as silent:
             for _ in range(40):  # as the owner, who is one looker among others here
                 connection = silent.enter_context(socket.socket(socket.AF_UNIX))
                 connection.connect(str(path))
@@ -502,7 +490,7 @@ LINE = re.compile(r'[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)*\})? [-+0-9.e]+')
 
 
 def test_metrics_over_http_are_of_the_format() -> None:
-    with running(metrics_port=0, memory=1 << 40) as service, loader(recipe="belady") as one:
+    with serving(metrics_port=0, memory=1 << 40) as service, loader(recipe="belady") as one:
         list(one)
         list(one)
         until(service.holding.keys)
@@ -533,7 +521,7 @@ def _has_address(host: str) -> bool:
 def test_metrics_are_at_the_address_that_was_asked_for(host: str) -> None:
     if host == "::1" and not _has_address(host):
         pytest.skip(f"this machine has no {host}")
-    with running(metrics_port=0, metrics_host=host) as service:
+    with serving(metrics_port=0, metrics_host=host) as service:
         where = f"[{host}]" if ":" in host else host
         url = f"http://{where}:{service.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=60) as answer:
@@ -588,11 +576,11 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
 
 
 def test_a_refusal_is_an_error_of_its_own() -> None:
-    with running(), pytest.raises(Refused, match="nothing is known"):
+    with serving(), pytest.raises(Refused, match="nothing is known"):
         ask("dance")
 
 
 def test_regions_of_policies_pass_through_json() -> None:
-    with running() as service, open_arena("k", 50, 1 << 20, 100, NextUse().regions()):
+    with serving() as service, open_arena("k", 50, 1 << 20, 100, NextUse().regions()):
         until(service.holding.keys)
         assert service.holding.idle() == []
