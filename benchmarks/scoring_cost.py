@@ -28,8 +28,7 @@ from importance_model import Trainer
 
 import stoker
 from stoker import recipes
-from stoker.importance.background import Background
-from stoker.importance.base import Observation, Scorer
+from stoker.importance.base import Background, Observation, Scorer
 from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid

@@ -4,8 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from stoker.importance.background import Background
-from stoker.importance.base import Scorer
+from stoker.importance.base import Background, Scorer
 from stoker.importance.baselines import GradientNorm, InBatchRank, LossHistory, ReducibleLoss
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid, Realtime

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.importance.background import Background
-from stoker.importance.base import Observation
+from stoker.importance.base import Background, Observation
 from stoker.importance.baselines import LossHistory
 from stoker.importance.graph import Graph
 from stoker.importance.knn import FlatIndex, VectorTable

@@ -7,7 +7,7 @@ import pytest
 
 from stoker import recipes
 from stoker.errors import ConfigError
-from stoker.importance.background import Background
+from stoker.importance.base import Background
 from stoker.importance.baselines import LossHistory, ReducibleLoss
 from stoker.importance.hybrid import Hybrid, Realtime
 from stoker.policy import LFU, LRU, HighLow, Homophily, Score, StaticSet, Substitution

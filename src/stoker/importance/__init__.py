@@ -1,7 +1,6 @@
 """Importance: from what training shows about a sample to its score."""
 
-from stoker.importance.background import Background
-from stoker.importance.base import Neighbours, Observation, Scorer
+from stoker.importance.base import Background, Neighbours, Observation, Scorer
 from stoker.importance.baselines import (
     GradientNorm,
     InBatchRank,

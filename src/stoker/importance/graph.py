@@ -43,7 +43,7 @@ class Graph(Scorer):
     recall is measured once an epoch; ``index`` replaces it. Under data parallelism each rank knows
     the embeddings of the samples it has seen itself. A sample whose embedding is NaN or infinite
     is left out. Deterministic with an exact index. Used by one thread at a time, and slow on a
-    CPU: see :class:`~stoker.importance.background.Background`.
+    CPU: see :class:`~stoker.importance.Background`.
 
     With ``code_bytes`` embeddings are product-quantized to so many bytes each, as the paper's are
     (:class:`~stoker.importance.quantized.CodeTable`), and all codes are searched.

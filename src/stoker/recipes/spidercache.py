@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stoker.importance.background import Background
-from stoker.importance.base import Scorer
+from stoker.importance.base import Background, Scorer
 from stoker.importance.graph import Graph
 from stoker.policy.base import Substitution
 from stoker.policy.score import Homophily, Score

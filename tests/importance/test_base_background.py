@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.importance.background import Background
-from stoker.importance.base import Observation, Signal
+from stoker.importance.base import Background, Observation, Signal
 from stoker.importance.baselines import LossHistory
 from stoker.importance.graph import Graph
 from stoker.importance.hybrid import Hybrid
@@ -134,7 +133,7 @@ def test_the_thread_ends_with_its_scorer_and_with_the_process() -> None:
     script = """
 import gc, threading
 import numpy as np
-from stoker.importance.background import Background
+from stoker.importance.base import Background
 from stoker.importance.base import Observation
 from stoker.importance.graph import Graph
 from stoker.importance.knn import HnswIndex
