@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from rich.table import Table
 
 from stoker import recipes
 from stoker.cli._options import SIZES_HELP, choose_recipes, draw_sizes, need_torch
-from stoker.cli.demo import write_digits
+from stoker.cli.demo import images_or_digits
 from stoker.sim import replay
 from stoker.types import parse_bytes
 
@@ -111,7 +108,7 @@ def loader(
     from stoker.cli._loaders import epoch_timers
 
     with (
-        _images(folder) as images,
+        images_or_digits(folder, Console(stderr=True)) as images,
         epoch_timers(images, workers, batch_size, cache) as timers,
     ):
         results: dict[str, list[float]] = {name: [] for name in timers}
@@ -154,12 +151,3 @@ def _show_speeds(rows: list[dict[str, Any]], title: str) -> None:
             f"{row['speedup']:.2f} x",
         )
     Console().print(table)
-
-
-@contextlib.contextmanager
-def _images(folder: Path | None) -> Iterator[Path]:
-    if folder is not None:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-        yield write_digits(Path(own))

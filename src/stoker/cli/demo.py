@@ -136,7 +136,7 @@ def demo(
     console = Console(stderr=as_json)
     storage = Storage(latency, iops)
     settings = Settings(cache, epochs, batch_size, workers, seed)
-    with _folder(data, console) as folder:
+    with images_or_digits(data, console) as folder:
         outcome = _run(folder, chosen, storage, settings, console)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
@@ -189,15 +189,15 @@ def _progress(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def _folder(data: Path | None, console: Console) -> Iterator[Path]:
+def images_or_digits(folder: Path | None, console: Console) -> Iterator[Path]:
     """Give the folder of images: the user's, or digits in a temporary one."""
-    if data is not None:
-        yield data
+    if folder is not None:
+        yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stoker-digits-") as own:
         with console.status("writing 1,797 handwritten digits as JPEG files"):
-            write_digits(Path(folder))
-        yield Path(folder)
+            write_digits(Path(own))
+        yield Path(own)
 
 
 def write_digits(folder: Path, copies: int = 1) -> Path:
