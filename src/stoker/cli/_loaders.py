@@ -33,11 +33,14 @@ from stoker.types import parse_bytes
 
 SIDE = 32
 """Width and height in pixels of what the network sees; other images are resized."""
+
 EpochTimer = Callable[[], float]
 """Runs one epoch without training and returns its seconds per sample."""
+
 _TAIL = 0.5  # standard deviation of the latency's logarithm: 1 in 100 takes three times the median
 _CONCURRENCY = 16  # requests of a batch that are under way at the same time
 _HELD_OUT = 6  # every sixth image measures accuracy and is never trained on
+
 _SHORT = {
     "icache": recipes.icache(warm_up=1),
     "ilfu": recipes.ilfu(warm_up=1),

@@ -20,13 +20,14 @@ from stoker.scores import Scores
 from stoker.shared import SharedArray
 
 WARM_UP = 2
-"""Uniform epochs at the start: the first fills the cache, the second shows what it hits."""
+"""Uniform epochs of an :class:`AdaptiveSampler` at the start: the first fills the cache, the second
+shows what it hits."""
 
 BLOCK = 4
-"""Epochs between two decisions at least; whole super-epochs."""
+"""Epochs between two of its decisions at least; whole super-epochs."""
 
 MOST = 8
-"""Largest R."""
+"""Its largest R."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from stoker.shared import SharedArray
 
 MAX_SAMPLES = 2**32 - 1
 """Ids are 32 bits."""
+
 _AT_ONCE = 1 << 14  # samples: of 100 million, eight bytes each are a gigabyte
 
 
