@@ -16,7 +16,7 @@ from stoker.images import ImageTransform
 from stoker.images.resize import Resized
 from stoker.sampler.mixture import Mixture
 from stoker.source.base import BaseSource, Source, read_whole
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.counters import Counters
 
 Decode = Callable[[bytes], Any]

@@ -1,4 +1,4 @@
-"""Rows along the first axis of arrays that a library reads: HDF5, Zarr."""
+"""Rows along the first axis of arrays that a library reads, h5py or zarr."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
 from stoker.source.files import list_paths
-from stoker.source.own_handle import OwnHandle
+from stoker.source.held import OwnHandle
 from stoker.source.packed import Offsets, Packed, gather, offsets_of, pack
-from stoker.source.row_source import KeptUnits
+from stoker.source.row_source import KEPT_BYTES, KeptUnits
 from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, every_value
 
 _THREADS = 16
+_ONLY = "array"  # what the only array of a store is called
 
 
 class ArrayRowSource(PackedSource):
@@ -161,7 +162,56 @@ class ArrayRowSource(PackedSource):
         self._kept = KeptUnits(0)
 
 
-def numbers_or_text(name: str, array: Any, text: str | None) -> Field:
+class HDF5Source(ArrayRowSource):
+    """Rows along the first axis of the data sets of a local HDF5 file, read by h5py.
+
+    Columns are the paths of data sets, like ``"images"`` or ``"train/labels"``. Texts and bytes of
+    variable length are as they are, and so are lists of numbers of variable length, as bytes. For
+    the rest see :class:`ArrayRowSource`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        columns: str | Sequence[str] | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Open the file.
+
+        ``columns`` is a name, or several, by default all data sets. ``kept_bytes`` is in bytes.
+
+        Raises :class:`ConfigError` without h5py, for a file that is not there or none of HDF5, a
+        column that is not there, and columns of different lengths or without rows.
+        """
+        self._hold(Path(path).absolute(), _HDF5, columns, kept_bytes)
+
+
+class ZarrSource(ArrayRowSource):
+    """Rows along the first axis of the arrays of a local Zarr store, of version 2 or 3.
+
+    Columns are the paths of arrays; the array of a store that is one itself is ``"array"``. For the
+    rest see :class:`ArrayRowSource`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        columns: str | Sequence[str] | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Open the store.
+
+        ``columns`` is a name, or several, by default all arrays. ``kept_bytes`` is in bytes.
+
+        Raises :class:`ConfigError` without zarr, for a folder that is no store, a column that is
+        not there, and columns of different lengths or without rows.
+        """
+        self._hold(Path(path).absolute(), _Zarr, columns, kept_bytes)
+
+
+def _numbers_or_text(name: str, array: Any, text: str | None) -> Field:
     """Return the field of an array's rows; ``text`` is the kind of those of variable length."""
     if text is None:
         return as_field(name, np.dtype(array.dtype), tuple(map(int, array.shape[1:])))
@@ -225,3 +275,86 @@ def _chunks(rows: npt.NDArray[np.uint32], size: int, length: int) -> npt.NDArray
     """Return [begin, end) of the chunks that have the rows, i64[r, 2]."""
     begins = np.unique(rows.astype(np.int64) // size) * size
     return np.stack([begins, np.minimum(begins + size, length)], 1)
+
+
+class _HDF5:
+    """An open file."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise ConfigError("h5py is not installed: run pip install 'stoker[hdf5]'") from error
+        self._h5py = h5py
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise ConfigError(f"{path} is no file of HDF5 that can be read: {error}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all data sets, in the order of their names."""
+        found: list[str] = []
+
+        def note(name: str, item: Any) -> None:
+            if isinstance(item, self._h5py.Dataset):
+                found.append(name)
+
+        self._file.visititems(note)
+        return found
+
+    def array(self, name: str) -> Any:
+        """Return a data set."""
+        return self._file[name]
+
+    def field(self, name: str) -> Field:
+        """Return what samples have of it."""
+        array = self._file[name]
+        text = self._h5py.check_string_dtype(array.dtype)
+        of_lists = self._h5py.check_vlen_dtype(array.dtype)
+        kind = None
+        if text is not None:
+            kind = "text" if text.encoding == "utf-8" else "bytes"
+        elif of_lists is not None and np.dtype(of_lists).kind in "biuf":
+            kind = "bytes"
+        return _numbers_or_text(name, array, kind)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Zarr:
+    """An open store."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            import zarr
+        except ImportError as error:
+            raise ConfigError("zarr is not installed: run pip install 'stoker[zarr]'") from error
+        try:
+            opened: Any = zarr.open(path, mode="r")
+            if isinstance(opened, zarr.Array):
+                self._arrays = {_ONLY: opened}
+            else:
+                members = opened.members(max_depth=None)
+                self._arrays = {n: item for n, item in members if isinstance(item, zarr.Array)}
+        except Exception as error:  # zarr raises what it likes
+            raise ConfigError(f"{path} is no store of Zarr that can be read: {error}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all arrays, sorted."""
+        return sorted(self._arrays)
+
+    def array(self, name: str) -> Any:
+        """Return an array."""
+        return self._arrays[name]
+
+    def field(self, name: str) -> Field:
+        """Return what samples have of it."""
+        array = self._arrays[name]
+        kind = {"T": "text", "O": "bytes"}.get(array.dtype.kind)
+        return _numbers_or_text(name, array, kind)
+
+    def close(self) -> None:
+        """Let go of the store, which holds nothing open."""
+        self._arrays = {}

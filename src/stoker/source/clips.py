@@ -14,12 +14,11 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids
-from stoker.source.file_set import AT_ONCE, FileSet
-from stoker.source.listing_cache import Arrays
+from stoker.source.file_set import AT_ONCE, FileSet, Places, find_files
+from stoker.source.listing import Arrays
 from stoker.source.media import ClipFormat, Kind, Track, library, track_of
 from stoker.source.pace import Pace
 from stoker.source.packed import Offsets, offsets_of, pack
-from stoker.source.patterns import Places, find_files
 from stoker.source.remote.request import Tally
 
 VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm")

@@ -1,11 +1,16 @@
-"""Files that hold many samples each, local or remote, of which ranges are read."""
+"""Files that hold many samples each, local or remote: which there are, and any ranges of them."""
 
 from __future__ import annotations
 
+import glob
+import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +18,25 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceError, redacted
-from stoker.source.coalesce import coalesce
 from stoker.source.files import list_names
-from stoker.source.listing_cache import ListingCache
+from stoker.source.listing import ListingCache
 from stoker.source.objects import KeyListing
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of
-from stoker.source.patterns import place_of
-from stoker.source.remote.address import Address, local_address
-from stoker.source.remote.backend import tag_of
+from stoker.source.remote.backend import OBJECT_SCHEMES, Address, address_of, local_address, tag_of
 from stoker.source.remote.client import Client
-from stoker.source.remote.request import Failure, Tally, Wanted, error_of
+from stoker.source.remote.request import Failure, Tally, Wanted, coalesce, error_of
 
 _SLOW_TO_OPEN = 2e-4  # seconds
 GAP, LARGEST = 64 << 10, 8 << 20
 """Bytes between ranges that are read together, and of a request, at most."""
 AT_ONCE = 16
 """Files looked at or indexed at once."""
+Places = str | Path | Sequence[str | Path]
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_WILD = re.compile(r"[*?\[]")
+_MOST = 10_000_000
 
 
 class FileSet:
@@ -50,7 +57,7 @@ class FileSet:
         Raises :class:`ConfigError` for files in several locations, :class:`SampleNotFound` for one
         that is not there, :class:`SourceUnavailable` when the storage does not answer.
         """
-        address, names = _place_of(list(map(str, files)), storage_options)
+        address, names = _common_place(list(map(str, files)), storage_options)
         self.root = address.root
         """What is before every name, without secrets; empty for files of this machine."""
         self._question = address.question
@@ -279,16 +286,113 @@ def _put(
         data[begin:end] = source[at : at + end - begin]
 
 
-def _place_of(
+def _common_place(
     files: list[str], storage_options: Mapping[str, Any] | None
 ) -> tuple[Address, list[str]]:
     """Return the location that all files are in, and their keys there."""
     if not any("://" in file for file in files):
         return local_address(""), [str(Path(file).absolute()) for file in files]
-    addresses = [place_of(file, storage_options) for file in files]
+    addresses = [_address_of(file, storage_options) for file in files]
     roots = {address.location.root for address in addresses}
     if len(roots) > 1:
         raise ConfigError(
             f"the shards are in several locations ({', '.join(sorted(roots))}): use one"
         )
     return addresses[0], [address.prefix for address in addresses]
+
+
+def written_out(places: Places) -> list[str]:
+    """Return the places with braces written out: ``x-{00..99}.tar`` stands for 100.
+
+    Raises :class:`ConfigError` where they stand for too many.
+    """
+    given = [places] if isinstance(places, str | Path) else list(places)
+    return [name for pattern in given for name in _written_out(str(pattern))]
+
+
+def find_files(
+    places: Places,
+    endings: tuple[str, ...],
+    storage_options: Mapping[str, Any] | None,
+    pace: Pace,
+) -> list[str]:
+    """Return the files that ``places`` stand for, braces, ``*`` and folders written out.
+
+    Of a local folder, or an address with a slash at its end, they are the files below it whose
+    names have one of the ``endings``; of a pattern those that it matches; each sorted by name.
+    Raises :class:`ConfigError` for none, and as a listing of objects does.
+    """
+    found: list[str] = []
+    for name in written_out(places):
+        if "://" not in name:
+            found += _local_files(name, endings)
+        elif _WILD.search(name) or name.endswith("/"):
+            found += _remote_files(name, endings, storage_options, pace)
+        else:
+            found.append(name)
+    if not found:
+        raise ConfigError(f"{places!r} stands for no files: give paths, a pattern, or a folder")
+    return found
+
+
+def _address_of(url: str, storage_options: Mapping[str, Any] | None) -> Address:
+    """Return what the address means to the library that reads its scheme."""
+    scheme = url.partition("://")[0].lower()
+    return address_of(url, storage_options, by_fsspec=scheme not in OBJECT_SCHEMES)
+
+
+def _written_out(pattern: str) -> list[str]:
+    """Return what a pattern with braces stands for."""
+    pieces = _BRACES.split(pattern)
+    choices = [
+        [piece] if number % 2 == 0 else _choices(piece) for number, piece in enumerate(pieces)
+    ]
+    _check_number(pattern, math.prod(map(len, choices)))
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if count := _COUNT.fullmatch(inside):
+        low, high = int(count[1]), int(count[2])
+        if low > high:
+            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
+        _check_number(f"{{{inside}}}", high - low + 1)
+        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
+    return inside.split(",")
+
+
+def _check_number(what: str, number: int) -> None:
+    if number > _MOST:
+        raise ConfigError(f"{what} stands for {number:,} shards: give at most {_MOST:,}")
+
+
+def _local_files(name: str, endings: tuple[str, ...]) -> list[str]:
+    path = Path(name)
+    if path.is_dir():
+        below = sorted(file for file in path.rglob("*") if file.name.lower().endswith(endings))
+        return [str(file) for file in below if file.is_file()]
+    if _WILD.search(name) and not path.exists():
+        return sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+    return [name]
+
+
+def _remote_files(
+    url: str, endings: tuple[str, ...], storage_options: Mapping[str, Any] | None, pace: Pace
+) -> list[str]:
+    wild = _WILD.search(url)
+    fixed = url[: wild.start()] if wild else url
+    address = _address_of(fixed, storage_options)
+    client = Client(address.location, pace, in_process=address.root == "memory://")
+    try:
+        listed = client.list_all(address.prefix)
+    finally:
+        client.close()
+    if isinstance(listed, Failure):
+        raise error_of(fixed, listed)
+    keys = [listed[number].decode() for number in range(len(listed))]
+    if wild:
+        pattern = address.prefix + url[wild.start() :]
+        keys = [key for key in keys if fnmatchcase(key, pattern)]
+    else:
+        keys = [key for key in keys if key.lower().endswith(endings)]
+    return [address.root + key for key in keys]

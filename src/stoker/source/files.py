@@ -18,7 +18,7 @@ from stoker._core import Reader
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.listing_cache import ListingCache
+from stoker.source.listing import ListingCache
 from stoker.source.packed import Bytes, Offsets, offsets_of
 
 _SLOW_TO_OPEN, _TOO_SLOW = 2e-4, 1e-3  # seconds

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.arrow_columns import column_of, field_of
+from stoker.source.arrow import column_of, field_of
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.own_handle import OwnHandle
+from stoker.source.held import OwnHandle
 from stoker.source.packed import Offsets, Packed, offsets_of, pick
 from stoker.source.sample_format import Column, Field, SampleFormat, chosen, every_value
 
-ENDINGS = (".lance",)
 _SAMPLED = 64  # rows that are read to estimate sizes
 _MOST_ROWS = 1 << 32
 

@@ -16,11 +16,9 @@ from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnav
 from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, PackedSource, check_ids
 from stoker.source.files import list_paths
-from stoker.source.listing_cache import ListingCache
-from stoker.source.own_handle import OwnHandle
+from stoker.source.held import OwnHandle
+from stoker.source.listing import ListingCache
 from stoker.source.packed import Offsets, pack
-
-ENDINGS = (".lmdb", ".mdb")
 
 
 class LMDBSource(PackedSource):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.shared import SharedArray
-from stoker.source.arrow_columns import pyarrow
+from stoker.source.arrow import pyarrow
 from stoker.source.base import PackedRead, PackedSource, check_ids, without
 from stoker.source.file_set import AT_ONCE, FileSet
 from stoker.source.pace import Pace

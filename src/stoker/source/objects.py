@@ -14,12 +14,10 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SourceError, redacted
 from stoker.shared import SharedArray
 from stoker.source.base import Multiplexer, PackedRead, PackedSource, check_ids, without
-from stoker.source.keys import Keys, pack_entries
-from stoker.source.listing_cache import Arrays, ListingCache
+from stoker.source.listing import Arrays, Keys, ListingCache, pack_entries
 from stoker.source.pace import Pace
 from stoker.source.packed import Buffer, Offsets, offsets_of
-from stoker.source.remote.address import Address, address_of
-from stoker.source.remote.backend import Entry, Why
+from stoker.source.remote.backend import Address, Entry, Why, address_of
 from stoker.source.remote.client import Client
 from stoker.source.remote.downloads import Downloads, Request
 from stoker.source.remote.request import Failure, Tally, Wanted, error_of

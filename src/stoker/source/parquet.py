@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.source.arrow_columns import column_of, field_of, is_media, pyarrow
-from stoker.source.file_set import AT_ONCE, FileSet
+from stoker.source.arrow import column_of, field_of, is_media, pyarrow
+from stoker.source.file_set import AT_ONCE, FileSet, Places, find_files
 from stoker.source.pace import Pace
 from stoker.source.packed import offsets_of
 from stoker.source.parquet_index import (
@@ -24,7 +24,6 @@ from stoker.source.parquet_index import (
     small_file,
     walked_pages,
 )
-from stoker.source.patterns import Places, find_files
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
 from stoker.source.sample_format import Column, Field, SampleFormat, chosen
 
