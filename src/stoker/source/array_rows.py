@@ -12,18 +12,25 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
+from stoker.source.base import Errors, PackedRead, check_ids, without
 from stoker.source.files import list_paths
 from stoker.source.held import OwnHandle
-from stoker.source.packed import Offsets, Packed, gather, offsets_of, pack
+from stoker.source.packed import Packed, gather, offsets_of, pack
 from stoker.source.row_source import KEPT_BYTES, KeptUnits
-from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, every_value
+from stoker.source.sample_format import (
+    Column,
+    Field,
+    FormattedSource,
+    SampleFormat,
+    as_field,
+    chosen,
+)
 
 _THREADS = 16
 _ONLY = "array"  # what the only array of a store is called
 
 
-class ArrayRowSource(PackedSource):
+class ArrayRowSource(FormattedSource):
     """Rows of several arrays of one length, which are the columns of a sample.
 
     A chunk of rows is read whole, and the last ``kept_bytes`` of such stay in each process that
@@ -31,9 +38,6 @@ class ArrayRowSource(PackedSource):
     libraries have locks of their own. Works in children of every start method, also after the
     parent has read.
     """
-
-    format: SampleFormat
-    """What the bytes of a sample are; ``format.decode`` takes them apart."""
 
     def _hold(
         self,
@@ -43,13 +47,12 @@ class ArrayRowSource(PackedSource):
         kept_bytes: int,
     ) -> None:
         """Open the arrays: ``make(path)`` has ``names()``, ``array(name)`` and ``close()``."""
-        if kept_bytes < 0:
-            raise ConfigError(f"kept_bytes={kept_bytes}: give bytes, 0 or more")
+        self._kept = KeptUnits(kept_bytes)
         files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
         if not files:
             raise ConfigError(f"path={str(path)!r}: there is nothing to read")
         listing = list_paths(files, _THREADS)
-        self._path, self._identity = str(path), listing.local_identity
+        self._path, self._local_identity = str(path), listing.local_identity
         self._handle = OwnHandle(functools.partial(make, str(path)), _close)
         with self._handle.use() as opened:
             names, is_single = chosen(columns, opened.names())
@@ -65,54 +68,10 @@ class ArrayRowSource(PackedSource):
         all_same = np.full(self._rows, sizes + self.format.overhead, np.int64)
         self._sizes = SharedArray.copy_of(all_same, "sizes")
         self._fingerprint = f"{listing.fingerprint}-{names}{is_single}"
-        self._kept_bytes = kept_bytes
-        self._kept = KeptUnits(kept_bytes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._kept = KeptUnits(self._kept_bytes)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only; see :attr:`sizes_are_exact`."""
-        return self._sizes.read_only
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """Whether all rows have the same size; else they are estimates."""
-        return self._is_exact
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' names, sizes and times, and the columns."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times."""
-        return self._identity
-
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
 
     def name(self, sample_id: int) -> str:
         """Return the path and the row."""
         return f"{self._path}#{sample_id}"
-
-    def values(self) -> npt.NDArray[Any]:
-        """Return all values of a source of one column of numbers, ``[N, ...]``.
-
-        Raises :class:`ConfigError` for another column, and what a read does.
-        """
-        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.source.file_set import AT_ONCE, FileSet, Places, find_files
+from stoker.source.file_set import FileSet, Places
 from stoker.source.pace import Pace
 from stoker.source.packed import Packed, offsets_of, pack
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
@@ -57,12 +56,8 @@ class ArrowSource(RowSource):
         files; :class:`SampleNotFound`; :class:`SourceUnavailable`.
         """
         pyarrow()
-        if kept_bytes < 0:
-            raise ConfigError(f"kept_bytes={kept_bytes}: give bytes, 0 or more")
-        pace = pace or Pace()
-        found = FileSet(find_files(files, ENDINGS, storage_options, pace), storage_options, pace)
-        with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-            self._opened = list(pool.map(lambda file: _opened(found, file), range(len(found))))
+        found = FileSet.found(files, ENDINGS, storage_options, pace)
+        self._opened = found.of_each(lambda file: _opened(found, file))
         schema = self._opened[0].schema
         for number, opened in enumerate(self._opened):
             if not opened.schema.equals(schema):
@@ -108,10 +103,8 @@ class _Opened:
 
 def _opened(files: FileSet, file: int) -> _Opened:
     """Return what a file consists of; errors name it."""
-    try:
+    with files.named(file):
         return _walked(lambda *where: files.read(file, *where), files.size(file))
-    except (ConfigError, SampleCorrupt) as error:
-        raise type(error)(f"{files.name(file)}: {error}") from error
 
 
 def _walked(read: Callable[[int, int], memoryview], size: int) -> _Opened:

@@ -7,18 +7,21 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import ConfigError, SourceError, redacted
+from stoker.errors import ConfigError, SampleCorrupt, SourceError, redacted
 from stoker.source.files import list_names
+from stoker.source.held import HeldSource
 from stoker.source.listing import ListingCache
 from stoker.source.objects import KeyListing
 from stoker.source.pace import Pace
@@ -27,11 +30,11 @@ from stoker.source.remote.backend import OBJECT_SCHEMES, Address, address_of, lo
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Failure, Tally, Wanted, coalesce, error_of
 
+_T = TypeVar("_T")
 _SLOW_TO_OPEN = 2e-4  # seconds
 GAP, LARGEST = 64 << 10, 8 << 20
 """Bytes between ranges that are read together, and of a request, at most."""
-AT_ONCE = 16
-"""Files looked at or indexed at once."""
+_AT_ONCE = 16  # files looked at or indexed
 Places = str | Path | Sequence[str | Path]
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
@@ -67,8 +70,20 @@ class FileSet:
         """Names, sizes and versions."""
         # A remote storage's versions are its own; those of files are size and time, set at will.
         here = [] if address.root else [os.fsencode(name) for name in names]
-        self.local_identity = list_names(b"", here, AT_ONCE).local_identity if here else ""
+        self.local_identity = list_names(b"", here, _AT_ONCE).local_identity if here else ""
         """Hash of the files' change times where they are of this machine, else empty."""
+
+    @classmethod
+    def found(
+        cls,
+        places: Places,
+        endings: tuple[str, ...],
+        storage_options: Mapping[str, Any] | None,
+        pace: Pace | None,
+    ) -> Self:
+        """Return the files that :func:`find_files` finds; raises what that and a new set do."""
+        pace = pace or Pace()
+        return cls(find_files(places, endings, storage_options, pace), storage_options, pace)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -98,6 +113,19 @@ class FileSet:
     def size(self, file: int) -> int:
         """Return the bytes of a file."""
         return int(self.keys.sizes[file])
+
+    def of_each(self, work: Callable[[int], _T]) -> list[_T]:
+        """Return what ``work`` returns for each file, of which many are worked on at once."""
+        with ThreadPoolExecutor(_AT_ONCE, "stoker-index") as pool:
+            return list(pool.map(work, range(len(self))))
+
+    @contextmanager
+    def named(self, file: int) -> Iterator[None]:
+        """Have errors of what a file contains name it."""
+        try:
+            yield
+        except (ConfigError, SampleCorrupt) as error:
+            raise type(error)(f"{self.name(file)}: {error}") from error
 
     def index_cache(self, *question: object) -> ListingCache | None:
         """Return where an index of these very files is kept on the disk of this machine.
@@ -275,6 +303,44 @@ class FileSet:
     def close(self) -> None:
         """Let go of the storage; another read would open it again."""
         self._client.close()
+
+
+class FileSetSource(HeldSource):
+    """A source whose samples lie in a :class:`FileSet`, those of one file one after the other."""
+
+    _files: FileSet
+    _first: Offsets
+    """The first sample of each file, and N at the end, i64[F + 1]."""
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the files' change times where they are of this machine, else empty."""
+        return self._files.local_identity
+
+    @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: the first sample of each file but the first."""
+        return np.unique(self._first)[1:-1]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this process has its helper already, or needs none."""
+        return self._files.is_open
+
+    @property
+    def tally(self) -> Tally:
+        """The requests that this process has made so far, for the index too."""
+        return self._files.tally
+
+    def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
+        """Return the file of each of these samples, i64[n]."""
+        found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
+        return found.astype(np.int64)
+
+    def close(self) -> None:
+        """Let go of the storage and refuse further reads."""
+        super().close()
+        self._files.close()
 
 
 def _put(

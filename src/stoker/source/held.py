@@ -1,4 +1,4 @@
-"""A data set whose encoded samples are all in memory."""
+"""What a source holds in every process: arrays in shared memory, and what a library has open."""
 
 from __future__ import annotations
 
@@ -15,13 +15,60 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
-from stoker.source.base import BaseSource, PackedRead, check_ids
-from stoker.source.packed import Bytes, Offsets, offsets_of, pack, unpack
+from stoker.source.base import PackedRead, PackedSource, check_ids
+from stoker.source.listing import ListingCache
+from stoker.source.packed import Bytes, Offsets, offsets_of, pack
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class MemorySource(BaseSource):
+class HeldSource(PackedSource):
+    """A source that keeps the sizes of its samples in shared memory.
+
+    A subclass sets these, and defines ``read_packed``, which begins with :meth:`_check_open`.
+    """
+
+    _sizes: SharedArray
+    _fingerprint: str
+    _local_identity = ""
+    _stored: ListingCache | None = None
+    """Where the listing is kept that it was made from."""
+    _closed = False
+
+    def __len__(self) -> int:
+        return len(self._sizes.array)
+
+    @property
+    def sizes(self) -> Offsets:
+        """Bytes of each sample, i64[N], read-only; see :attr:`sizes_are_exact`."""
+        return self._sizes.read_only
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the names, sizes and versions (or times) of what is read, and of how it is."""
+        return self._fingerprint
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the files' change times where they are of this machine, else empty."""
+        return self._local_identity
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+
+    def _discard_listing(self) -> None:
+        """Discard the stored listing, once: a new data set would use it."""
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            stored.discard()
+
+    def close(self) -> None:
+        """Refuse further reads; memory is freed with the object."""
+        self._closed = True
+
+
+class MemorySource(HeldSource):
     """Samples held in shared memory: workers of any start method see them without a copy.
 
     Useful for small data sets, for tests, and under a slow wrapper in benchmarks. Thread-safe.
@@ -47,30 +94,10 @@ class MemorySource(BaseSource):
         digest.update(offsets.data)
         digest.update(data.data)
         self._fingerprint = digest.hexdigest()
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all samples' bytes and lengths, in order."""
-        return self._fingerprint
-
-    def read(self, ids: npt.ArrayLike) -> list[bytes]:
-        """Return the samples of ``ids``; raises ConfigError for a bad id or when closed."""
-        data, offsets, _ = self.read_packed(ids)
-        return unpack(data, offsets)
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; there are never errors."""
-        if self._closed:
-            raise ConfigError("this MemorySource is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         starts = self._offsets.array[wanted]
         sizes = self._sizes.array[wanted]
@@ -79,10 +106,6 @@ class MemorySource(BaseSource):
         for start, size, at in zip(starts.tolist(), sizes.tolist(), offsets.tolist(), strict=False):
             data[at : at + size] = self._data.array[start : start + size]
         return data, offsets, {}
-
-    def close(self) -> None:
-        """Make further reads raise; the memory is freed with the object."""
-        self._closed = True
 
 
 def _checked(data: npt.ArrayLike, offsets: npt.ArrayLike) -> tuple[Bytes, Offsets]:
@@ -99,14 +122,16 @@ def _checked(data: npt.ArrayLike, offsets: npt.ArrayLike) -> tuple[Bytes, Offset
     return flat, bounds
 
 
-class OwnHandle(Generic[T]):
-    """Opens when it is first used in a process; a forked child opens its own.
+class OwnHandle(Generic[_T]):
+    """What a library has open that does not survive a fork: once in each process.
+
+    Opens when it is first used in a process; a forked child opens its own.
 
     The child lets go of what its parent had open, which must be for reading only. Pickles without
     it. Threads take turns.
     """
 
-    def __init__(self, make: Callable[[], T], shut: Callable[[T], Any]) -> None:
+    def __init__(self, make: Callable[[], _T], shut: Callable[[_T], Any]) -> None:
         """``make`` opens, ``shut`` closes; both pickle."""
         self._make, self._shut = make, shut
         self._closed = False
@@ -114,7 +139,7 @@ class OwnHandle(Generic[T]):
 
     def _start(self) -> None:
         self._turn = threading.Lock()
-        self._opened: T | None = None
+        self._opened: _T | None = None
         _handles.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +150,7 @@ class OwnHandle(Generic[T]):
         self._start()
 
     @contextmanager
-    def use(self) -> Iterator[T]:
+    def use(self) -> Iterator[_T]:
         """Give what is open, to one thread at a time; raises :class:`ConfigError` once closed."""
         with self._turn:
             if self._closed:

@@ -88,6 +88,20 @@ class ListingCache:
             _log.warning("cannot discard the listing in %s: %s", self.path, error)
 
 
+def kept(cache: ListingCache | None, use: Callable[[Arrays], _T], make: Callable[[], Arrays]) -> _T:
+    """Return what ``use`` makes of what the cache has, or of what is made and stored there now.
+
+    Without a cache it is always made.
+    """
+    found = None if cache is None else cache.load(use)
+    if found is None:
+        arrays = make()
+        found = use(arrays)
+        if cache is not None:
+            cache.store(arrays)
+    return found
+
+
 def _replace(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         temporary = Path(file.name)

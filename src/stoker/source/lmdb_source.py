@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids
+from stoker.source.base import Errors, PackedRead, check_ids
 from stoker.source.files import list_paths
-from stoker.source.held import OwnHandle
+from stoker.source.held import HeldSource, OwnHandle
 from stoker.source.listing import ListingCache
 from stoker.source.packed import Offsets, pack
 
 
-class LMDBSource(PackedSource):
+class LMDBSource(HeldSource):
     """The values of a local LMDB database, in the order of their keys.
 
     Keys and sizes are read once, in one pass, and kept with the listings on local disk until the
@@ -51,12 +51,12 @@ class LMDBSource(PackedSource):
         if not data.is_file():
             raise ConfigError(f"path={str(path)!r}: there is no LMDB database at {data}")
         listing = list_paths([data], 1)
-        self._identity = listing.local_identity
+        self._local_identity = listing.local_identity
         self._data = str(data)
         self._handle = OwnHandle(functools.partial(_open, self._data), _close)
         cache = None
         if cache_index:
-            question = ("lmdb", self._data, listing.fingerprint, self._identity, skip)
+            question = ("lmdb", self._data, listing.fingerprint, self._local_identity, skip)
             cache = ListingCache(repr(question))
         index = None if cache is None else cache.load(_three)
         if index is None:
@@ -81,24 +81,6 @@ class LMDBSource(PackedSource):
                     keys.append(name)
                     sizes.append(len(value))
         return *pack(keys), np.array(sizes, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each value, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the file's name, size and time, and the keys left out."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the file's change time."""
-        return self._identity
 
     def key(self, sample_id: int) -> bytes:
         """Return the key of a sample."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.file_set import AT_ONCE, FileSet, Places, find_files
-from stoker.source.listing import Arrays
+from stoker.source.base import Errors, PackedRead, check_ids, without
+from stoker.source.file_set import FileSet, FileSetSource, Places
+from stoker.source.listing import Arrays, kept
 from stoker.source.pace import Pace
 from stoker.source.packed import Offsets, offsets_of
-from stoker.source.remote.request import Tally
-from stoker.source.sample_format import Field, SampleFormat, as_field, every_value
+from stoker.source.sample_format import Field, FormattedSource, SampleFormat, as_field
 
 _MOST = 1 << 32
 TFRECORD_ENDINGS = (".tfrecord", ".tfrecords")
@@ -31,7 +29,7 @@ _COMPRESSED = (b"\x1f\x8b", b"\x78\x9c", b"\x78\x01", b"\x78\xda")
 _HEADER = 4096  # bytes; NumPy's own are shorter but for types of many fields
 
 
-class RecordSource(PackedSource):
+class RecordSource(FormattedSource, FileSetSource):
     """Records of files as samples; a subclass finds where they lie.
 
     Records of one file that lie close together are read by one request. The index takes 20 bytes a
@@ -39,8 +37,7 @@ class RecordSource(PackedSource):
     parent has read.
     """
 
-    format: SampleFormat
-    """What the bytes of a sample are; ``format.decode`` takes them apart."""
+    _is_exact = True
 
     def _hold(
         self,
@@ -57,86 +54,29 @@ class RecordSource(PackedSource):
         self._files, self.format = files, sample_format
         self._first = offsets_of(np.array(counts, np.int64))
         self._starts = SharedArray.copy_of(starts, "starts")
-        self._lengths = SharedArray.copy_of(lengths, "lengths")
+        self._sizes = SharedArray.copy_of(lengths, "lengths")
         self._fingerprint = f"{files.keys.fingerprint}-{about}"
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._starts.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only."""
-        return self._lengths.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' names, sizes and versions, and what of them is read."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times where they are of this machine, else empty."""
-        return self._files.local_identity
-
-    @property
-    def breaks(self) -> Offsets:
-        """``i64[K]``: the first sample of each file but the first."""
-        begins: Offsets = np.unique(self._first[1:-1])
-        return begins[(begins > 0) & (begins < len(self))]
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether this process has its helper already, or needs none."""
-        return self._files.is_open
-
-    @property
-    def tally(self) -> Tally:
-        """The requests that this process has made so far."""
-        return self._files.tally
-
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
 
     def name(self, sample_id: int) -> str:
         """Return the file's address and the record in it, like ``s3://b/000.tfrecord#17``."""
         file = self._file_of(np.array([sample_id]))[0]
         return f"{self._files.name(int(file))}#{sample_id - self._first[file]}"
 
-    def values(self) -> npt.NDArray[Any]:
-        """Return all values of a source of one column of numbers, ``[N, ...]``.
-
-        Raises :class:`ConfigError` for another column, and what a read does.
-        """
-        return every_value(self.format, self.read_packed(np.arange(len(self))))
-
-    def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
-        found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
-        return found.astype(np.int64)
-
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`.
 
         Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.
         """
-        if self._closed:
-            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         files = self._file_of(wanted)
-        starts, lengths = self._starts.array[wanted], self._lengths.array[wanted]
+        starts, lengths = self._starts.array[wanted], self._sizes.array[wanted]
         data, failures = self._files.fetch_near(files, starts, lengths)
         errors: Errors = {
             row: self._files.error(int(files[row]), failure, [int(wanted[row])])
             for row, failure in failures.items()
         }
         return without(errors, data, offsets_of(lengths))
-
-    def close(self) -> None:
-        """Let go of the storage and refuse further reads."""
-        self._closed = True
-        self._files.close()
 
 
 class TFRecordSource(RecordSource):
@@ -166,23 +106,18 @@ class TFRecordSource(RecordSource):
         files that are cut off or none of TFRecords; :class:`SampleNotFound`;
         :class:`SourceUnavailable`.
         """
-        pace = pace or Pace()
-        found = FileSet(
-            find_files(files, TFRECORD_ENDINGS, storage_options, pace), storage_options, pace
-        )
+        found = FileSet.found(files, TFRECORD_ENDINGS, storage_options, pace)
+
+        def made() -> Arrays:
+            each = found.of_each(lambda file: _records(found, file))
+            return {
+                "counts": np.array([len(starts) for starts, _ in each], np.int64),
+                "starts": np.concatenate([starts for starts, _ in each]),
+                "lengths": np.concatenate([lengths for _, lengths in each]),
+            }
+
         cache = found.index_cache("tfrecord") if cache_index else None
-        index = None if cache is None else cache.load(_three)
-        if index is None:
-            with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-                each = list(pool.map(lambda file: _records(found, file), range(len(found))))
-            index = (
-                np.array([len(starts) for starts, _ in each], np.int64),
-                np.concatenate([starts for starts, _ in each]),
-                np.concatenate([lengths for _, lengths in each]),
-            )
-            if cache is not None:
-                cache.store(dict(zip(("counts", "starts", "lengths"), index, strict=True)))
-        counts, starts, lengths = index
+        counts, starts, lengths = kept(cache, _three, made)
         record = SampleFormat((Field("record", "bytes"),), True)
         self._hold(found, counts.tolist(), starts, lengths, record)
 
@@ -244,13 +179,9 @@ class NumpySource(RecordSource):
         objects, and no rows; :class:`SampleCorrupt` for damaged files; :class:`SampleNotFound`;
         :class:`SourceUnavailable`.
         """
-        pace = pace or Pace()
-        found = FileSet(
-            find_files(files, NUMPY_ENDINGS, storage_options, pace), storage_options, pace
-        )
+        found = FileSet.found(files, NUMPY_ENDINGS, storage_options, pace)
         if dtype is None:
-            with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-                heads = list(pool.map(lambda file: _header(found, file), range(len(found))))
+            heads = found.of_each(lambda file: _header(found, file))
         else:
             raw = np.dtype(dtype)
             row_bytes = raw.itemsize * int(np.prod(shape))

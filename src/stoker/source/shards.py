@@ -9,7 +9,6 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +16,12 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import PackedRead, PackedSource, check_ids, without
-from stoker.source.file_set import AT_ONCE, FileSet, Places, written_out
-from stoker.source.listing import decode, encode
+from stoker.source.base import PackedRead, check_ids, without
+from stoker.source.file_set import FileSet, FileSetSource, Places, written_out
+from stoker.source.listing import Arrays, decode, encode, kept
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
-from stoker.source.remote.request import Requests, Tally, coalesce, error_of
+from stoker.source.remote.request import Requests, coalesce, error_of
 from stoker.source.shard_index import Member, Read, ShardIndex, index_of, members
 
 INDEX = "stoker-index.bin"
@@ -54,7 +53,7 @@ def expand(shards: Places) -> list[str]:
     return names
 
 
-class ShardSource(PackedSource):
+class ShardSource(FileSetSource):
     """The samples of tar files: consecutive files ``key.extension`` of one key are a sample.
 
     A sample's bytes are its parts, framed so that :func:`stoker.source.packed.split_parts` takes
@@ -103,38 +102,27 @@ class ShardSource(PackedSource):
                 "0 or more and 1 or more"
             )
         self._gap, self._largest = coalesce_gap, largest_request
-        self._shards = FileSet(expand(shards), storage_options, pace)
-        self._closed = False
+        self._files = FileSet(expand(shards), storage_options, pace)
         self._hold(self._index(cache_index), part)
 
     def _index(self, cache_index: bool) -> ShardIndex:
         """Return the index of all parts, made or stored."""
-        shards = self._shards
-        cache = shards.index_cache("shards") if cache_index else None
-        stored = None if cache is None else cache.load(ShardIndex.from_arrays)
-        if stored is not None:
-            return stored
-        index = self._beside() if cache_index else None
-        if index is None:
-            index = self._made()
-        if cache is not None:
-            cache.store(index.as_arrays())
-        return index
-
-    def _made(self) -> ShardIndex:
-        """Return the index that the shards themselves give."""
-        shards = self._shards
+        shards = self._files
         seek = _SEEK_REMOTE if shards.root else _SEEK_LOCAL
 
-        def files(shard: int) -> list[Member]:
-            return self._members(shard, seek)
+        def made() -> Arrays:
+            index = self._beside() if cache_index else None
+            if index is None:
+                files = shards.of_each(lambda shard: self._members(shard, seek))
+                index = index_of(files, shards.name)
+            return index.as_arrays()
 
-        with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-            return index_of(pool.map(files, range(len(shards))), shards.name)
+        cache = shards.index_cache("shards") if cache_index else None
+        return kept(cache, ShardIndex.from_arrays, made)
 
     def _beside(self) -> ShardIndex | None:
         """Return the index that ``stoker pack`` left beside the shards, if it is theirs."""
-        shards = self._shards
+        shards = self._files
         paths = (shards.keys[shard].decode() for shard in range(len(shards)))
         names = [path.rpartition("/")[2] for path in paths]
         if not all(map(_PACKED.fullmatch, names)):
@@ -157,17 +145,13 @@ class ShardSource(PackedSource):
 
     def _members(self, shard: int, seek: int) -> list[Member]:
         """Return the files of one shard; errors name it."""
-        shards = self._shards
+        shards = self._files
 
         def read(start: int, length: int) -> memoryview:
             return shards.read(shard, start, length)
 
-        try:
+        with shards.named(shard):
             return list(members(read, shards.size(shard), seek))
-        except SampleCorrupt as error:
-            raise SampleCorrupt(f"{shards.name(shard)}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{shards.name(shard)}: {error}") from error
 
     def _hold(self, index: ShardIndex, part: str | None) -> None:
         """Keep everything in shared memory."""
@@ -175,7 +159,7 @@ class ShardSource(PackedSource):
         if part is not None:
             index = index.only([extension.lower() for extension in part.split(";")])
         sizes = index.framed_sizes() if self._framed else index.sizes
-        self._fingerprint = f"{self._shards.keys.fingerprint}{index.fingerprint}{part or ''}"
+        self._fingerprint = f"{self._files.keys.fingerprint}{index.fingerprint}{part or ''}"
         self._extensions = index.extensions
         self._sizes = SharedArray.copy_of(sizes, "sizes")
         arrays = {name: array for name, array in index.as_arrays().items() if name != "extensions"}
@@ -189,24 +173,6 @@ class ShardSource(PackedSource):
             extensions=self._extensions,
         )
 
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, framed or of its one part, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the shards' names, sizes and versions, of where the parts lie, and ``part``."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the shards' change times where they are files of this machine, else empty."""
-        return self._shards.local_identity
-
     @property
     def extensions(self) -> tuple[str, ...]:
         """All extensions that there are, in the order in which they first come."""
@@ -219,21 +185,11 @@ class ShardSource(PackedSource):
         changes: Offsets = 1 + np.flatnonzero(np.diff(index.shards[index.first[:-1]]))
         return changes
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether this process has its helper already, or needs none."""
-        return self._shards.is_open
-
-    @property
-    def tally(self) -> Tally:
-        """The requests that this process has made so far."""
-        return self._shards.tally
-
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
         index = self._parts
         shard = int(index.shards[index.first[sample_id]])
-        return f"{self._shards.name(shard)}#{redacted(self.key(sample_id))}"
+        return f"{self._files.name(shard)}#{redacted(self.key(sample_id))}"
 
     def key(self, sample_id: int) -> str:
         """Return the sample's key in its shard, like ``n01/0017``."""
@@ -251,8 +207,7 @@ class ShardSource(PackedSource):
 
         Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.
         """
-        if self._closed:
-            raise ConfigError("this ShardSource is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         index = self._parts
         first, last = index.first[wanted], index.first[wanted.astype(np.int64) + 1] - 1
@@ -263,7 +218,7 @@ class ShardSource(PackedSource):
             self._gap,
             self._largest,
         )
-        fetched, failures = self._shards.fetch(requests.shards, requests.starts, requests.lengths)
+        fetched, failures = self._files.fetch(requests.shards, requests.starts, requests.lengths)
         data, offsets = self._lay_out(wanted, index, requests, fetched)
         errors = {
             row: error_of(self.name(sample), failures[request], [sample])
@@ -295,11 +250,6 @@ class ShardSource(PackedSource):
                 into[at : at + size] = source[begin : begin + size]
                 at += size
         return data, offsets
-
-    def close(self) -> None:
-        """Let go of the storage and refuse further reads."""
-        self._closed = True
-        self._shards.close()
 
 
 class Layout(NamedTuple):
