@@ -57,7 +57,7 @@ class ArrayRowSource(FormattedSource):
         with self._handle.use() as opened:
             names, is_single = chosen(columns, opened.names())
             arrays = [opened.array(name) for name in names]
-            self._rows = _length(str(path), names, arrays)
+            num_rows = _length(str(path), names, arrays)
             fields = [opened.field(name) for name in names]
             self._chunks = [_chunk_rows(array) for array in arrays]
             sizes = sum(
@@ -65,7 +65,7 @@ class ArrayRowSource(FormattedSource):
             )
         self.format = SampleFormat(tuple(fields), is_single)
         self._is_exact = all(field.shape is not None or field.kind == "number" for field in fields)
-        all_same = np.full(self._rows, sizes + self.format.overhead, np.int64)
+        all_same = np.full(num_rows, sizes + self.format.overhead, np.int64)
         self._sizes = SharedArray.copy_of(all_same, "sizes")
         self._fingerprint = f"{listing.fingerprint}-{names}{is_single}"
 
@@ -89,7 +89,7 @@ class ArrayRowSource(FormattedSource):
     ) -> Column:
         """Return the values of a column at these rows; adds to ``errors`` by position."""
         field, size = self.format.fields[number], self._chunks[number]
-        bounds = _runs(rows) if size == 0 else _chunks(rows, size, self._rows)
+        bounds = _runs(rows) if size == 0 else _chunks(rows, size, len(self))
         begins = bounds[:, 0]
         part = np.searchsorted(begins, rows, "right") - 1
         parts: list[Packed] = []

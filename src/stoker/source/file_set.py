@@ -32,8 +32,7 @@ from stoker.source.remote.request import Failure, Tally, Wanted, coalesce, error
 
 _T = TypeVar("_T")
 _SLOW_TO_OPEN = 2e-4  # seconds
-GAP, LARGEST = 64 << 10, 8 << 20
-"""Bytes between ranges that are read together, and of a request, at most."""
+_GAP, _LARGEST = 64 << 10, 8 << 20  # bytes between ranges of one request, and of all of it
 _AT_ONCE = 16  # files looked at or indexed
 Places = str | Path | Sequence[str | Path]
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -162,8 +161,8 @@ class FileSet:
         files: npt.NDArray[Any],
         starts: Offsets,
         lengths: Offsets,
-        gap: int = GAP,
-        largest: int = LARGEST,
+        gap: int = _GAP,
+        largest: int = _LARGEST,
     ) -> tuple[Bytes, dict[int, Failure]]:
         """Return what :meth:`fetch` does; ranges that lie close together are one request.
 
@@ -310,7 +309,7 @@ class FileSetSource(HeldSource):
 
     _files: FileSet
     _first: Offsets
-    """The first sample of each file, and N at the end, i64[F + 1]."""
+    """The first sample of each file, and N at the end, i64[F + 1]; else :attr:`breaks` differs."""
 
     @property
     def local_identity(self) -> str:

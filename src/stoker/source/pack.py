@@ -193,8 +193,6 @@ class _Packer:
                         "folders called __like_this__: rename it"
                     )
 
-    # --- what is finished ---
-
     def _finished(self) -> dict[int, tuple[int, int]]:
         """Return bytes and samples of the finished shards by number, from an earlier call."""
         content = self._target.record()
@@ -224,8 +222,6 @@ class _Packer:
     @staticmethod
     def _layout(read: Read, num_bytes: int) -> Layout:
         return layout_of(list(members(read, num_bytes, _SEEK)), read)
-
-    # --- one shard ---
 
     def _write(self, number: int, ids: Ids, left_out: dict[int, SourceError]) -> tuple[int, int]:
         """Write a shard under another name, compare, rename; return its bytes and samples."""

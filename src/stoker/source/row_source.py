@@ -145,7 +145,7 @@ class RowSource(FormattedSource, FileSetSource):
         """Keep the index in shared memory; ``about`` says what of the files is read."""
         if not 0 < num_rows < _MOST_ROWS:
             raise ConfigError(f"there are {num_rows} rows: a source has from 1 to {_MOST_ROWS - 1}")
-        self._files, self.format, self._num_rows = files, sample_format, num_rows
+        self._files, self.format = files, sample_format
         self._arrays = {
             name: SharedArray.copy_of(array, name) for name, array in vars(units).items()
         }
@@ -237,7 +237,7 @@ class RowSource(FormattedSource, FileSetSource):
 
     def _checked(self, units: Units, unit: int, pieces: list[memoryview]) -> Column:
         is_last = unit + 1 == units.of_column[units.column_of(unit) + 1]
-        end = self._num_rows if is_last else int(units.first_rows[unit + 1])
+        end = len(self) if is_last else int(units.first_rows[unit + 1])
         num_rows = end - int(units.first_rows[unit])
         found = self._decoded(unit, num_rows, pieces)
         if len(found.valid) != num_rows:

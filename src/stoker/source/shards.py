@@ -162,6 +162,8 @@ class ShardSource(FileSetSource):
         self._fingerprint = f"{self._files.keys.fingerprint}{index.fingerprint}{part or ''}"
         self._extensions = index.extensions
         self._sizes = SharedArray.copy_of(sizes, "sizes")
+        shard_of = index.shards[index.first[:-1]]
+        self._first = np.searchsorted(shard_of, np.arange(len(self._files) + 1))
         arrays = {name: array for name, array in index.as_arrays().items() if name != "extensions"}
         self._arrays = {name: SharedArray.copy_of(array, name) for name, array in arrays.items()}
 
@@ -178,17 +180,9 @@ class ShardSource(FileSetSource):
         """All extensions that there are, in the order in which they first come."""
         return self._extensions
 
-    @property
-    def breaks(self) -> Offsets:
-        """``i64[K]``: the first sample of each shard but the first."""
-        index = self._parts
-        changes: Offsets = 1 + np.flatnonzero(np.diff(index.shards[index.first[:-1]]))
-        return changes
-
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
-        index = self._parts
-        shard = int(index.shards[index.first[sample_id]])
+        (shard,) = self._file_of(np.array([sample_id])).tolist()
         return f"{self._files.name(shard)}#{redacted(self.key(sample_id))}"
 
     def key(self, sample_id: int) -> str:
@@ -267,7 +261,7 @@ class _StoredIndex(NamedTuple):
     shards: npt.NDArray[np.uint32]
     """``u32[n]``, the shard of each probe."""
     probes: npt.NDArray[np.int64]
-    """``i64[n, 2]``: where to read that many bytes of a header, and their CRC-32."""
+    """``i64[n, 2]``: where to read a header, and its CRC-32."""
 
 
 def layout_of(members: Sequence[Member], read: Read) -> Layout:
