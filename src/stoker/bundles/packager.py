@@ -1,4 +1,7 @@
-"""Packs and loads samples of low importance in a process of its own."""
+"""Packs and loads samples of low importance in a process of its own.
+
+What that process is given at its start, and what all ranks see in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ from stoker.types import format_bytes
 _LARGEST = 1 << 28
 _PACKAGES = 20  # that a cache has room for, if packages suit it
 log = logging.getLogger("stoker")
+
 FIELDS = (
     "packages_built",
     "package_reads",
@@ -205,29 +209,6 @@ class Packager:
             log.warning("no packages for now, workers read their samples: %s", message["trouble"])
 
 
-def _check_region(
-    arena: Arena, region: str, region_bytes: int | None, source: Source, settings: Packaging
-) -> None:
-    regions = arena.stats()["regions"]
-    if region not in regions:
-        raise ConfigError(
-            f"region={region!r} is not a region of the cache, which has {sorted(regions)}"
-        )
-    sizes: NDArray[np.int64] = source.sizes
-    has = int(regions[region]["budget"]) if region_bytes is None else region_bytes
-    needed = settings.least_region_bytes(sizes)
-    if has < needed:
-        raise ConfigError(
-            f"region {region!r} has {format_bytes(has)} ({has} bytes), and a package may take "
-            f"{needed} bytes: give the cache more, or min_bytes={settings.min_bytes} less"
-        )
-
-
-def _boot() -> str:
-    """Return what tells this boot of this machine from others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 class Flags:
     """``u8[N]`` in the memory of every rank: 1 at what a package brought. Safe in any thread."""
 
@@ -333,3 +314,26 @@ class Job:
     def group(self) -> str:
         """What the names of this job's packages begin with."""
         return f"{stamp_of(self.source.fingerprint, len(self.source)).hex()[:16]}-{self.owner}"
+
+
+def _check_region(
+    arena: Arena, region: str, region_bytes: int | None, source: Source, settings: Packaging
+) -> None:
+    regions = arena.stats()["regions"]
+    if region not in regions:
+        raise ConfigError(
+            f"region={region!r} is not a region of the cache, which has {sorted(regions)}"
+        )
+    sizes: NDArray[np.int64] = source.sizes
+    has = int(regions[region]["budget"]) if region_bytes is None else region_bytes
+    needed = settings.least_region_bytes(sizes)
+    if has < needed:
+        raise ConfigError(
+            f"region {region!r} has {format_bytes(has)} ({has} bytes), and a package may take "
+            f"{needed} bytes: give the cache more, or min_bytes={settings.min_bytes} less"
+        )
+
+
+def _boot() -> str:
+    """Return what tells this boot of this machine from others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -17,7 +17,7 @@ from stoker.shared import SharedArray
 from stoker.source.base import Errors, PackedRead, check_ids
 from stoker.source.files import list_paths
 from stoker.source.held import HeldSource, OwnHandle
-from stoker.source.listing import ListingCache
+from stoker.source.listing import Arrays, ListingCache, kept
 from stoker.source.packed import Offsets, pack
 
 
@@ -58,12 +58,7 @@ class LMDBSource(HeldSource):
         if cache_index:
             question = ("lmdb", self._data, listing.fingerprint, self._local_identity, skip)
             cache = ListingCache(repr(question))
-        index = None if cache is None else cache.load(_three)
-        if index is None:
-            index = self._listed(frozenset(skip))
-            if cache is not None:
-                cache.store(dict(zip(("names", "offsets", "sizes"), index, strict=True)))
-        names, offsets, sizes = index
+        names, offsets, sizes = kept(cache, _three, lambda: self._listed(frozenset(skip)))
         if not len(sizes):
             raise ConfigError(f"{data} has no samples: a source needs at least one")
         self._names = SharedArray.copy_of(names, "names")
@@ -71,7 +66,7 @@ class LMDBSource(HeldSource):
         self._sizes = SharedArray.copy_of(sizes, "sizes")
         self._fingerprint = f"{listing.fingerprint}-{skip}"
 
-    def _listed(self, skip: frozenset[bytes]) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
+    def _listed(self, skip: frozenset[bytes]) -> Arrays:
         """Return the keys one after the other, where each begins, and the sizes of the values."""
         keys, sizes = [], []
         with self._handle.use() as shared, shared.database.begin(buffers=True) as view:
@@ -80,7 +75,8 @@ class LMDBSource(HeldSource):
                 if name not in skip:
                     keys.append(name)
                     sizes.append(len(value))
-        return *pack(keys), np.array(sizes, np.int64)
+        names, offsets = pack(keys)
+        return {"names": names, "offsets": offsets, "sizes": np.array(sizes, np.int64)}
 
     def key(self, sample_id: int) -> bytes:
         """Return the key of a sample."""
@@ -115,7 +111,7 @@ class LMDBSource(HeldSource):
         self._handle.close()
 
 
-def _three(arrays: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
+def _three(arrays: Arrays) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
     return arrays["names"], arrays["offsets"], arrays["sizes"]
 
 

@@ -74,7 +74,7 @@ def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceErro
     Raises :class:`ConfigError` where the credentials or the request itself are at fault: that is
     not a matter of these samples.
     """
-    raise_refused(name, failure)
+    _raise_refused(name, failure)
     tried = f"{failure.attempts} attempts in {failure.seconds:.1f} s"
     kind: type[SourceError] = SourceUnavailable
     if failure.why is Why.NOT_FOUND:
@@ -93,7 +93,7 @@ def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceErro
     return kind(text, ids)
 
 
-def raise_refused(name: str, failure: Failure) -> None:
+def _raise_refused(name: str, failure: Failure) -> None:
     """Raise ConfigError if the credentials or the request itself are at fault."""
     if failure.why is Why.NO_CREDENTIALS:
         raise ConfigError(
