@@ -30,7 +30,7 @@ from trainings import train_and_show
 from stoker import recipes
 from stoker.plan import Plan
 from stoker.sampler import BlockSampler, UniformSampler, neighbour_distances
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 CACHE, BLOCK, BATCH = 0.2, 32, 256
 WINDOWS = (0.05, 0.1, 0.2, 0.4)

@@ -23,7 +23,7 @@ from images import SIZE, contestants, photographs, stored
 
 import stoker
 from stoker.images import Eval, Train
-from stoker.images.resized import Resized
+from stoker.images.resize import Resized
 from stoker.source import FileSource
 from stoker.testing import SlowSource
 

@@ -32,7 +32,7 @@ from stoker import Cache, Feed
 from stoker.jobs import Sharing
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.registry import list_arenas
 from stoker.testing.sources import SlowSource
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import stoker
 from stoker.images import decode_image
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 NUM = 4_000  # samples of part flight

@@ -27,7 +27,7 @@ from sklearn.datasets import load_sample_images
 
 from stoker.images import Train, decode, resize, transforms
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 SIZE, SHORT_SIDE, BYTES, ENLARGED = 224, 375, 110_000, 4
 Cut = Callable[[bytes, np.random.Generator, np.ndarray], object]

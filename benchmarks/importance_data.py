@@ -20,8 +20,8 @@ from stoker.cli.demo import write_digits
 from stoker.images import decode_image
 from stoker.source.base import Source
 from stoker.source.files import FileSource
+from stoker.source.held import MemorySource
 from stoker.source.image_folder import ImageFolderSource
-from stoker.source.in_memory import MemorySource
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from stoker.jobs import Sharing
 from stoker.jobs.survey import survey
 from stoker.recipes import Recipe
 from stoker.sim.signals import MadeUpLosses
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 SIZE, BANDWIDTH, BATCH = 20_000, 60e6, 32

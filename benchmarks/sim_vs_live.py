@@ -26,7 +26,7 @@ from stoker import recipes
 from stoker.epoch.read_ahead import window_bytes
 from stoker.sim import Conditions, SimResult, replay
 from stoker.sim.signals import with_made_up_graph
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing import SlowSource
 from stoker.types import parse_bytes
 

@@ -295,7 +295,7 @@ def _rank(rank: int, repeat: int, samples: int, folder: str, told: Any) -> None:
     import torch.distributed
 
     import stoker
-    from stoker.source.in_memory import MemorySource
+    from stoker.source.held import MemorySource
 
     os.environ["STOKER_RUNTIME_DIR"] = folder  # the harness gave each process one of its own
     torch.distributed.init_process_group(

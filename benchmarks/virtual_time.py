@@ -24,7 +24,7 @@ from feed_posix import choose
 import stoker
 from stoker import recipes
 from stoker.sim import Conditions, replay
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing import SlowSource
 
 RECIPES = {

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from support.modules import modules
 
 import stoker._core
-from stoker.images.native import native
+from stoker.images.resize import native
 
 Symbol = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

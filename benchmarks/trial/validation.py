@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker import recipes
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from trial.contestants import CACHE
 from trial.train import Stage, VirtualClock
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from stoker.bundles.depot import Depot, DirectoryDepot, location_of, open_depot
-from stoker.bundles.job import FIELDS, Flags, Job, Totals
+from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Workshop
 from stoker.policy.base import Region
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.sources import SlowSource
 

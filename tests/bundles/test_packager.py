@@ -23,7 +23,7 @@ from stoker.bundles import Packager, Packaging
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.sources import SlowSource
 
@@ -161,7 +161,7 @@ from support.waiting import until
 from bundles_bench import L, MIN_BYTES, NUM, SAMPLES, two_regions
 from stoker.bundles import Packager, Packaging
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 arena, served = two_regions(4 * MIN_BYTES), SharedArray.create(NUM, np.uint32)
 packager = Packager(MemorySource(SAMPLES), arena, served, Packaging(MIN_BYTES), low=L)
 places = SharedArray.copy_of(np.full(NUM, L, np.uint8))

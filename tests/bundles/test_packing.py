@@ -11,7 +11,7 @@ import pytest
 from support.waiting import until
 
 from stoker.bundles import Packaging
-from stoker.bundles.job import FIELDS, Flags, Totals
+from stoker.bundles.packager import FIELDS, Flags, Totals
 from stoker.bundles.packing import Hands, Loading, Rank, agreed, take_missed
 from stoker.bundles.workshop import Epoch, Loaded
 from stoker.errors import CapacityError

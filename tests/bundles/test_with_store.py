@@ -14,7 +14,7 @@ from support.waiting import await_true, train_step
 from stoker.bundles import Packager, Packaging
 from stoker.policy.base import Substitution
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store

@@ -11,7 +11,7 @@ from bundles_bench import MIN_BYTES, NUM, SAMPLES, SIZES, Bench, CountingDepot
 
 from stoker.bundles.workshop import Epoch, Loaded
 from stoker.errors import SourceUnavailable
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import FaultySource
 
 ALL = np.ones(NUM, np.bool_)

@@ -22,7 +22,7 @@ from stoker.pool.own_server import MARKER, PoolService
 from stoker.pool.pool_address import PoolAddress
 from stoker.pool.values import PREFIX
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 pytestmark = needs_server
 

@@ -14,7 +14,7 @@ import stoker
 from stoker import recipes
 from stoker.cli.root import root
 from stoker.sim import limits
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 
 def simulate(*arguments: str) -> str:

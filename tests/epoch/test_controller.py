@@ -29,7 +29,7 @@ from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.tier import NullTier
 from stoker.types import Outcome
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.direct import DirectReading
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 IDS = np.arange(1_000, dtype=np.uint32)
 

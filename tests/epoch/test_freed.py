@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stoker.feed import Feed
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 RECIPES = ("foresight:repeat=2", "shade", "icache", "impact", "spidercache", "quiver", "lru")
 

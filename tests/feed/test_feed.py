@@ -27,7 +27,7 @@ from stoker.errors import (
 )
 from stoker.feed import Batch, Feed
 from stoker.source.base import BaseSource
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.source.packed import Packed
 
 N = 300
@@ -426,7 +426,7 @@ def test_torch_is_never_loaded(tmp_path: Path) -> None:
     code = """
 import json, sys
 import numpy as np, stoker
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 with stoker.Feed(MemorySource([bytes(8)] * 50), 10, recipe="shade", cache="50%") as feed:
     for _ in range(2):
         for batch in feed:

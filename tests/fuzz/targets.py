@@ -58,13 +58,12 @@ from stoker.source import (
     TFRecordSource,
     row_source,
 )
+from stoker.source.held import MemorySource
 from stoker.source.image_folder import FolderCache, list_folder
-from stoker.source.in_memory import MemorySource
-from stoker.source.listing_cache import ListingCache
+from stoker.source.listing import ListingCache
 from stoker.source.packed import Packed, join_parts, split_parts
-from stoker.source.shard_index import ShardIndex, index_of
+from stoker.source.shard_index import ShardIndex, index_of, members
 from stoker.source.shards import expand
-from stoker.source.tar_members import members
 from stoker.store.arena import Arena
 from stoker.store.disk import MARKER, CacheDir, DiskMeta
 from stoker.store.memory_tier import MemoryTier

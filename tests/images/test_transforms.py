@@ -17,7 +17,7 @@ from PIL import Image
 from images.photographs import as_jpeg, photographs
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import Canvas, Eval, Train, decode, decode_image, resize
-from stoker.images.boxes import Box
+from stoker.images.resize import Box
 from stoker.images.transforms import ImageTransform
 
 

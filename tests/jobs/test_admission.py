@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.protocol import ask
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 MIB = 1 << 20
 ROOM = 20 * MIB

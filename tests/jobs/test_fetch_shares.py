@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.node.bandwidth import FetchShare, granted_bytes
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 NUM, SIZE, BATCH = 1000, 2_000, 10

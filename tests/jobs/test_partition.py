@@ -16,7 +16,7 @@ from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 from stoker.jobs.partition import EVERY, IDLE, PARTS, Partition, fair_shares
 from stoker.policy.base import Region
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.sources import SlowSource
 

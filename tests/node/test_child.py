@@ -16,9 +16,9 @@ from support.waiting import await_true
 from stoker.node.child import command
 from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
-from stoker.source.remote.address import address_of
+from stoker.source.remote.backend import address_of
 from stoker.source.remote.helper import Helper
-from stoker.source.remote.outage import Outage
+from stoker.source.remote.request import Outage
 
 # What the standard library's own modules are called, by which our processes begin.
 PLANTED = ("logging", "random", "json", "pickle", "socket", "threading", "sitecustomize")

@@ -21,7 +21,7 @@ from stoker.jobs.protocol import ask, service_path
 from stoker.node import messages, rendezvous
 from stoker.node.messages import Channel
 from stoker.policy.baselines import LRU
-from stoker.source.listing_cache import ListingCache
+from stoker.source.listing import ListingCache
 from stoker.source.pace import RateLimit
 from stoker.store.disk import CacheDir, DiskMeta, open_disk
 from stoker.store.registry import open_arena

@@ -24,7 +24,7 @@ from stoker.node.messages import Channel
 from stoker.prefetch.crew import Crew, Headcount
 from stoker.prefetch.progress import Marks
 from stoker.prefetch.walk import Group, Segment
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter
 from stoker.testing.sources import SlowSource

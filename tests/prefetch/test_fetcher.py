@@ -17,7 +17,7 @@ from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.progress import SERVED, STARTED, Marks
 from stoker.prefetch.walk import Blocks, Segment, Walk
 from stoker.source.base import PackedRead
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.source.packed import Packed, pack
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter

@@ -15,7 +15,7 @@ from support.prefetching import NUM, SAMPLES, Rank, order, processes, small_aren
 from support.waiting import await_true
 
 from stoker.source.base import BaseSource
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.testing.sources import SlowSource
 

@@ -19,7 +19,7 @@ from stoker.images import Train
 from stoker.pytorch import ImageFolder, Loader, SampleDataset, device
 from stoker.pytorch.device import AcceleratorLane, Ahead, checked_target
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 Pair = namedtuple("Pair", "left right")
 META = Meta(7, 1, np.arange(2, dtype=np.uint32), np.zeros(2, np.int8), np.arange(2))

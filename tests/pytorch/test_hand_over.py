@@ -21,7 +21,7 @@ import stoker
 from stoker.epoch.compact import same
 from stoker.pytorch.hand_over import HandOver, private_collate
 from stoker.pytorch.meta import Envelope, Meta
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 Pair = namedtuple("Pair", "left right")
 META = Meta(7, 1, np.arange(2, dtype=np.uint32), np.zeros(2, np.int8), np.arange(2))

@@ -18,7 +18,7 @@ from stoker.errors import ConfigError, SampleCorrupt
 from stoker.feed import Feed
 from stoker.images import Eval, Train, decode_image
 from stoker.pytorch import ImageFolder, Loader, Normalize, SampleDataset, with_cache
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 PHOTOGRAPHS, SIZE = 24, 32  # none is large enough to be shrunk while it is decoded
 

@@ -15,7 +15,7 @@ from support.redis_servers import Server, needs_server
 from stoker import Cache
 from stoker.errors import ConfigError
 from stoker.pytorch import Loader, SampleDataset, with_cache, wrap
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 pytestmark = [needs_server, pytest.mark.filterwarnings("ignore:the pool:RuntimeWarning")]
 SIZE = sum(map(len, SAMPLES))

@@ -18,7 +18,7 @@ from torch import distributed
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 NUM = 600

@@ -22,7 +22,7 @@ from stoker.epoch.stage import make_stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceUnavailable, StateMismatch
 from stoker.feed import Batch, Feed
 from stoker.images import Eval, Train, decode_image
-from stoker.images.resized import Resized
+from stoker.images.resize import Resized
 from stoker.pytorch import ImageFolder, Loader, SampleDataset, wrap
 from stoker.source import FileSource, MemorySource, ObjectSource
 from stoker.testing.sources import FaultySource

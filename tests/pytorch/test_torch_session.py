@@ -18,7 +18,7 @@ from stoker import Cache
 from stoker.node import heap
 from stoker.pytorch import Loader, SampleDataset, torch_session
 from stoker.pytorch.torch_session import BeginWorker
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 
 def train(said: Connection, workers: list[str]) -> None:

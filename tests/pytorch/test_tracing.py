@@ -15,7 +15,7 @@ import stoker
 from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.sim.trace import Trace
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.types import Outcome
 
 N, BATCH = 500, 16

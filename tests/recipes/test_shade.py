@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.policy import Score
 from stoker.scores import Scores
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store import MemoryTier, Store
 from stoker.store.arena import Arena
 from stoker.types import Outcome

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker import recipes
 from stoker.recipes.base import make_store
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store import substitutes
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier

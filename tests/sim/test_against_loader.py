@@ -7,7 +7,7 @@ import torch
 import stoker
 from stoker import recipes
 from stoker.sim import SimResult, replay
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 N, EPOCHS, BATCH, SHARE = 1200, 6, 16, 0.3
 SIZES = np.random.default_rng(0).integers(40, 200, N)

@@ -13,7 +13,7 @@ from stoker.importance.base import Observation
 from stoker.scores import Scores
 from stoker.sim import Conditions, Trace, replay
 from stoker.sim.played import PlayedSampler, Player, RecordedLosses, Visits, played
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 # Validation is beside the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:the recipe goes by validation accuracy")

@@ -12,7 +12,7 @@ from stoker.sim import Conditions, SimResult, replay
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.signals import GivenLosses, with_made_up_graph
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing import SlowSource
 
 N, EPOCHS, BATCH, SHARE = 1200, 4, 16, 0.3

@@ -9,7 +9,7 @@ from stoker.errors import ConfigError
 from stoker.sim import Trace, replay
 from stoker.sim.played import RecordedLosses
 from stoker.sim.signals import LossModel, _least_squares, fit_losses
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 N, EPOCHS, BATCH, SHARE = 1200, 10, 16, 0.2
 

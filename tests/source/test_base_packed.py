@@ -6,7 +6,7 @@ import numpy as np
 
 from stoker.errors import SampleCorrupt
 from stoker.source.base import BaseSource, read_whole
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing import FaultySource
 
 

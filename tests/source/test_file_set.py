@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
-from stoker.source.file_set import FileSet
+from stoker.source.file_set import FileSet, find_files
 from stoker.source.pace import Pace
-from stoker.source.patterns import find_files
 
 STARTS, LENGTHS = np.array([0, 5000, 900_000]), np.array([100, 0, 1000])
 

@@ -23,7 +23,7 @@ from support.waiting import await_true
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ObjectSource, Pace, Retry, Source
-from stoker.source.remote.address import address_of
+from stoker.source.remote.backend import address_of
 from stoker.testing import SourceConformance
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -30,10 +30,9 @@ from stoker.source import (
     open_image_folder,
     open_source,
 )
-from stoker.source.pack import pack
-from stoker.source.pack_index import INDEX
-from stoker.source.pack_target import MARKER
-from stoker.source.remote.writer import Writer
+from stoker.source.pack import MARKER, pack
+from stoker.source.remote.obstore_backend import Writer
+from stoker.source.shards import INDEX
 
 SIZES = [0, 1, 511, 512, 513, 5_000, 70_000, 3] * 5
 

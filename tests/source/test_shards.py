@@ -19,8 +19,8 @@ from support.s3 import Bucket
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.source import ShardSource, Source, join_parts, split_parts
+from stoker.source.shard_index import Member, members
 from stoker.source.shards import expand
-from stoker.source.tar_members import Member, members
 from stoker.testing import SourceConformance
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

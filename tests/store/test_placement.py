@@ -14,7 +14,7 @@ from reference.region import turn_of
 from stoker.policy import HighLow, Homophily, Substitution
 from stoker.scores import Scores
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.source.packed import Packed
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier

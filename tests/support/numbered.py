@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 NUM = 400

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bundles.depot import Depot, new_name
-from stoker.bundles.job import Totals
 from stoker.bundles.package import Package, decode, encode, stamp_of_files
+from stoker.bundles.packager import Totals
 from stoker.errors import SegmentError, SourceUnavailable
 from stoker.source.base import Source, read_whole
 from stoker.source.packed import Packed, gather

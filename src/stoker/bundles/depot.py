@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from stoker.errors import ConfigError, UntrustedPath
 from stoker.node import descriptors, owned
 from stoker.node.locks import try_lock_file
-from stoker.source.remote.address import Address, address_of
+from stoker.source.remote.backend import Address, address_of
 from stoker.types import format_bytes
 
 Pieces = Sequence[bytes | memoryview]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stoker.errors import ConfigError
-from stoker.source.remote.address import Address
-from stoker.source.remote.writer import Seen, Version, Writer
+from stoker.source.remote.backend import Address
+from stoker.source.remote.obstore_backend import Seen, Version, Writer
 
 RENEW = 10.0
 """Seconds between two signs of life."""

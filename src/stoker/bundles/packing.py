@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from stoker.bundles.depot import Depot, open_depot
-from stoker.bundles.job import Flags, Job, Totals
+from stoker.bundles.packager import Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, StokerError
 from stoker.node.messages import Channel

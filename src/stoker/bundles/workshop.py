@@ -13,8 +13,8 @@ import numpy as np
 
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
 from stoker.bundles.depot import Depot
-from stoker.bundles.job import Flags, Job, Totals
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
+from stoker.bundles.packager import Flags, Job, Totals
 from stoker.errors import SegmentError
 from stoker.shared import SharedArray
 from stoker.source.base import Source

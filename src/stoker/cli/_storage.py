@@ -258,7 +258,7 @@ def _measure_resized(samples: list[bytes]) -> dict[str, Any] | None:
     ``decode_seconds``.
     """
     from stoker.images import decode_image
-    from stoker.images.resized import Resized
+    from stoker.images.resize import Resized
 
     form = Resized.parse(_STAGE)
     if form is None or importlib.util.find_spec("simplejpeg") is None:

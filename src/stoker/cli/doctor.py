@@ -23,7 +23,7 @@ import stoker
 from stoker.cli._job import tell_of
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
-from stoker.images.native import native
+from stoker.images.resize import native
 from stoker.node.memory_limits import Memory, read_memory
 from stoker.node.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes

@@ -19,7 +19,7 @@ from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Progress
 from stoker.prefetch.reading import WINDOW
 from stoker.shared import SharedArray
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
 from stoker.store.store import Store

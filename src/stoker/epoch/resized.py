@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.images.resized import Resized
+from stoker.images.resize import Resized
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, PackedSource, Source, check_ids, read_whole
 from stoker.source.packed import Buffer, pack

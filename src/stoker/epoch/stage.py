@@ -13,10 +13,10 @@ from stoker.epoch.codec import decode, encode
 from stoker.epoch.resized import ResizedSource
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import ImageTransform
-from stoker.images.resized import Resized
+from stoker.images.resize import Resized
 from stoker.sampler.mixture import Mixture
 from stoker.source.base import BaseSource, Source, read_whole
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.store.counters import Counters
 
 Decode = Callable[[bytes], Any]

@@ -1,8 +1,7 @@
 """Images without a framework: encoded bytes to pixels, whole or cut and resized for training."""
 
-from stoker.images.canvas import Canvas
 from stoker.images.decode import EncodedImage, decode_image, to_pil
-from stoker.images.transforms import Eval, ImageTransform, Train, split
+from stoker.images.transforms import Canvas, Eval, ImageTransform, Train, split
 
 __all__ = [
     "Canvas",

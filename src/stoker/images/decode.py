@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.images.upper_rows import upper_rows
 
 JPEG_START = b"\xff\xd8\xff"
 _SHRINKS = (8, 4, 2)
 _ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
+_BASELINE = (0xC0, 0xC1)  # frames whose rows follow each other; progressive ones come in layers
+_END = b"\xff\xd9"
+_ROWS_BELOW = 16  # that interpolating the colours of the last one looks at, at most
 _WAY_OUT = "if the data set may be trusted, give max_pixels= to ImageFolder or decode_image"
 _limit_mutex = threading.Lock()
 
@@ -138,6 +140,26 @@ def to_pil(pixels: NDArray[np.uint8]) -> Any:
     return pillow().fromarray(pixels)
 
 
+def upper_rows(data: bytes | memoryview, height: int, rows: int) -> tuple[bytearray, int] | None:
+    """Return a JPEG file with the first ``rows`` of ``height`` pixels, and its own height.
+
+    A decoder reads a file's rows in order: where the header names fewer it stops there, warns of
+    what follows, and only searches that for its end. The file has some more rows, so that those
+    asked for come out as from the whole one. None if nothing is saved, the file is progressive, or
+    it does not end as it should: then it must be read to its end. ``data`` must have a valid
+    header.
+    """
+    kept = rows + _ROWS_BELOW
+    if kept >= height or data[-2:] != _END:
+        return None
+    offset = _offset_of_height(data)
+    if offset is None:
+        return None
+    shortened = bytearray(data)
+    shortened[offset : offset + 2] = kept.to_bytes(2)
+    return shortened, kept
+
+
 @contextmanager
 def _other_errors_as_corrupt(data: bytes | memoryview) -> Iterator[None]:
     """Turn what Pillow raises into SampleCorrupt."""
@@ -192,3 +214,16 @@ def pillow() -> Any:
             "your own decode="
         ) from error
     return Image
+
+
+def _offset_of_height(data: bytes | memoryview) -> int | None:
+    """Return where the header names the height, None if the file is not of the baseline kind."""
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:
+        kind = data[offset + 1]
+        if kind in _BASELINE:
+            return offset + 5
+        if kind < 0xC0 or kind in (0xC2, 0xDA):
+            return None
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4])
+    return None

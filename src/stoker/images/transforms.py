@@ -1,20 +1,23 @@
-"""From an encoded image to the square of pixels that a network takes."""
+"""From encoded images to the squares of pixels that a network takes, a batch of them at a time."""
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.images.boxes import Box, centre_box, random_box
 from stoker.images.decode import EncodedImage, shrink_for
-from stoker.images.resize import Job, Part, cut_jpegs, jpeg_job, part_of, resize_part, sides_of
+from stoker.images.resize import Box, Job, Part, cut_jpegs, jpeg_job, part_of, resize_part, sides_of
+
+_TRIES = 10
 
 
 class Cut(NamedTuple):
@@ -203,6 +206,62 @@ class Eval(ImageTransform):
         return Cut(centre_box(width, height, self.short_side, self.size), has_context=True)
 
 
+class Canvas:
+    """``n`` rows for what ``transform`` makes of images; each has random numbers of its own.
+
+    ``seeds`` are the ``n`` seeds of the rows, from 0 to 2**64 - 1. Several threads may fill
+    different rows.
+    """
+
+    def __init__(
+        self,
+        transform: ImageTransform,
+        seeds: Sequence[int],
+        pixels: NDArray[np.uint8] | None = None,
+    ) -> None:
+        self._transform, self._seeds = transform, seeds
+        if pixels is None:
+            pixels = np.empty((len(seeds), *transform.shape), np.uint8)
+        self.pixels = pixels
+        """``u8[n, ...]``, with the transform's shape."""
+
+    def fill(self, row: int, image: Any) -> NDArray[np.uint8]:
+        """Return the row in :attr:`pixels`, filled with what becomes of ``image``.
+
+        Raises what the transform does.
+        """
+        return self.begin(row, image).into(self.pixels[row])
+
+    def begin(self, row: int, image: Any) -> Drawing:
+        """Return what becomes of ``image`` in the row, before it is decoded; raises as fill."""
+        rng = None
+        if self._transform.is_random:
+            rng = np.random.default_rng(self._seeds[row])
+        return self._transform.begin(image, rng)
+
+    def finish(self, drawings: Mapping[int, Drawing]) -> dict[int, SampleCorrupt]:
+        """Fill the rows of what began; return why some cannot be filled.
+
+        JPEGs are cut in one call without the GIL: between two of them, Python's code would come
+        from memory each time, and a thread would wait for the GIL.
+        """
+        jobs = {row: each.job(self.pixels[row]) for row, each in drawings.items()}
+        possible = {row: job for row, job in jobs.items() if job is not None}
+        done = set(compress(possible, cut_jpegs(list(possible.values()))))
+        errors = {}
+        for row in drawings.keys() - done:
+            try:
+                drawings[row].decode_into(self.pixels[row])
+            except SampleCorrupt as error:
+                errors[row] = error
+        return errors
+
+    def at(self, rows: Sequence[int]) -> Canvas:
+        """Return the canvas of some consecutive rows, over the same memory."""
+        span = slice(rows[0], rows[-1] + 1)
+        return Canvas(self._transform, self._seeds[span], self.pixels[span])
+
+
 @dataclass(frozen=True)
 class Chain:
     """Applies functions one after the other; what comes beside the sample goes to each."""
@@ -234,6 +293,46 @@ def split(transform: Any) -> tuple[ImageTransform | None, Callable[..., Any] | N
                 "the first may be of stoker.images"
             )
     return first, rest[0] if len(rest) == 1 else Chain(rest) if rest else None
+
+
+def random_box(
+    width: int,
+    height: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    rng: np.random.Generator,
+) -> Box:
+    """Return a box of whole pixels as torchvision's RandomResizedCrop draws it.
+
+    Its share of the area is uniform in ``scale`` and the logarithm of width / height uniform in
+    that of ``ratio``. If ten boxes in a row do not fit, it is the largest centred one whose ratio
+    is in range. Source: Szegedy and others, Going deeper with convolutions, CVPR 2015.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(low, high))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1)), w, h)
+    w = min(width, max(1, round(height * ratio[1])))
+    h = min(height, max(1, round(width / ratio[0])))
+    return Box((width - w) // 2, (height - h) // 2, w, h)
+
+
+def centre_box(width: int, height: int, short_side: int, size: int) -> Box:
+    """Return what the central ``size`` x ``size`` pixels show once the short side was resized.
+
+    Rounds as torchvision's Resize and CenterCrop do.
+    """
+    resized_width, resized_height = short_side, short_side
+    if width < height:
+        resized_height = short_side * height // width
+    else:
+        resized_width = short_side * width // height
+    across, down = width / resized_width, height / resized_height
+    left, top = round((resized_width - size) / 2), round((resized_height - size) / 2)
+    return Box(left * across, top * down, size * across, size * down)
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from stoker._core import Arena as Core
 from stoker._core import segment_bytes
 from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
-from stoker.bundles.job import FIELDS, Flags, Job, Totals
+from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory_limits import read_memory

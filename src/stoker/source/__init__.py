@@ -10,34 +10,32 @@ from stoker.source.pace import Pace, Retry
 from stoker.source.packed import Packed, join_parts, split_parts
 
 if TYPE_CHECKING:
-    from stoker.source.arrow_files import ArrowSource
+    from stoker.source.array_rows import HDF5Source, ZarrSource
+    from stoker.source.arrow import ArrowSource
     from stoker.source.clips import ClipSource
     from stoker.source.files import FileSource
-    from stoker.source.hdf5 import HDF5Source
+    from stoker.source.held import MemorySource
     from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
-    from stoker.source.in_memory import MemorySource
     from stoker.source.joined import JoinedSource
     from stoker.source.lance_source import LanceSource
     from stoker.source.lmdb_source import LMDBSource
     from stoker.source.mds import MDSSource
     from stoker.source.media import ClipFormat
-    from stoker.source.numpy_files import NumpySource
     from stoker.source.objects import FsspecSource, ObjectSource
     from stoker.source.open import open_image_folder, open_source
     from stoker.source.parquet import ParquetSource
+    from stoker.source.records import NumpySource, TFRecordSource
     from stoker.source.sample_format import SampleFormat
     from stoker.source.shards import ShardSource
-    from stoker.source.tfrecord import TFRecordSource
-    from stoker.source.zarr_source import ZarrSource
 
 # Loaded when it is first used: training starts several processes, and each reads one format.
 _LATER = {
-    "ArrowSource": "stoker.source.arrow_files",
+    "ArrowSource": "stoker.source.arrow",
     "ClipFormat": "stoker.source.media",
     "ClipSource": "stoker.source.clips",
     "FileSource": "stoker.source.files",
     "FsspecSource": "stoker.source.objects",
-    "HDF5Source": "stoker.source.hdf5",
+    "HDF5Source": "stoker.source.array_rows",
     "ImageFolderSource": "stoker.source.image_folder",
     "ImagePrefixSource": "stoker.source.image_folder",
     "ImageShardSource": "stoker.source.image_folder",
@@ -45,14 +43,14 @@ _LATER = {
     "LMDBSource": "stoker.source.lmdb_source",
     "LanceSource": "stoker.source.lance_source",
     "MDSSource": "stoker.source.mds",
-    "MemorySource": "stoker.source.in_memory",
-    "NumpySource": "stoker.source.numpy_files",
+    "MemorySource": "stoker.source.held",
+    "NumpySource": "stoker.source.records",
     "ObjectSource": "stoker.source.objects",
     "ParquetSource": "stoker.source.parquet",
     "SampleFormat": "stoker.source.sample_format",
     "ShardSource": "stoker.source.shards",
-    "TFRecordSource": "stoker.source.tfrecord",
-    "ZarrSource": "stoker.source.zarr_source",
+    "TFRecordSource": "stoker.source.records",
+    "ZarrSource": "stoker.source.array_rows",
     "open_image_folder": "stoker.source.open",
     "open_source": "stoker.source.open",
 }

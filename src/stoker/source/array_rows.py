@@ -1,4 +1,4 @@
-"""Rows along the first axis of arrays that a library reads: HDF5, Zarr."""
+"""Rows along the first axis of arrays that a library reads, h5py or zarr."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
+from stoker.source.base import Errors, PackedRead, check_ids, without
 from stoker.source.files import list_paths
-from stoker.source.own_handle import OwnHandle
-from stoker.source.packed import Offsets, Packed, gather, offsets_of, pack
-from stoker.source.row_source import KeptUnits
-from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen, every_value
+from stoker.source.held import OwnHandle
+from stoker.source.packed import Packed, gather, offsets_of, pack
+from stoker.source.row_source import KEPT_BYTES, KeptUnits
+from stoker.source.sample_format import (
+    Column,
+    Field,
+    FormattedSource,
+    SampleFormat,
+    as_field,
+    chosen,
+)
 
 _THREADS = 16
+_ONLY = "array"  # what the only array of a store is called
 
 
-class ArrayRowSource(PackedSource):
+class ArrayRowSource(FormattedSource):
     """Rows of several arrays of one length, which are the columns of a sample.
 
     A chunk of rows is read whole, and the last ``kept_bytes`` of such stay in each process that
@@ -30,9 +38,6 @@ class ArrayRowSource(PackedSource):
     libraries have locks of their own. Works in children of every start method, also after the
     parent has read.
     """
-
-    format: SampleFormat
-    """What the bytes of a sample are; ``format.decode`` takes them apart."""
 
     def _hold(
         self,
@@ -42,18 +47,17 @@ class ArrayRowSource(PackedSource):
         kept_bytes: int,
     ) -> None:
         """Open the arrays: ``make(path)`` has ``names()``, ``array(name)`` and ``close()``."""
-        if kept_bytes < 0:
-            raise ConfigError(f"kept_bytes={kept_bytes}: give bytes, 0 or more")
+        self._kept = KeptUnits(kept_bytes)
         files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
         if not files:
             raise ConfigError(f"path={str(path)!r}: there is nothing to read")
         listing = list_paths(files, _THREADS)
-        self._path, self._identity = str(path), listing.local_identity
+        self._path, self._local_identity = str(path), listing.local_identity
         self._handle = OwnHandle(functools.partial(make, str(path)), _close)
         with self._handle.use() as opened:
             names, is_single = chosen(columns, opened.names())
             arrays = [opened.array(name) for name in names]
-            self._rows = _length(str(path), names, arrays)
+            num_rows = _length(str(path), names, arrays)
             fields = [opened.field(name) for name in names]
             self._chunks = [_chunk_rows(array) for array in arrays]
             sizes = sum(
@@ -61,57 +65,13 @@ class ArrayRowSource(PackedSource):
             )
         self.format = SampleFormat(tuple(fields), is_single)
         self._is_exact = all(field.shape is not None or field.kind == "number" for field in fields)
-        all_same = np.full(self._rows, sizes + self.format.overhead, np.int64)
+        all_same = np.full(num_rows, sizes + self.format.overhead, np.int64)
         self._sizes = SharedArray.copy_of(all_same, "sizes")
         self._fingerprint = f"{listing.fingerprint}-{names}{is_single}"
-        self._kept_bytes = kept_bytes
-        self._kept = KeptUnits(kept_bytes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._kept = KeptUnits(self._kept_bytes)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only; see :attr:`sizes_are_exact`."""
-        return self._sizes.read_only
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """Whether all rows have the same size; else they are estimates."""
-        return self._is_exact
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' names, sizes and times, and the columns."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times."""
-        return self._identity
-
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
 
     def name(self, sample_id: int) -> str:
         """Return the path and the row."""
         return f"{self._path}#{sample_id}"
-
-    def values(self) -> npt.NDArray[Any]:
-        """Return all values of a source of one column of numbers, ``[N, ...]``.
-
-        Raises :class:`ConfigError` for another column, and what a read does.
-        """
-        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""
@@ -129,7 +89,7 @@ class ArrayRowSource(PackedSource):
     ) -> Column:
         """Return the values of a column at these rows; adds to ``errors`` by position."""
         field, size = self.format.fields[number], self._chunks[number]
-        bounds = _runs(rows) if size == 0 else _chunks(rows, size, self._rows)
+        bounds = _runs(rows) if size == 0 else _chunks(rows, size, len(self))
         begins = bounds[:, 0]
         part = np.searchsorted(begins, rows, "right") - 1
         parts: list[Packed] = []
@@ -161,7 +121,56 @@ class ArrayRowSource(PackedSource):
         self._kept = KeptUnits(0)
 
 
-def numbers_or_text(name: str, array: Any, text: str | None) -> Field:
+class HDF5Source(ArrayRowSource):
+    """Rows along the first axis of the data sets of a local HDF5 file, read by h5py.
+
+    Columns are the paths of data sets, like ``"images"`` or ``"train/labels"``. Texts and bytes of
+    variable length are as they are, and so are lists of numbers of variable length, as bytes. For
+    the rest see :class:`ArrayRowSource`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        columns: str | Sequence[str] | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Open the file.
+
+        ``columns`` is a name, or several, by default all data sets. ``kept_bytes`` is in bytes.
+
+        Raises :class:`ConfigError` without h5py, for a file that is not there or none of HDF5, a
+        column that is not there, and columns of different lengths or without rows.
+        """
+        self._hold(Path(path).absolute(), _HDF5, columns, kept_bytes)
+
+
+class ZarrSource(ArrayRowSource):
+    """Rows along the first axis of the arrays of a local Zarr store, of version 2 or 3.
+
+    Columns are the paths of arrays; the array of a store that is one itself is ``"array"``. For the
+    rest see :class:`ArrayRowSource`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        columns: str | Sequence[str] | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Open the store.
+
+        ``columns`` is a name, or several, by default all arrays. ``kept_bytes`` is in bytes.
+
+        Raises :class:`ConfigError` without zarr, for a folder that is no store, a column that is
+        not there, and columns of different lengths or without rows.
+        """
+        self._hold(Path(path).absolute(), _Zarr, columns, kept_bytes)
+
+
+def _numbers_or_text(name: str, array: Any, text: str | None) -> Field:
     """Return the field of an array's rows; ``text`` is the kind of those of variable length."""
     if text is None:
         return as_field(name, np.dtype(array.dtype), tuple(map(int, array.shape[1:])))
@@ -225,3 +234,86 @@ def _chunks(rows: npt.NDArray[np.uint32], size: int, length: int) -> npt.NDArray
     """Return [begin, end) of the chunks that have the rows, i64[r, 2]."""
     begins = np.unique(rows.astype(np.int64) // size) * size
     return np.stack([begins, np.minimum(begins + size, length)], 1)
+
+
+class _HDF5:
+    """An open file."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise ConfigError("h5py is not installed: run pip install 'stoker[hdf5]'") from error
+        self._h5py = h5py
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise ConfigError(f"{path} is no file of HDF5 that can be read: {error}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all data sets, in the order of their names."""
+        found: list[str] = []
+
+        def note(name: str, item: Any) -> None:
+            if isinstance(item, self._h5py.Dataset):
+                found.append(name)
+
+        self._file.visititems(note)
+        return found
+
+    def array(self, name: str) -> Any:
+        """Return a data set."""
+        return self._file[name]
+
+    def field(self, name: str) -> Field:
+        """Return what samples have of it."""
+        array = self._file[name]
+        text = self._h5py.check_string_dtype(array.dtype)
+        of_lists = self._h5py.check_vlen_dtype(array.dtype)
+        kind = None
+        if text is not None:
+            kind = "text" if text.encoding == "utf-8" else "bytes"
+        elif of_lists is not None and np.dtype(of_lists).kind in "biuf":
+            kind = "bytes"
+        return _numbers_or_text(name, array, kind)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Zarr:
+    """An open store."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            import zarr
+        except ImportError as error:
+            raise ConfigError("zarr is not installed: run pip install 'stoker[zarr]'") from error
+        try:
+            opened: Any = zarr.open(path, mode="r")
+            if isinstance(opened, zarr.Array):
+                self._arrays = {_ONLY: opened}
+            else:
+                members = opened.members(max_depth=None)
+                self._arrays = {n: item for n, item in members if isinstance(item, zarr.Array)}
+        except Exception as error:  # zarr raises what it likes
+            raise ConfigError(f"{path} is no store of Zarr that can be read: {error}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all arrays, sorted."""
+        return sorted(self._arrays)
+
+    def array(self, name: str) -> Any:
+        """Return an array."""
+        return self._arrays[name]
+
+    def field(self, name: str) -> Field:
+        """Return what samples have of it."""
+        array = self._arrays[name]
+        kind = {"T": "text", "O": "bytes"}.get(array.dtype.kind)
+        return _numbers_or_text(name, array, kind)
+
+    def close(self) -> None:
+        """Let go of the store, which holds nothing open."""
+        self._arrays = {}

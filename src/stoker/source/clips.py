@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -13,21 +12,19 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids
-from stoker.source.file_set import AT_ONCE, FileSet
-from stoker.source.listing_cache import Arrays
+from stoker.source.base import Errors, PackedRead, check_ids
+from stoker.source.file_set import FileSet, FileSetSource, Places
+from stoker.source.listing import Arrays, kept
 from stoker.source.media import ClipFormat, Kind, Track, library, track_of
 from stoker.source.pace import Pace
 from stoker.source.packed import Offsets, offsets_of, pack
-from stoker.source.patterns import Places, find_files
-from stoker.source.remote.request import Tally
 
 VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm")
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mka", ".aac")
 _log = logging.getLogger(__name__)
 
 
-class ClipSource(PackedSource):
+class ClipSource(FileSetSource):
     """Clips of one length out of audio or video files, each of which may be hours long.
 
     A sample is the clip as it is in the file, a few packets; :attr:`decode` makes
@@ -83,10 +80,8 @@ class ClipSource(PackedSource):
                 raise ConfigError(f"{name}={value}: give 1 or more")
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ConfigError(f"size={size}: give (height, width) of 1 or more each")
-        pace = pace or Pace()
         endings = VIDEO if kind == "video" else VIDEO + AUDIO
-        names = find_files(files, endings, storage_options, pace)
-        found = FileSet(names, storage_options, pace)
+        found = FileSet.found(files, endings, storage_options, pace)
         self.kind: Kind = kind or _kind_of(found.name(0))
         """What clips are of."""
         if self.kind not in ("video", "audio"):
@@ -99,7 +94,6 @@ class ClipSource(PackedSource):
         """What makes an array of a sample; ``format.decode`` is :attr:`decode`."""
         self._fingerprint = f"{found.keys.fingerprint}-{self.kind}-{self._span}-{self._hop}"
         self._hold(_indexed(found, self.kind, cache_index, skip_damaged))
-        self._closed = False
 
     def _hold(self, tracks: list[Track | None]) -> None:
         """Keep the index in shared memory; of a file that is left out there is None."""
@@ -156,40 +150,6 @@ class ClipSource(PackedSource):
             high = np.maximum(high, order[begins + number * stride])
         return self._arrays["begins"].array[shown][begins], high + 1
 
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each clip as it is in the file, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' names, sizes and versions, and which clips are taken."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times where they are of this machine, else empty."""
-        return self._files.local_identity
-
-    @property
-    def breaks(self) -> Offsets:
-        """``i64[K]``: the first clip of each file but the first."""
-        begins: Offsets = np.unique(self._first[1:-1])
-        return begins[(begins > 0) & (begins < len(self))]
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether this process has its helper already, or needs none."""
-        return self._files.is_open
-
-    @property
-    def tally(self) -> Tally:
-        """The requests that this process has made so far, for the index too."""
-        return self._files.tally
-
     @property
     def decode(self) -> Callable[[bytes], npt.NDArray[Any]]:
         """What makes an array of a sample's bytes; see :meth:`ClipFormat.decode`."""
@@ -201,7 +161,7 @@ class ClipSource(PackedSource):
         return self._files.name(file), begin
 
     def _place(self, sample_id: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._first, sample_id, "right")) - 1
+        file = int(self._file_of(np.array([sample_id]))[0])
         return file, int(sample_id - self._first[file]) * self._hop
 
     def name(self, sample_id: int) -> str:
@@ -214,8 +174,7 @@ class ClipSource(PackedSource):
         Packets that lie close together are one request. Raises :class:`ConfigError` also for
         refused credentials, as :class:`KeySource` does.
         """
-        if self._closed:
-            raise ConfigError("this ClipSource is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         places = [self._place(sample) for sample in wanted.tolist()]
         ranges = [self._range(file, begin) for file, begin in places]
@@ -249,11 +208,6 @@ class ClipSource(PackedSource):
         low, high = self._reach(file, np.array([begin]))
         first = int(self._packets[file])
         return first + int(low[0]), first + int(high[0])
-
-    def close(self) -> None:
-        """Let go of the storage and refuse further reads."""
-        self._closed = True
-        self._files.close()
 
 
 _EMPTY = np.empty(0, np.int64)
@@ -289,10 +243,6 @@ def _indexed(
     files: FileSet, kind: Kind, cache_index: bool, skip_damaged: bool
 ) -> list[Track | None]:
     """Return the track of each file, from the disk where it is kept; None for one left out."""
-    cache = files.index_cache("clips", kind, skip_damaged) if cache_index else None
-    tracks = None if cache is None else cache.load(lambda arrays: _unpacked(arrays, len(files)))
-    if tracks is not None:
-        return tracks
     damaged: list[str] = []
 
     def one(file: int) -> Track | None:
@@ -304,12 +254,12 @@ def _indexed(
             damaged.append(str(error))
             return None
 
-    with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-        tracks = list(pool.map(one, range(len(files))))
+    cache = files.index_cache("clips", kind, skip_damaged) if cache_index else None
+    tracks = kept(
+        cache, lambda arrays: _unpacked(arrays, len(files)), lambda: _packed(files.of_each(one))
+    )
     if damaged:
         _log.warning("%d of %d files are left out: %s", len(damaged), len(files), damaged[0])
-    if cache is not None:
-        cache.store(_packed(tracks))
     return tracks
 
 

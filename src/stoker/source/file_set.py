@@ -1,35 +1,44 @@
-"""Files that hold many samples each, local or remote, of which ranges are read."""
+"""Files that hold many samples each, local or remote: which there are, and any ranges of them."""
 
 from __future__ import annotations
 
+import glob
+import math
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import ConfigError, SourceError, redacted
-from stoker.source.coalesce import coalesce
+from stoker.errors import ConfigError, SampleCorrupt, SourceError, redacted
 from stoker.source.files import list_names
-from stoker.source.listing_cache import ListingCache
+from stoker.source.held import HeldSource
+from stoker.source.listing import ListingCache
 from stoker.source.objects import KeyListing
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes, Offsets, offsets_of
-from stoker.source.patterns import place_of
-from stoker.source.remote.address import Address, local_address
-from stoker.source.remote.backend import tag_of
+from stoker.source.remote.backend import OBJECT_SCHEMES, Address, address_of, local_address, tag_of
 from stoker.source.remote.client import Client
-from stoker.source.remote.request import Failure, Tally, Wanted, error_of
+from stoker.source.remote.request import Failure, Tally, Wanted, coalesce, error_of
 
+_T = TypeVar("_T")
 _SLOW_TO_OPEN = 2e-4  # seconds
-GAP, LARGEST = 64 << 10, 8 << 20
-"""Bytes between ranges that are read together, and of a request, at most."""
-AT_ONCE = 16
-"""Files looked at or indexed at once."""
+_GAP, _LARGEST = 64 << 10, 8 << 20  # bytes between ranges of one request, and of all of it
+_AT_ONCE = 16  # files looked at or indexed
+Places = str | Path | Sequence[str | Path]
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_COUNT = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_WILD = re.compile(r"[*?\[]")
+_MOST = 10_000_000
 
 
 class FileSet:
@@ -50,7 +59,7 @@ class FileSet:
         Raises :class:`ConfigError` for files in several locations, :class:`SampleNotFound` for one
         that is not there, :class:`SourceUnavailable` when the storage does not answer.
         """
-        address, names = _place_of(list(map(str, files)), storage_options)
+        address, names = _common_place(list(map(str, files)), storage_options)
         self.root = address.root
         """What is before every name, without secrets; empty for files of this machine."""
         self._question = address.question
@@ -60,8 +69,20 @@ class FileSet:
         """Names, sizes and versions."""
         # A remote storage's versions are its own; those of files are size and time, set at will.
         here = [] if address.root else [os.fsencode(name) for name in names]
-        self.local_identity = list_names(b"", here, AT_ONCE).local_identity if here else ""
+        self.local_identity = list_names(b"", here, _AT_ONCE).local_identity if here else ""
         """Hash of the files' change times where they are of this machine, else empty."""
+
+    @classmethod
+    def found(
+        cls,
+        places: Places,
+        endings: tuple[str, ...],
+        storage_options: Mapping[str, Any] | None,
+        pace: Pace | None,
+    ) -> Self:
+        """Return the files that :func:`find_files` finds; raises what that and a new set do."""
+        pace = pace or Pace()
+        return cls(find_files(places, endings, storage_options, pace), storage_options, pace)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -91,6 +112,19 @@ class FileSet:
     def size(self, file: int) -> int:
         """Return the bytes of a file."""
         return int(self.keys.sizes[file])
+
+    def of_each(self, work: Callable[[int], _T]) -> list[_T]:
+        """Return what ``work`` returns for each file, of which many are worked on at once."""
+        with ThreadPoolExecutor(_AT_ONCE, "stoker-index") as pool:
+            return list(pool.map(work, range(len(self))))
+
+    @contextmanager
+    def named(self, file: int) -> Iterator[None]:
+        """Have errors of what a file contains name it."""
+        try:
+            yield
+        except (ConfigError, SampleCorrupt) as error:
+            raise type(error)(f"{self.name(file)}: {error}") from error
 
     def index_cache(self, *question: object) -> ListingCache | None:
         """Return where an index of these very files is kept on the disk of this machine.
@@ -127,8 +161,8 @@ class FileSet:
         files: npt.NDArray[Any],
         starts: Offsets,
         lengths: Offsets,
-        gap: int = GAP,
-        largest: int = LARGEST,
+        gap: int = _GAP,
+        largest: int = _LARGEST,
     ) -> tuple[Bytes, dict[int, Failure]]:
         """Return what :meth:`fetch` does; ranges that lie close together are one request.
 
@@ -270,6 +304,44 @@ class FileSet:
         self._client.close()
 
 
+class FileSetSource(HeldSource):
+    """A source whose samples lie in a :class:`FileSet`, those of one file one after the other."""
+
+    _files: FileSet
+    _first: Offsets
+    """The first sample of each file, and N at the end, i64[F + 1]; else :attr:`breaks` differs."""
+
+    @property
+    def local_identity(self) -> str:
+        """Hash of the files' change times where they are of this machine, else empty."""
+        return self._files.local_identity
+
+    @property
+    def breaks(self) -> Offsets:
+        """``i64[K]``: the first sample of each file but the first."""
+        return np.unique(self._first)[1:-1]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this process has its helper already, or needs none."""
+        return self._files.is_open
+
+    @property
+    def tally(self) -> Tally:
+        """The requests that this process has made so far, for the index too."""
+        return self._files.tally
+
+    def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
+        """Return the file of each of these samples, i64[n]."""
+        found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
+        return found.astype(np.int64)
+
+    def close(self) -> None:
+        """Let go of the storage and refuse further reads."""
+        super().close()
+        self._files.close()
+
+
 def _put(
     data: Bytes, bounds: Offsets, which: npt.NDArray[np.int64], source: Bytes, begins: Offsets
 ) -> None:
@@ -279,16 +351,113 @@ def _put(
         data[begin:end] = source[at : at + end - begin]
 
 
-def _place_of(
+def _common_place(
     files: list[str], storage_options: Mapping[str, Any] | None
 ) -> tuple[Address, list[str]]:
     """Return the location that all files are in, and their keys there."""
     if not any("://" in file for file in files):
         return local_address(""), [str(Path(file).absolute()) for file in files]
-    addresses = [place_of(file, storage_options) for file in files]
+    addresses = [_address_of(file, storage_options) for file in files]
     roots = {address.location.root for address in addresses}
     if len(roots) > 1:
         raise ConfigError(
             f"the shards are in several locations ({', '.join(sorted(roots))}): use one"
         )
     return addresses[0], [address.prefix for address in addresses]
+
+
+def written_out(places: Places) -> list[str]:
+    """Return the places with braces written out: ``x-{00..99}.tar`` stands for 100.
+
+    Raises :class:`ConfigError` where they stand for too many.
+    """
+    given = [places] if isinstance(places, str | Path) else list(places)
+    return [name for pattern in given for name in _written_out(str(pattern))]
+
+
+def find_files(
+    places: Places,
+    endings: tuple[str, ...],
+    storage_options: Mapping[str, Any] | None,
+    pace: Pace,
+) -> list[str]:
+    """Return the files that ``places`` stand for, braces, ``*`` and folders written out.
+
+    Of a local folder, or an address with a slash at its end, they are the files below it whose
+    names have one of the ``endings``; of a pattern those that it matches; each sorted by name.
+    Raises :class:`ConfigError` for none, and as a listing of objects does.
+    """
+    found: list[str] = []
+    for name in written_out(places):
+        if "://" not in name:
+            found += _local_files(name, endings)
+        elif _WILD.search(name) or name.endswith("/"):
+            found += _remote_files(name, endings, storage_options, pace)
+        else:
+            found.append(name)
+    if not found:
+        raise ConfigError(f"{places!r} stands for no files: give paths, a pattern, or a folder")
+    return found
+
+
+def _address_of(url: str, storage_options: Mapping[str, Any] | None) -> Address:
+    """Return what the address means to the library that reads its scheme."""
+    scheme = url.partition("://")[0].lower()
+    return address_of(url, storage_options, by_fsspec=scheme not in OBJECT_SCHEMES)
+
+
+def _written_out(pattern: str) -> list[str]:
+    """Return what a pattern with braces stands for."""
+    pieces = _BRACES.split(pattern)
+    choices = [
+        [piece] if number % 2 == 0 else _choices(piece) for number, piece in enumerate(pieces)
+    ]
+    _check_number(pattern, math.prod(map(len, choices)))
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if count := _COUNT.fullmatch(inside):
+        low, high = int(count[1]), int(count[2])
+        if low > high:
+            raise ConfigError(f"{{{inside}}} counts down: give the smaller number first")
+        _check_number(f"{{{inside}}}", high - low + 1)
+        return [str(number).zfill(len(count[1])) for number in range(low, high + 1)]
+    return inside.split(",")
+
+
+def _check_number(what: str, number: int) -> None:
+    if number > _MOST:
+        raise ConfigError(f"{what} stands for {number:,} shards: give at most {_MOST:,}")
+
+
+def _local_files(name: str, endings: tuple[str, ...]) -> list[str]:
+    path = Path(name)
+    if path.is_dir():
+        below = sorted(file for file in path.rglob("*") if file.name.lower().endswith(endings))
+        return [str(file) for file in below if file.is_file()]
+    if _WILD.search(name) and not path.exists():
+        return sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+    return [name]
+
+
+def _remote_files(
+    url: str, endings: tuple[str, ...], storage_options: Mapping[str, Any] | None, pace: Pace
+) -> list[str]:
+    wild = _WILD.search(url)
+    fixed = url[: wild.start()] if wild else url
+    address = _address_of(fixed, storage_options)
+    client = Client(address.location, pace, in_process=address.root == "memory://")
+    try:
+        listed = client.list_all(address.prefix)
+    finally:
+        client.close()
+    if isinstance(listed, Failure):
+        raise error_of(fixed, listed)
+    keys = [listed[number].decode() for number in range(len(listed))]
+    if wild:
+        pattern = address.prefix + url[wild.start() :]
+        keys = [key for key in keys if fnmatchcase(key, pattern)]
+    else:
+        keys = [key for key in keys if key.lower().endswith(endings)]
+    return [address.root + key for key in keys]

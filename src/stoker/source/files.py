@@ -17,8 +17,8 @@ import numpy.typing as npt
 from stoker._core import Reader
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.listing_cache import ListingCache
+from stoker.source.base import Errors, PackedRead, check_ids, without
+from stoker.source.held import HeldSource
 from stoker.source.packed import Bytes, Offsets, offsets_of
 
 _SLOW_TO_OPEN, _TOO_SLOW = 2e-4, 1e-3  # seconds
@@ -139,7 +139,7 @@ def failure(path: str, status: int, listed: int | None = None) -> SourceError:
     return SourceUnavailable(f"{path}: {reason}: the storage failed; see the system's log")
 
 
-class FileSource(PackedSource):
+class FileSource(HeldSource):
     """Files given by a list of paths, read by a native pool of threads without the GIL.
 
     The listing is in shared memory: about 24 bytes and the name below the common directory per
@@ -177,33 +177,13 @@ class FileSource(PackedSource):
         self._local_identity = listing.local_identity
         self._threads, self._drop_page_cache = threads, drop_page_cache
         self._reader: Reader | None = Reader(threads)
-        self._stored: ListingCache | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_reader": None, "_closed": self._reader is None}
+        return {**vars(self), "_reader": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        closed = state.pop("_closed")
         vars(self).update(state)
-        self._reader = None if closed else Reader(self._threads)
-
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each file when it was listed, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of names, sizes and modification times; ``Listing`` says which."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times; see :attr:`stoker.source.Source.local_identity`."""
-        return self._local_identity
+        self._reader = None if self._closed else Reader(self._threads)
 
     def name(self, sample_id: int) -> str:
         """Return the file's path."""
@@ -231,8 +211,8 @@ class FileSource(PackedSource):
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the contents in one array; see :meth:`Source.read_packed`."""
         reader = self._reader
-        if reader is None:
-            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+        self._check_open()
+        assert reader is not None
         wanted = check_ids(ids, len(self))
         offsets = offsets_of(self._sizes.array[wanted])
         data = np.empty(offsets[-1], np.uint8)
@@ -261,14 +241,9 @@ class FileSource(PackedSource):
                 self._discard_listing()
         return errors
 
-    def _discard_listing(self) -> None:
-        """Discard the stored listing, once: a new data set would use it."""
-        stored, self._stored = self._stored, None
-        if stored is not None:
-            stored.discard()
-
     def close(self) -> None:
         """Stop the threads of this process; further reads raise."""
+        super().close()
         self._reader = None
 
 

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from stoker.errors import ConfigError, SourceUnavailable
 from stoker.shared import SharedArray
 from stoker.source.files import FileSource, Listing, check_threads, list_names
-from stoker.source.keys import Keys
-from stoker.source.listing_cache import Arrays, ListingCache
+from stoker.source.listing import Arrays, Keys, ListingCache
 from stoker.source.objects import DAY, KeyListing, KeySource
 from stoker.source.pace import Pace
 from stoker.source.packed import Offsets
-from stoker.source.remote.address import OBJECT_SCHEMES, address_of
+from stoker.source.remote.backend import OBJECT_SCHEMES, address_of
 from stoker.source.remote.client import Client
 from stoker.source.shards import ShardSource
 from stoker.types import FileIdentity

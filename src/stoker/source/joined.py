@@ -14,20 +14,20 @@ from stoker.shared import SharedArray
 from stoker.source.base import (
     Errors,
     PackedRead,
-    PackedSource,
     Source,
     as_source,
     check_ids,
     read_whole,
 )
-from stoker.source.packed import Buffer, Offsets, Packed, gather
+from stoker.source.held import HeldSource
+from stoker.source.packed import Buffer, Packed, gather
 
 _AT_ONCE = 16  # sources that are read at the same time
 
 _Group = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]
 
 
-class JoinedSource(PackedSource):
+class JoinedSource(HeldSource):
     """The samples of several sources: ids count through the first one, then the second, ...
 
     A read asks each source once for what is its own; if ``at_once``, up to 16 of them at the same
@@ -46,25 +46,11 @@ class JoinedSource(PackedSource):
         """``i64[k + 1]``, the first id of each, and the number of all samples."""
         if self.starts[-1] > 2**32 - 1:
             raise ConfigError(f"{self.starts[-1]} samples are too many: ids are 32 bits")
-        self._sizes = SharedArray.create(len(self), np.int64, name="sizes")
+        self._sizes = SharedArray.create(int(self.starts[-1]), np.int64, name="sizes")
         np.concatenate([part.sizes for part in self.parts], out=self._sizes.array)
         names = "".join(f"{part.fingerprint} {len(part)}\n" for part in self.parts)
         self._fingerprint = f"joined-{_hash(names)}"
         self._at_once = at_once
-        self._closed = False
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the fingerprints of the sources, in order."""
-        return self._fingerprint
 
     @property
     def sizes_are_exact(self) -> bool:
@@ -143,7 +129,7 @@ class JoinedSource(PackedSource):
 
     def close(self) -> None:
         """Close the sources; reading afterwards raises."""
-        self._closed = True
+        super().close()
         for part in self.parts:
             part.close()
 
@@ -182,10 +168,6 @@ class JoinedSource(PackedSource):
         start = int(self.starts[part])
         for error in {id(error): error for error in failed.values()}.values():
             error.ids = [start + local for local in error.ids]
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("this JoinedSource is closed: make a new one to read from")
 
 
 def _hash(text: str) -> str:

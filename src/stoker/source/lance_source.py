@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,24 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.arrow_columns import column_of, field_of
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.own_handle import OwnHandle
+from stoker.source.arrow import column_of, field_of
+from stoker.source.base import Errors, PackedRead, check_ids, without
+from stoker.source.held import OwnHandle
 from stoker.source.packed import Offsets, Packed, offsets_of, pick
-from stoker.source.sample_format import Column, Field, SampleFormat, chosen, every_value
+from stoker.source.sample_format import (
+    NO_VALUE,
+    Column,
+    Field,
+    FormattedSource,
+    SampleFormat,
+    chosen,
+)
 
-ENDINGS = (".lance",)
 _SAMPLED = 64  # rows that are read to estimate sizes
 _MOST_ROWS = 1 << 32
 
 
-class LanceSource(PackedSource):
+class LanceSource(FormattedSource):
     """The rows of one version of a Lance data set, in the order of Lance; deleted ones are none.
 
     :class:`~stoker.source.sample_format.SampleFormat` says what the bytes of a sample are. A read
@@ -65,7 +71,6 @@ class LanceSource(PackedSource):
         names, is_single = chosen(columns, opened.schema.names)
         fields = tuple(_field(opened.schema.field(name)) for name in names)
         self.format = SampleFormat(fields, is_single)
-        """What the bytes of a sample are; ``format.decode`` takes them apart."""
         fragments = opened.get_fragments()
         self._first = offsets_of(np.array([each.count_rows() for each in fragments], np.int64))
         if not 0 < self._first[-1] < _MOST_ROWS:
@@ -73,7 +78,8 @@ class LanceSource(PackedSource):
         of_files = repr([_about(each.metadata) for each in fragments])
         digest = hashlib.blake2b(of_files.encode(), digest_size=16).hexdigest()
         self._fingerprint = f"lance-{digest}-{names}{is_single}"
-        self._sizes = SharedArray.copy_of(np.full(len(self), self._mean(), np.int64), "sizes")
+        self._sizes = SharedArray.create(int(self._first[-1]), np.int64, "sizes")
+        self._sizes.array[:] = self._mean()
 
     def _mean(self) -> int:
         """Return the mean bytes of some rows, which are spread over all."""
@@ -83,45 +89,14 @@ class LanceSource(PackedSource):
             raise errors[min(errors)]
         return int(np.ceil(offsets[-1] / len(some)))
 
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    @property
-    def sizes(self) -> Offsets:
-        """Estimated bytes of each sample, i64[N], read-only: the mean of some rows."""
-        return self._sizes.read_only
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """False: a row's own size is not known before it is read."""
-        return False
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the names of the files with data and deleted rows, which no others have."""
-        return self._fingerprint
-
     @property
     def breaks(self) -> Offsets:
         """``i64[K]``: the first row of each fragment but the first."""
-        begins: Offsets = np.unique(self._first[1:-1])
-        return begins[(begins > 0) & (begins < len(self))]
-
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
+        return np.unique(self._first)[1:-1]
 
     def name(self, sample_id: int) -> str:
         """Return the address and the row, like ``/data/x.lance#17``."""
         return f"{self._place}#{sample_id}"
-
-    def values(self) -> npt.NDArray[Any]:
-        """Return all values of a source of one column of numbers, ``[N, ...]``.
-
-        Raises :class:`ConfigError` for another column or nulls, and what a read does.
-        """
-        return every_value(self.format, self.read_packed(np.arange(len(self))))
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""
@@ -165,7 +140,7 @@ class LanceSource(PackedSource):
                 of_rows.append(self._taken(dataset, rows[position : position + 1]))
             except SourceError as error:
                 failed[position] = type(error)(str(error), [row])
-                of_rows.append([_NONE] * len(self.format.fields))
+                of_rows.append([NO_VALUE] * len(self.format.fields))
         return [_after_one_another(columns) for columns in zip(*of_rows, strict=True)], failed
 
     def _failure(self, error: BaseException) -> type[SourceError]:
@@ -178,9 +153,6 @@ class LanceSource(PackedSource):
     def close(self) -> None:
         """Let go of the data set in this process and refuse further reads."""
         self._handle.close()
-
-
-_NONE = Column(Packed(np.empty(0, np.uint8), np.zeros(2, np.int64)), np.zeros(1, np.bool_))
 
 
 def _after_one_another(columns: Sequence[Column]) -> Column:

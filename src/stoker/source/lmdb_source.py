@@ -14,16 +14,14 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids
+from stoker.source.base import Errors, PackedRead, check_ids
 from stoker.source.files import list_paths
-from stoker.source.listing_cache import ListingCache
-from stoker.source.own_handle import OwnHandle
+from stoker.source.held import HeldSource, OwnHandle
+from stoker.source.listing import Arrays, ListingCache, kept
 from stoker.source.packed import Offsets, pack
 
-ENDINGS = (".lmdb", ".mdb")
 
-
-class LMDBSource(PackedSource):
+class LMDBSource(HeldSource):
     """The values of a local LMDB database, in the order of their keys.
 
     Keys and sizes are read once, in one pass, and kept with the listings on local disk until the
@@ -53,19 +51,14 @@ class LMDBSource(PackedSource):
         if not data.is_file():
             raise ConfigError(f"path={str(path)!r}: there is no LMDB database at {data}")
         listing = list_paths([data], 1)
-        self._identity = listing.local_identity
+        self._local_identity = listing.local_identity
         self._data = str(data)
         self._handle = OwnHandle(functools.partial(_open, self._data), _close)
         cache = None
         if cache_index:
-            question = ("lmdb", self._data, listing.fingerprint, self._identity, skip)
+            question = ("lmdb", self._data, listing.fingerprint, self._local_identity, skip)
             cache = ListingCache(repr(question))
-        index = None if cache is None else cache.load(_three)
-        if index is None:
-            index = self._listed(frozenset(skip))
-            if cache is not None:
-                cache.store(dict(zip(("names", "offsets", "sizes"), index, strict=True)))
-        names, offsets, sizes = index
+        names, offsets, sizes = kept(cache, _three, lambda: self._listed(frozenset(skip)))
         if not len(sizes):
             raise ConfigError(f"{data} has no samples: a source needs at least one")
         self._names = SharedArray.copy_of(names, "names")
@@ -73,7 +66,7 @@ class LMDBSource(PackedSource):
         self._sizes = SharedArray.copy_of(sizes, "sizes")
         self._fingerprint = f"{listing.fingerprint}-{skip}"
 
-    def _listed(self, skip: frozenset[bytes]) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
+    def _listed(self, skip: frozenset[bytes]) -> Arrays:
         """Return the keys one after the other, where each begins, and the sizes of the values."""
         keys, sizes = [], []
         with self._handle.use() as shared, shared.database.begin(buffers=True) as view:
@@ -82,25 +75,8 @@ class LMDBSource(PackedSource):
                 if name not in skip:
                     keys.append(name)
                     sizes.append(len(value))
-        return *pack(keys), np.array(sizes, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each value, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the file's name, size and time, and the keys left out."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the file's change time."""
-        return self._identity
+        names, offsets = pack(keys)
+        return {"names": names, "offsets": offsets, "sizes": np.array(sizes, np.int64)}
 
     def key(self, sample_id: int) -> bytes:
         """Return the key of a sample."""
@@ -135,7 +111,7 @@ class LMDBSource(PackedSource):
         self._handle.close()
 
 
-def _three(arrays: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
+def _three(arrays: Arrays) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
     return arrays["names"], arrays["offsets"], arrays["sizes"]
 
 

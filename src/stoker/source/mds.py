@@ -8,7 +8,6 @@ import json
 import posixpath
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,23 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.shared import SharedArray
-from stoker.source.arrow_columns import pyarrow
-from stoker.source.base import PackedRead, PackedSource, check_ids, without
-from stoker.source.file_set import AT_ONCE, FileSet
+from stoker.source.arrow import pyarrow
+from stoker.source.base import PackedRead, check_ids, without
+from stoker.source.file_set import FileSet
+from stoker.source.listing import Arrays, kept
 from stoker.source.pace import Pace
 from stoker.source.packed import Offsets, Packed, gather, offsets_of
 from stoker.source.records import RecordSource
 from stoker.source.remote.request import Tally
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
-from stoker.source.sample_format import Column, Field, SampleFormat, as_field, chosen
+from stoker.source.sample_format import (
+    Column,
+    Field,
+    FormattedSource,
+    SampleFormat,
+    as_field,
+    chosen,
+)
 
 INDEX = "index.json"
 _MOST = 1 << 48  # of samples, or bytes, that a list may speak of
@@ -42,7 +49,7 @@ _NUMBERS = {"int": "int64"} | {
 _RECORD = SampleFormat((Field("record", "bytes"),), True)
 
 
-class MDSSource(PackedSource):
+class MDSSource(FormattedSource):
     """The samples of a folder of MDS shards, in their order.
 
     Text, numbers and arrays of one shape are as :class:`~stoker.source.sample_format.SampleFormat`
@@ -91,29 +98,11 @@ class MDSSource(PackedSource):
             self._records: RecordSource | RowSource = _Zipped(files, shards, kept_bytes)
         else:
             self._records = _Plain(files, shards, cache_index)
-        self._columns = f"{names}{is_single}"
+        self._fingerprint = f"{self._records.fingerprint}{names}{is_single}"
         self._is_exact = not shards[0].compression and len(names) == len(self._layout.names)
         left_out = sum(size for name, size in self._layout.columns if name not in names)
         more = self.format.overhead - 4 * self._layout.num_variable - left_out
         self._sizes = SharedArray.copy_of(np.maximum(self._records.sizes + more, 0), "sizes")
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, i64[N], read-only; see :attr:`sizes_are_exact`."""
-        return self._sizes.read_only
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """Whether shards are plain and all columns are read; else sizes are estimates."""
-        return self._is_exact
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the shards' names, sizes and versions, and the columns."""
-        return f"{self._records.fingerprint}{self._columns}"
 
     @property
     def local_identity(self) -> str:
@@ -135,17 +124,13 @@ class MDSSource(PackedSource):
         """The requests that this process has made so far."""
         return self._records.tally
 
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
-
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample in it, like ``s3://b/shard.00000.mds#17``."""
         return self._records.name(sample_id)
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`."""
+        self._check_open()
         wanted = check_ids(ids, len(self))
         data, offsets, errors = self._records.read_packed(wanted)
         places, is_whole = self._layout.split(Packed(data, offsets))
@@ -165,6 +150,7 @@ class MDSSource(PackedSource):
 
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""
+        super().close()
         self._records.close()
 
 
@@ -273,14 +259,13 @@ class _Plain(RecordSource):
 
     def __init__(self, files: FileSet, shards: list[_Shard], cache_index: bool) -> None:
         counts = [shard.samples for shard in shards]
+
+        def made() -> Arrays:
+            each = files.of_each(lambda file: _heads(files, file, counts[file]))
+            return {"bounds": np.concatenate(each)}
+
         cache = files.index_cache("mds", counts) if cache_index else None
-        bounds = None if cache is None else cache.load(lambda arrays: arrays["bounds"])
-        if bounds is None:
-            with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-                each = pool.map(lambda file: _heads(files, file, counts[file]), range(len(files)))
-                bounds = np.concatenate(list(each))
-            if cache is not None:
-                cache.store({"bounds": bounds})
+        bounds: Offsets = kept(cache, lambda arrays: arrays["bounds"], made)
         # Each shard has one bound more than samples.
         is_last = np.zeros(len(bounds), np.bool_)
         is_last[np.cumsum(np.array(counts, np.int64) + 1) - 1] = True

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceError, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import Multiplexer, PackedRead, PackedSource, check_ids, without
-from stoker.source.keys import Keys, pack_entries
-from stoker.source.listing_cache import Arrays, ListingCache
+from stoker.source.base import Multiplexer, PackedRead, check_ids, without
+from stoker.source.held import HeldSource
+from stoker.source.listing import Arrays, Keys, ListingCache, pack_entries
 from stoker.source.pace import Pace
-from stoker.source.packed import Buffer, Offsets, offsets_of
-from stoker.source.remote.address import Address, address_of
-from stoker.source.remote.backend import Entry, Why
+from stoker.source.packed import Buffer, offsets_of
+from stoker.source.remote.backend import Address, Entry, Why, address_of
 from stoker.source.remote.client import Client
 from stoker.source.remote.downloads import Downloads, Request
 from stoker.source.remote.request import Failure, Tally, Wanted, error_of
@@ -31,7 +30,7 @@ _HEADS = 16  # objects of a stored list of keys that are asked after
 _TAIL = 500  # keys at the end of a stored listing that are compared; half a page
 
 
-class KeySource(PackedSource):
+class KeySource(HeldSource):
     """What sources of objects have in common; they differ in how the keys are found.
 
     The listing is in shared memory: about 32 bytes and the name below the prefix per object, once
@@ -56,20 +55,6 @@ class KeySource(PackedSource):
         self._sizes = SharedArray.copy_of(keys.sizes, "sizes")
         self._tags = SharedArray.copy_of(keys.tags, "versions")
         self._fingerprint = keys.fingerprint
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each object when it was listed, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the names below the prefix, sizes and versions (ETag or time), in order."""
-        return self._fingerprint
 
     @property
     def is_ready(self) -> bool:
@@ -149,19 +134,9 @@ class KeySource(PackedSource):
         size, tag = int(self._sizes.array[sample_id]), int(self._tags.array[sample_id])
         return Request(self._key(sample_id), size, tag, ticket)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
-
-    def _discard_listing(self) -> None:
-        """Discard the stored listing, once: a new data set would use it."""
-        stored, self._stored = self._stored, None
-        if stored is not None:
-            stored.discard()
-
     def close(self) -> None:
         """End this process's helper; further reads raise."""
-        self._closed = True
+        super().close()
         self._client.close()
 
 

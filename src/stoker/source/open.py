@@ -7,53 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.source import (
-    arrow_files,
-    hdf5,
-    lance_source,
-    lmdb_source,
-    mds,
-    numpy_files,
-    parquet,
-    parquet_index,
-    tfrecord,
-    zarr_source,
-)
-from stoker.source.arrow_files import ArrowSource
+from stoker.source import arrow, mds, parquet, parquet_index, records
+from stoker.source.array_rows import HDF5Source, ZarrSource
+from stoker.source.arrow import ArrowSource
 from stoker.source.base import Source
 from stoker.source.clips import ClipSource
 from stoker.source.files import FileSource
-from stoker.source.hdf5 import HDF5Source
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
 from stoker.source.lance_source import LanceSource
 from stoker.source.lmdb_source import LMDBSource
 from stoker.source.mds import MDSSource
-from stoker.source.numpy_files import NumpySource
 from stoker.source.objects import FsspecSource, ObjectSource
 from stoker.source.pack import packed_shards
 from stoker.source.parquet import ParquetSource
-from stoker.source.remote.address import OBJECT_SCHEMES
+from stoker.source.records import NumpySource, TFRecordSource
+from stoker.source.remote.backend import OBJECT_SCHEMES
 from stoker.source.shards import ShardSource, expand
-from stoker.source.tfrecord import TFRecordSource
-from stoker.source.zarr_source import ZarrSource
 
 Place = str | Path
 _ENDINGS: dict[Any, tuple[str, ...]] = {
     ParquetSource: parquet.ENDINGS,
-    ArrowSource: arrow_files.ENDINGS,
-    NumpySource: numpy_files.ENDINGS,
-    TFRecordSource: tfrecord.ENDINGS,
-    HDF5Source: hdf5.ENDINGS,
-    ZarrSource: zarr_source.ENDINGS,
-    LMDBSource: lmdb_source.ENDINGS,
-    LanceSource: lance_source.ENDINGS,
+    ArrowSource: arrow.ENDINGS,
+    NumpySource: records.NUMPY_ENDINGS,
+    TFRecordSource: records.TFRECORD_ENDINGS,
+    HDF5Source: (".h5", ".hdf5"),
+    ZarrSource: (".zarr",),
+    LMDBSource: (".lmdb", ".mdb"),
+    LanceSource: (".lance",),
 }
 _OF_SEVERAL = (ParquetSource, ArrowSource, NumpySource, TFRecordSource)
 _MAGICS: dict[Any, bytes] = {
     ParquetSource: parquet_index.MAGIC,
-    ArrowSource: arrow_files.MAGIC,
-    NumpySource: numpy_files.MAGIC,
-    HDF5Source: hdf5.MAGIC,
+    ArrowSource: arrow.MAGIC,
+    NumpySource: b"\x93NUMPY",
+    HDF5Source: b"\x89HDF\r\n\x1a\n",
 }
 _INSIDE: dict[Any, tuple[str, ...]] = {
     LMDBSource: ("data.mdb",),

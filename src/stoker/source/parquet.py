@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.source.arrow_columns import column_of, field_of, is_media, pyarrow
-from stoker.source.file_set import AT_ONCE, FileSet
+from stoker.source.arrow import column_of, field_of, is_media, pyarrow
+from stoker.source.file_set import FileSet, Places
+from stoker.source.listing import Arrays, kept
 from stoker.source.pace import Pace
 from stoker.source.packed import offsets_of
 from stoker.source.parquet_index import (
@@ -24,7 +24,6 @@ from stoker.source.parquet_index import (
     small_file,
     walked_pages,
 )
-from stoker.source.patterns import Places, find_files
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
 from stoker.source.sample_format import Column, Field, SampleFormat, chosen
 
@@ -70,22 +69,16 @@ class ParquetSource(RowSource):
         damaged ones; :class:`SampleNotFound`; :class:`SourceUnavailable`.
         """
         pyarrow()
-        if kept_bytes < 0:
-            raise ConfigError(f"kept_bytes={kept_bytes}: give bytes, 0 or more")
-        pace = pace or Pace()
-        found = FileSet(find_files(files, ENDINGS, storage_options, pace), storage_options, pace)
-        with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-            opened = list(pool.map(lambda file: _opened(found, file, columns), range(len(found))))
-            _check_same(found, opened)
-            cache = found.index_cache("parquet", opened[0].names) if cache_index else None
-            units = None if cache is None else cache.load(lambda arrays: Units(**arrays))
-            if units is None:
-                made = pool.map(
-                    lambda file: _units_of(found, file, opened[file]), range(len(found))
-                )
-                units = _joined(list(made), [file.num_rows for file in opened])
-                if cache is not None:
-                    cache.store(dict(vars(units)))
+        found = FileSet.found(files, ENDINGS, storage_options, pace)
+        opened = found.of_each(lambda file: _opened(found, file, columns))
+        _check_same(found, opened)
+
+        def made() -> Arrays:
+            units = found.of_each(lambda file: _units_of(found, file, opened[file]))
+            return dict(vars(_joined(units, [file.num_rows for file in opened])))
+
+        cache = found.index_cache("parquet", opened[0].names) if cache_index else None
+        units = kept(cache, lambda arrays: Units(**arrays), made)
         # Most files of a data set have one schema.
         self._branches = list(dict.fromkeys(file.branches for file in opened))
         self._schema_of = [self._branches.index(file.branches) for file in opened]
@@ -126,12 +119,10 @@ class _Opened(NamedTuple):
 
 def _opened(files: FileSet, file: int, columns: str | Sequence[str] | None) -> _Opened:
     """Return the footer of a file and what it has of the columns; errors name the file."""
-    try:
+    with files.named(file):
         footer = read_footer(lambda *where: files.read(file, *where), files.size(file))
         names, is_single = chosen(columns, list(footer.branches))
         found = [_branch_and_field(footer.branches[name]) for name in names]
-    except (ConfigError, SampleCorrupt) as error:
-        raise type(error)(f"{files.name(file)}: {error}") from error
     return _Opened(footer, tuple(b for b, _ in found), tuple(f for _, f in found), is_single)
 
 
@@ -181,12 +172,10 @@ class _Unit(NamedTuple):
 
 def _units_of(files: FileSet, file: int, opened: _Opened) -> list[list[_Unit]]:
     """Return the units of one file for each column; errors name the file."""
-    try:
+    with files.named(file):
         return [
             list(_column_units(files, file, opened, each)) for each in range(len(opened.fields))
         ]
-    except (ConfigError, SampleCorrupt) as error:
-        raise type(error)(f"{files.name(file)}: {error}") from error
 
 
 def _column_units(files: FileSet, file: int, opened: _Opened, column: int) -> Iterator[_Unit]:

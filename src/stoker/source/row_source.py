@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.shared import SharedArray
-from stoker.source.base import Errors, PackedRead, PackedSource, check_ids, without
-from stoker.source.file_set import FileSet
-from stoker.source.packed import Offsets, Packed, by_part, gather, offsets_of
-from stoker.source.remote.request import Tally
-from stoker.source.sample_format import Column, Field, SampleFormat, every_value
+from stoker.source.base import Errors, PackedRead, check_ids, without
+from stoker.source.file_set import FileSet, FileSetSource
+from stoker.source.packed import Offsets, by_part, gather, offsets_of
+from stoker.source.sample_format import NO_VALUE, Column, Field, FormattedSource, SampleFormat
 
 _RUN = 1 << 20  # bytes worth a request: smaller neighbouring units are read together
 _MOST_ROWS = 1 << 32
@@ -90,12 +87,19 @@ class KeptUnits:
     """The units that were decoded last, up to so many bytes.
 
     No lock: each step is one call into the interpreter's dictionary, so a fork at any time leaves
-    nothing locked, and threads that meet only decode twice.
+    nothing locked, and threads that meet only decode twice. Pickles empty.
+
+    Raises :class:`ConfigError` for fewer than 0 bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
+        if most_bytes < 0:
+            raise ConfigError(f"kept_bytes={most_bytes}: give bytes, 0 or more")
         self._most, self._bytes = most_bytes, 0
         self._kept: OrderedDict[int, Column] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[KeptUnits], tuple[int]]:
+        return KeptUnits, (self._most,)
 
     def get(self, unit: int) -> Column | None:
         """Return the unit if it is kept."""
@@ -119,7 +123,7 @@ class KeptUnits:
             self._bytes -= dropped.num_bytes
 
 
-class RowSource(PackedSource):
+class RowSource(FormattedSource, FileSetSource):
     """Rows of files as samples; a subclass says where units lie and what their bytes mean.
 
     Reads fetch the units that they touch, neighbours together, and decode each once for all of
@@ -128,9 +132,6 @@ class RowSource(PackedSource):
 
     Thread-safe; works in children of every start method, also after the parent has read.
     """
-
-    format: SampleFormat
-    """What the bytes of a sample are; ``format.decode`` takes them apart."""
 
     def _hold(
         self,
@@ -144,23 +145,14 @@ class RowSource(PackedSource):
         """Keep the index in shared memory; ``about`` says what of the files is read."""
         if not 0 < num_rows < _MOST_ROWS:
             raise ConfigError(f"there are {num_rows} rows: a source has from 1 to {_MOST_ROWS - 1}")
-        self._files, self.format, self._num_rows = files, sample_format, num_rows
+        self._files, self.format = files, sample_format
         self._arrays = {
             name: SharedArray.copy_of(array, name) for name, array in vars(units).items()
         }
         sizes = np.ceil(units.sizes(num_rows)).astype(np.int64) + sample_format.overhead
         self._sizes = SharedArray.copy_of(sizes, "sizes")
         self._fingerprint = f"{files.keys.fingerprint}-{about}"
-        self._kept_bytes = kept_bytes
         self._kept = KeptUnits(kept_bytes)
-        self._closed = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._kept = KeptUnits(self._kept_bytes)
 
     @abstractmethod
     def _decoded(self, unit: int, num_rows: int, pieces: list[memoryview]) -> Column:
@@ -173,29 +165,6 @@ class RowSource(PackedSource):
     def _units(self) -> Units:
         return Units(**{name: shared.array for name, shared in self._arrays.items()})
 
-    def __len__(self) -> int:
-        return self._num_rows
-
-    @property
-    def sizes(self) -> Offsets:
-        """Estimated bytes of each sample, i64[N], read-only: means over its units."""
-        return self._sizes.read_only
-
-    @property
-    def sizes_are_exact(self) -> bool:
-        """False: they are known when rows are decoded."""
-        return False
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' names, sizes and versions, and what of them is read."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the files' change times where they are of this machine, else empty."""
-        return self._files.local_identity
-
     @property
     def breaks(self) -> Offsets:
         """``i64[K]``: where pages, batches or other units begin that are best read by themselves.
@@ -204,21 +173,6 @@ class RowSource(PackedSource):
         ``foresight:block=`` do, have each of them read and decoded once.
         """
         return self._units.breaks()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether this process has its helper already, or needs none."""
-        return self._files.is_open
-
-    @property
-    def tally(self) -> Tally:
-        """The requests that this process has made so far."""
-        return self._files.tally
-
-    @property
-    def decode(self) -> Callable[[bytes], Any]:
-        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
-        return self.format.decode
 
     def name(self, sample_id: int) -> str:
         """Return the file's address and the row in it, like ``s3://b/000.parquet#17``."""
@@ -229,20 +183,12 @@ class RowSource(PackedSource):
         first = int(units.first_rows[np.flatnonzero(files == file)[0]])
         return f"{self._files.name(file)}#{sample_id - first}"
 
-    def values(self) -> npt.NDArray[Any]:
-        """Return all values of a source of one column of numbers, ``[N]``: targets, for example.
-
-        Raises :class:`ConfigError` for another column or nulls, and what a read does.
-        """
-        return every_value(self.format, self.read_packed(np.arange(len(self))))
-
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the samples in one array; see :meth:`Source.read_packed`.
 
         Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.
         """
-        if self._closed:
-            raise ConfigError(f"this {type(self).__name__} is closed: make a new one to read from")
+        self._check_open()
         rows = check_ids(ids, len(self))
         units = self._units
         of_column = [units.find(column, rows) for column in range(len(self.format.fields))]
@@ -291,7 +237,7 @@ class RowSource(PackedSource):
 
     def _checked(self, units: Units, unit: int, pieces: list[memoryview]) -> Column:
         is_last = unit + 1 == units.of_column[units.column_of(unit) + 1]
-        end = self._num_rows if is_last else int(units.first_rows[unit + 1])
+        end = len(self) if is_last else int(units.first_rows[unit + 1])
         num_rows = end - int(units.first_rows[unit])
         found = self._decoded(unit, num_rows, pieces)
         if len(found.valid) != num_rows:
@@ -319,9 +265,8 @@ class RowSource(PackedSource):
 
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""
-        self._closed = True
+        super().close()
         self._kept = KeptUnits(0)
-        self._files.close()
 
 
 def _picked(
@@ -333,7 +278,7 @@ def _picked(
 ) -> Column:
     """Return the values of these rows; those of units that failed are null."""
     own = np.unique(touched).tolist()
-    parts = [decoded.get(unit, _NONE) for unit in own]
+    parts = [decoded.get(unit, NO_VALUE) for unit in own]
     part = np.searchsorted(own, touched)
     is_there = np.array([unit in decoded for unit in own], np.bool_)[part]
     index = np.where(is_there, rows - units.first_rows[touched], 0)
@@ -342,9 +287,6 @@ def _picked(
     for each, mine in zip(parts, by_part(part, len(parts)), strict=True):
         valid[mine] = each.valid[index[mine]]
     return Column(packed, valid)
-
-
-_NONE = Column(Packed(np.empty(0, np.uint8), np.zeros(2, np.int64)), np.zeros(1, np.bool_))
 
 
 def _of_row(error: SourceError, row: int, source: RowSource) -> SourceError:

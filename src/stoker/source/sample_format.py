@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.source.base import PackedRead
+from stoker.source.held import HeldSource
 from stoker.source.packed import (
     HEADER,
     Buffer,
@@ -133,6 +133,43 @@ class Column:
         return self.packed.data.nbytes + self.packed.offsets.nbytes + self.valid.nbytes
 
 
+NO_VALUE = Column(Packed(np.empty(0, np.uint8), np.zeros(2, np.int64)), np.zeros(1, np.bool_))
+"""A row that is null."""
+
+
+class FormattedSource(HeldSource):
+    """A source whose samples are rows, of one or several columns.
+
+    Sizes are estimates unless a subclass knows better: a row's own is known when it is read.
+    """
+
+    format: SampleFormat
+    """What the bytes of a sample are; ``format.decode`` takes them apart."""
+    _is_exact = False
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """Whether all sizes are those of the samples; else they are estimates."""
+        return self._is_exact
+
+    @property
+    def decode(self) -> Callable[[bytes], Any]:
+        """What makes a value, or a dictionary of values by column, of a sample's bytes."""
+        return self.format.decode
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return all values of a source of one column of numbers, ``[N, ...]``: targets, say.
+
+        Raises :class:`ConfigError` for another column, several or nulls, and what a read does.
+        """
+        data, offsets, errors = self.read_packed(np.arange(len(self)))
+        if errors:
+            raise errors[min(errors)]
+        if not self.format.is_single:
+            raise ConfigError("values() is for a source of one column: open it with columns='name'")
+        return values_of(Packed(data, offsets), self.format.fields[0])
+
+
 def chosen(columns: str | Sequence[str] | None, known: Sequence[str]) -> tuple[list[str], bool]:
     """Return the names of the columns asked for (None: all), and whether it is a single one.
 
@@ -146,20 +183,6 @@ def chosen(columns: str | Sequence[str] | None, known: Sequence[str]) -> tuple[l
             f"columns={columns!r}: give one or more of {', '.join(map(repr, known))}, each once"
         )
     return wanted, is_single or (columns is None and len(wanted) == 1)
-
-
-def every_value(sample_format: SampleFormat, read: PackedRead) -> npt.NDArray[Any]:
-    """Return the values of all rows of a source of one column, from what it read of them.
-
-    Raises :class:`ConfigError` as :func:`values_of`, and for several columns; the first error of
-    the read.
-    """
-    data, offsets, errors = read
-    if errors:
-        raise errors[min(errors)]
-    if not sample_format.is_single:
-        raise ConfigError("values() is for a source of one column: open it with columns='name'")
-    return values_of(Packed(data, offsets), sample_format.fields[0])
 
 
 def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:

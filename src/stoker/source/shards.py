@@ -1,30 +1,33 @@
-"""A data set of samples in tar files, on disk or in an object store: ``train-{000..099}.tar``."""
+"""A data set of samples in tar files, on disk or in an object store: ``train-{000..099}.tar``.
+
+An index lies beside shards that ``stoker pack`` made, so that no machine has to read them for one.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import zlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ConfigError, SampleCorrupt, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import PackedRead, PackedSource, check_ids, without
-from stoker.source.coalesce import Requests, coalesce
-from stoker.source.file_set import AT_ONCE, FileSet
+from stoker.source.base import PackedRead, check_ids, without
+from stoker.source.file_set import FileSet, FileSetSource, Places, written_out
+from stoker.source.listing import Arrays, decode, encode, kept
 from stoker.source.pace import Pace
-from stoker.source.pack_index import INDEX, PROBE, from_bytes
 from stoker.source.packed import Bytes, Offsets, offsets_of, part_header, split_parts
-from stoker.source.patterns import Places, written_out
-from stoker.source.remote.request import Tally, error_of
-from stoker.source.shard_index import ShardIndex, index_of
-from stoker.source.tar_members import Member, members
+from stoker.source.remote.request import Requests, coalesce, error_of
+from stoker.source.shard_index import Member, Read, ShardIndex, index_of, members
 
+INDEX = "stoker-index.bin"
+"""What an index is called, in the folder or below the prefix of its shards."""
+_PROBE = 512  # bytes: the header of a file in the archive, which lies right before its data
+_PROBES = 3  # of a shard
 _COMPRESSED = (".tgz", ".tbz", ".txz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _PACKED = re.compile(r"shard-[0-9]{6,}\.tar")  # as stoker pack calls them
 _SLACK = 1 << 20  # bytes that an index may have beyond those of the shards
@@ -50,7 +53,7 @@ def expand(shards: Places) -> list[str]:
     return names
 
 
-class ShardSource(PackedSource):
+class ShardSource(FileSetSource):
     """The samples of tar files: consecutive files ``key.extension`` of one key are a sample.
 
     A sample's bytes are its parts, framed so that :func:`stoker.source.packed.split_parts` takes
@@ -99,38 +102,27 @@ class ShardSource(PackedSource):
                 "0 or more and 1 or more"
             )
         self._gap, self._largest = coalesce_gap, largest_request
-        self._shards = FileSet(expand(shards), storage_options, pace)
-        self._closed = False
+        self._files = FileSet(expand(shards), storage_options, pace)
         self._hold(self._index(cache_index), part)
 
     def _index(self, cache_index: bool) -> ShardIndex:
         """Return the index of all parts, made or stored."""
-        shards = self._shards
-        cache = shards.index_cache("shards") if cache_index else None
-        stored = None if cache is None else cache.load(ShardIndex.from_arrays)
-        if stored is not None:
-            return stored
-        index = self._beside() if cache_index else None
-        if index is None:
-            index = self._made()
-        if cache is not None:
-            cache.store(index.as_arrays())
-        return index
-
-    def _made(self) -> ShardIndex:
-        """Return the index that the shards themselves give."""
-        shards = self._shards
+        shards = self._files
         seek = _SEEK_REMOTE if shards.root else _SEEK_LOCAL
 
-        def files(shard: int) -> list[Member]:
-            return self._members(shard, seek)
+        def made() -> Arrays:
+            index = self._beside() if cache_index else None
+            if index is None:
+                files = shards.of_each(lambda shard: self._members(shard, seek))
+                index = index_of(files, shards.name)
+            return index.as_arrays()
 
-        with ThreadPoolExecutor(AT_ONCE, "stoker-index") as pool:
-            return index_of(pool.map(files, range(len(shards))), shards.name)
+        cache = shards.index_cache("shards") if cache_index else None
+        return kept(cache, ShardIndex.from_arrays, made)
 
     def _beside(self) -> ShardIndex | None:
         """Return the index that ``stoker pack`` left beside the shards, if it is theirs."""
-        shards = self._shards
+        shards = self._files
         paths = (shards.keys[shard].decode() for shard in range(len(shards)))
         names = [path.rpartition("/")[2] for path in paths]
         if not all(map(_PACKED.fullmatch, names)):
@@ -139,10 +131,10 @@ class ShardSource(PackedSource):
             stored = shards.beside(INDEX, most=int(shards.keys.sizes.sum()) + _SLACK)
             if stored is None:
                 return None
-            index, which, probes = from_bytes(bytes(stored), names, shards.keys.sizes)
-            lengths = np.full(len(which), PROBE, np.int64)
+            index, which, probes = _index_from_bytes(bytes(stored), names, shards.keys.sizes)
+            lengths = np.full(len(which), _PROBE, np.int64)
             headers, failures = shards.fetch(which, probes[:, 0], lengths)
-            found = [zlib.crc32(header.data) for header in headers.reshape(-1, PROBE)]
+            found = [zlib.crc32(header.data) for header in headers.reshape(-1, _PROBE)]
             if not failures and found == probes[:, 1].tolist():
                 return index
             why = "it is of shards that were replaced"
@@ -153,17 +145,13 @@ class ShardSource(PackedSource):
 
     def _members(self, shard: int, seek: int) -> list[Member]:
         """Return the files of one shard; errors name it."""
-        shards = self._shards
+        shards = self._files
 
         def read(start: int, length: int) -> memoryview:
             return shards.read(shard, start, length)
 
-        try:
+        with shards.named(shard):
             return list(members(read, shards.size(shard), seek))
-        except SampleCorrupt as error:
-            raise SampleCorrupt(f"{shards.name(shard)}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{shards.name(shard)}: {error}") from error
 
     def _hold(self, index: ShardIndex, part: str | None) -> None:
         """Keep everything in shared memory."""
@@ -171,9 +159,11 @@ class ShardSource(PackedSource):
         if part is not None:
             index = index.only([extension.lower() for extension in part.split(";")])
         sizes = index.framed_sizes() if self._framed else index.sizes
-        self._fingerprint = f"{self._shards.keys.fingerprint}{index.fingerprint}{part or ''}"
+        self._fingerprint = f"{self._files.keys.fingerprint}{index.fingerprint}{part or ''}"
         self._extensions = index.extensions
         self._sizes = SharedArray.copy_of(sizes, "sizes")
+        shard_of = index.shards[index.first[:-1]]
+        self._first = np.searchsorted(shard_of, np.arange(len(self._files) + 1))
         arrays = {name: array for name, array in index.as_arrays().items() if name != "extensions"}
         self._arrays = {name: SharedArray.copy_of(array, name) for name, array in arrays.items()}
 
@@ -185,51 +175,15 @@ class ShardSource(PackedSource):
             extensions=self._extensions,
         )
 
-    def __len__(self) -> int:
-        return len(self._sizes.array)
-
-    @property
-    def sizes(self) -> Offsets:
-        """Bytes of each sample, framed or of its one part, i64[N], read-only."""
-        return self._sizes.read_only
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the shards' names, sizes and versions, of where the parts lie, and ``part``."""
-        return self._fingerprint
-
-    @property
-    def local_identity(self) -> str:
-        """Hash of the shards' change times where they are files of this machine, else empty."""
-        return self._shards.local_identity
-
     @property
     def extensions(self) -> tuple[str, ...]:
         """All extensions that there are, in the order in which they first come."""
         return self._extensions
 
-    @property
-    def breaks(self) -> Offsets:
-        """``i64[K]``: the first sample of each shard but the first."""
-        index = self._parts
-        changes: Offsets = 1 + np.flatnonzero(np.diff(index.shards[index.first[:-1]]))
-        return changes
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether this process has its helper already, or needs none."""
-        return self._shards.is_open
-
-    @property
-    def tally(self) -> Tally:
-        """The requests that this process has made so far."""
-        return self._shards.tally
-
     def name(self, sample_id: int) -> str:
         """Return the shard's address and the sample's key, like ``s3://b/000.tar#n01/0017``."""
-        index = self._parts
-        shard = int(index.shards[index.first[sample_id]])
-        return f"{self._shards.name(shard)}#{redacted(self.key(sample_id))}"
+        (shard,) = self._file_of(np.array([sample_id])).tolist()
+        return f"{self._files.name(shard)}#{redacted(self.key(sample_id))}"
 
     def key(self, sample_id: int) -> str:
         """Return the sample's key in its shard, like ``n01/0017``."""
@@ -247,8 +201,7 @@ class ShardSource(PackedSource):
 
         Raises :class:`ConfigError` also for refused credentials, as :class:`KeySource` does.
         """
-        if self._closed:
-            raise ConfigError("this ShardSource is closed: make a new one to read from")
+        self._check_open()
         wanted = check_ids(ids, len(self))
         index = self._parts
         first, last = index.first[wanted], index.first[wanted.astype(np.int64) + 1] - 1
@@ -259,7 +212,7 @@ class ShardSource(PackedSource):
             self._gap,
             self._largest,
         )
-        fetched, failures = self._shards.fetch(requests.shards, requests.starts, requests.lengths)
+        fetched, failures = self._files.fetch(requests.shards, requests.starts, requests.lengths)
         data, offsets = self._lay_out(wanted, index, requests, fetched)
         errors = {
             row: error_of(self.name(sample), failures[request], [sample])
@@ -292,7 +245,80 @@ class ShardSource(PackedSource):
                 at += size
         return data, offsets
 
-    def close(self) -> None:
-        """Let go of the storage and refuse further reads."""
-        self._closed = True
-        self._shards.close()
+
+class Layout(NamedTuple):
+    """What is where in a shard."""
+
+    members: list[Member]
+    probes: npt.NDArray[np.int64]
+    """``i64[n, 2]``: where headers lie that tell this shard from others, and their CRC-32."""
+
+
+class _StoredIndex(NamedTuple):
+    """An index as it was stored, of shards that may be others by now."""
+
+    layout: ShardIndex
+    shards: npt.NDArray[np.uint32]
+    """``u32[n]``, the shard of each probe."""
+    probes: npt.NDArray[np.int64]
+    """``i64[n, 2]``: where to read a header, and its CRC-32."""
+
+
+def layout_of(members: Sequence[Member], read: Read) -> Layout:
+    """Return the layout of a shard of these ``members``, which ``read`` reads."""
+    chosen = sorted(
+        {len(members) * part // _PROBES for part in range(_PROBES)} | {len(members) - 1}
+    )
+    starts = [members[i].start - _PROBE for i in chosen if 0 <= i < len(members)]
+    probes = [(start, zlib.crc32(read(start, _PROBE))) for start in starts]
+    return Layout(list(members), np.array(probes, np.int64).reshape(-1, 2))
+
+
+def index_to_bytes(
+    layouts: Sequence[Layout], name: Callable[[int], str], sizes: Sequence[int]
+) -> bytes:
+    """Return what to store for shards called ``name(i)``, of ``sizes`` bytes.
+
+    Raises :class:`~stoker.errors.ConfigError` where there are no samples.
+    """
+    arrays = index_of((layout.members for layout in layouts), name).as_arrays()
+    names = "\0".join(name(number) for number in range(len(layouts)))
+    arrays["shard_names"] = np.frombuffer(names.encode(), np.uint8)
+    arrays["shard_sizes"] = np.array(sizes, np.int64)
+    counts = [len(layout.probes) for layout in layouts]
+    arrays["probe_shards"] = np.repeat(np.arange(len(layouts), dtype=np.uint32), counts)
+    arrays["probes"] = np.concatenate([layout.probes for layout in layouts]).ravel()
+    return encode(arrays)
+
+
+def _index_from_bytes(stored: bytes, names: Sequence[str], sizes: Offsets) -> _StoredIndex:
+    """Return the index of shards of these ``names`` and ``sizes`` (``i64[S]``), some or all of it.
+
+    Raises an exception of any kind for bytes that are none, and where it is that of other shards.
+    """
+    arrays = decode(stored)
+    told = arrays.pop("shard_names").tobytes().decode().split("\0")
+    place, told_sizes = {name: i for i, name in enumerate(told)}, arrays.pop("shard_sizes")
+    chosen = np.array([place.get(name, -1) for name in names], np.int64)
+    if (chosen < 0).any() or len(np.unique(chosen)) < len(chosen) or len(told) != len(told_sizes):
+        raise SampleCorrupt("it is of other shards")
+    if not np.array_equal(told_sizes[chosen], sizes):
+        raise SampleCorrupt("it is of shards that were replaced")
+    shards, probes = arrays.pop("probe_shards"), arrays.pop("probes").reshape(-1, 2)
+    index = ShardIndex.from_arrays(arrays)
+    index.check(told_sizes)
+    if len(shards) != len(probes) or (shards >= len(told)).any():
+        raise SampleCorrupt("its probes are of no shard")
+    if (probes[:, 0] < 0).any() or (probes[:, 0] > told_sizes[shards] - _PROBE).any():
+        raise SampleCorrupt("its probes are beyond the shards")
+    if not np.isin(index.shards, shards).all():
+        raise SampleCorrupt("it has shards without a probe")
+    now = np.full(len(told), -1, np.int64)
+    now[chosen] = np.arange(len(chosen))
+    is_wanted = now[shards] >= 0
+    which = now[shards[is_wanted]].astype(np.uint32)
+    if len(told) > len(chosen) or (np.diff(chosen) < 0).any():
+        index = index.of_shards(chosen)
+    if len(index.first) < 2:
+        raise SampleCorrupt("these shards are empty")
+    return _StoredIndex(index, which, probes[is_wanted])

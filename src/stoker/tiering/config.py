@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.source.listing_cache import arrays_of
+from stoker.source.listing import arrays_of
 from stoker.types import parse_bytes
 
 Keys = tuple[str | int, ...]

@@ -1,25 +1,35 @@
-"""Copies one file whole: to a temporary name, checked against the source, then renamed."""
+"""Copies files: the threads that do, and how one is copied whole.
+
+To a temporary name, checked against the source, then renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import heapq
 import io
+import itertools
+import logging
 import mmap
 import os
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from stoker.node.owned import trusts
 from stoker.types import FileIdentity
 
+log = logging.getLogger("stoker.tiering")
+StrPath = str | os.PathLike[str]
+T = TypeVar("T")
 _CHUNK = 1 << 20
 _own = threading.local()
-StrPath = str | os.PathLike[str]
+_LOWEST = 19  # niceness
+_CROWD = 100  # waiting files that are too many for one processor
 
 
 class SourceChanged(OSError):
@@ -215,3 +225,108 @@ def _sync_folder(folder: StrPath) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class WorkQueue(Generic[T]):
+    """Calls ``work(item)`` in ``threads`` threads.
+
+    Items with the same ``key`` are not worked on at the same time: one that is waiting stands for
+    those put later, one that comes while another is at work follows it. Smaller ``urgency`` goes
+    first, then order of arrival decides. An exception from ``work`` is logged. With ``beside`` the
+    threads leave the processors to programs: they have the lowest priority and keep to one of them
+    while little waits, as far as the system lets them.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        work: Callable[[T], object],
+        *,
+        key: Callable[[T], Hashable],
+        beside: bool = False,
+    ) -> None:
+        self._work, self._key, self._beside = work, key, beside
+        self._heap: list[tuple[int, int, T]] = []
+        self._arrivals = itertools.count()
+        self._waiting: set[Hashable] = set()
+        self._running: set[Hashable] = set()
+        self._again: dict[Hashable, tuple[int, T]] = {}
+        self._closed = False
+        self._condition = threading.Condition()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, item: T, urgency: int = 0) -> None:
+        """Have an item worked on."""
+        with self._condition:
+            key = self._key(item)
+            if key in self._running:
+                self._again[key] = urgency, item
+            elif key not in self._waiting:
+                self._push(key, item, urgency)
+
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return len(self._waiting)
+
+    def is_idle(self) -> bool:
+        """Whether nothing waits or is worked on."""
+        with self._condition:
+            return not (self._waiting or self._running)
+
+    def close(self) -> None:
+        """Forget what waits, and return when the threads have ended."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _push(self, key: Hashable, item: T, urgency: int) -> None:
+        self._waiting.add(key)
+        heapq.heappush(self._heap, (urgency, next(self._arrivals), item))
+        self._condition.notify()
+
+    def _run(self) -> None:
+        processors = _Processors() if self._beside else None
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._heap or self._closed)
+                if self._closed:
+                    return
+                item = heapq.heappop(self._heap)[2]
+                key = self._key(item)
+                self._waiting.discard(key)
+                self._running.add(key)
+            if processors is not None:
+                processors.use_one(len(self._waiting) < _CROWD)
+            try:
+                self._work(item)
+            except Exception:  # of this item: the others still need the thread
+                log.exception("an item of work failed: %r", item)
+            with self._condition:
+                self._running.discard(key)
+                if key in self._again:
+                    urgency, item = self._again.pop(key)
+                    self._push(key, item, urgency)
+
+
+class _Processors:
+    """Those of the calling thread, which gets the lowest priority; some systems refuse either."""
+
+    def __init__(self) -> None:
+        self._all = os.sched_getaffinity(0)
+        self._one = False
+        with contextlib.suppress(OSError):  # each thread has its own on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+    def use_one(self, wanted: bool) -> None:
+        """Keep to one, so that a program that wakes up finds another free, or use all again.
+
+        The kernel may let a program wait for milliseconds, of whatever priority what runs is.
+        """
+        if wanted != self._one:
+            self._one = wanted
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {max(self._all)} if wanted else self._all)

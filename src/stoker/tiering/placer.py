@@ -6,22 +6,21 @@ import contextlib
 import errno
 import heapq
 import io
-import itertools
 import logging
 import os
 import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from stoker.errors import CapacityError
 from stoker.tiering.config import Config
-from stoker.tiering.copier import TierFault, copy_file, is_copy
+from stoker.tiering.copier import TierFault, WorkQueue, copy_file, is_copy
 from stoker.tiering.layout import State
 from stoker.tiering.table import Table
 from stoker.tiering.tier_dir import Rooms, TierDir
@@ -31,124 +30,14 @@ log = logging.getLogger("stoker.tiering")
 
 LARGE = 8 << 20
 """Bytes above which files are copied apart from the others, and read from a growing copy."""
-
-T = TypeVar("T")
-
 _MOST_ATTEMPTS = 3
 _PAUSE = 2.0  # seconds before a failed copy may be tried again; doubles
 _YOUNG = 2.0  # seconds; a later change might not show in the modification time
 _MOST_HANDED = 256  # descriptors of programs that are kept until their files are copied
-_LOWEST = 19  # niceness
-_CROWD = 100  # waiting files that are too many for one processor
 _GLANCE = 0.02  # seconds between two checks whether copying may continue
 _LOOKS = 16  # files of an order that are looked at at the same time
 # A tier that cannot take one file may well take others.
 _OF_ONE_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG}
-
-
-class WorkQueue(Generic[T]):
-    """Calls ``work(item)`` in ``threads`` threads.
-
-    Items with the same ``key`` are not worked on at the same time: one that is waiting stands for
-    those put later, one that comes while another is at work follows it. Smaller ``urgency`` goes
-    first, then order of arrival decides. An exception from ``work`` is logged. With ``beside`` the
-    threads leave the processors to programs: they have the lowest priority and keep to one of them
-    while little waits, as far as the system lets them.
-    """
-
-    def __init__(
-        self,
-        threads: int,
-        work: Callable[[T], object],
-        *,
-        key: Callable[[T], Hashable],
-        beside: bool = False,
-    ) -> None:
-        self._work, self._key, self._beside = work, key, beside
-        self._heap: list[tuple[int, int, T]] = []
-        self._arrivals = itertools.count()
-        self._waiting: set[Hashable] = set()
-        self._running: set[Hashable] = set()
-        self._again: dict[Hashable, tuple[int, T]] = {}
-        self._closed = False
-        self._condition = threading.Condition()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, item: T, urgency: int = 0) -> None:
-        """Have an item worked on."""
-        with self._condition:
-            key = self._key(item)
-            if key in self._running:
-                self._again[key] = urgency, item
-            elif key not in self._waiting:
-                self._push(key, item, urgency)
-
-    def __len__(self) -> int:
-        """Return how many items wait."""
-        return len(self._waiting)
-
-    def is_idle(self) -> bool:
-        """Whether nothing waits or is worked on."""
-        with self._condition:
-            return not (self._waiting or self._running)
-
-    def close(self) -> None:
-        """Forget what waits, and return when the threads have ended."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _push(self, key: Hashable, item: T, urgency: int) -> None:
-        self._waiting.add(key)
-        heapq.heappush(self._heap, (urgency, next(self._arrivals), item))
-        self._condition.notify()
-
-    def _run(self) -> None:
-        processors = _Processors() if self._beside else None
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._heap or self._closed)
-                if self._closed:
-                    return
-                item = heapq.heappop(self._heap)[2]
-                key = self._key(item)
-                self._waiting.discard(key)
-                self._running.add(key)
-            if processors is not None:
-                processors.use_one(len(self._waiting) < _CROWD)
-            try:
-                self._work(item)
-            except Exception:  # of this item: the others still need the thread
-                log.exception("an item of work failed: %r", item)
-            with self._condition:
-                self._running.discard(key)
-                if key in self._again:
-                    urgency, item = self._again.pop(key)
-                    self._push(key, item, urgency)
-
-
-class _Processors:
-    """Those of the calling thread, which gets the lowest priority; some systems refuse either."""
-
-    def __init__(self) -> None:
-        self._all = os.sched_getaffinity(0)
-        self._one = False
-        with contextlib.suppress(OSError):  # each thread has its own on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-
-    def use_one(self, wanted: bool) -> None:
-        """Keep to one, so that a program that wakes up finds another free, or use all again.
-
-        The kernel may let a program wait for milliseconds, of whatever priority what runs is.
-        """
-        if wanted != self._one:
-            self._one = wanted
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {max(self._all)} if wanted else self._all)
 
 
 class _Stopped(Exception):

@@ -20,7 +20,7 @@ from stoker.errors import ConfigError, SourceUnavailable
 from stoker.source import Pace, Retry
 from stoker.source.remote import client as client_module
 from stoker.source.remote import helper as helper_module
-from stoker.source.remote.address import address_of
+from stoker.source.remote.backend import address_of
 from stoker.source.remote.client import Client
 from stoker.source.remote.request import Wanted
 

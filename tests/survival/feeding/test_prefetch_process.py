@@ -19,7 +19,7 @@ from stoker.node import supervisor
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.base import PackedRead, Source
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 from .processes import prefetchers, signal_all, wait_for_prefetcher

@@ -11,7 +11,7 @@ from support.waiting import await_true
 
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 from .samples import number_of, sample, served

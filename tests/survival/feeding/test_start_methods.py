@@ -9,7 +9,7 @@ import pytest
 
 from stoker import Cache
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 from stoker.testing.sources import SlowSource
 
 from .processes import wait_for_prefetcher

@@ -9,7 +9,7 @@ import pytest
 from support.processes import warm
 
 from stoker.pytorch import Loader, SampleDataset
-from stoker.source.in_memory import MemorySource
+from stoker.source.held import MemorySource
 
 from .processes import prefetchers
 from .samples import number_of, sample, walk

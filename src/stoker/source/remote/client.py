@@ -12,16 +12,14 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from stoker.errors import ConfigError, SourceUnavailable
-from stoker.source.keys import Keys
+from stoker.source.listing import Keys
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
-from stoker.source.remote.address import LocalLocation
-from stoker.source.remote.backend import Entry, Fault, Location
+from stoker.source.remote.backend import Entry, Fault, LocalLocation, Location
 from stoker.source.remote.downloads import Downloads
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
-from stoker.source.remote.outage import Outage
-from stoker.source.remote.request import Failure, Tally, Wanted
+from stoker.source.remote.request import Failure, Outage, Tally, Wanted
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

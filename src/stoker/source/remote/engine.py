@@ -15,12 +15,11 @@ from typing import TypeVar
 import numpy as np
 
 from stoker.errors import redacted
-from stoker.source.keys import Keys, KeyTable, concatenate, pack_entries
+from stoker.source.listing import Keys, KeyTable, concatenate, pack_entries
 from stoker.source.pace import Pace, RateLimit
 from stoker.source.remote.backend import UNKNOWN_TAG, Backend, Entry, Fault, Got, Location, Why
 from stoker.source.remote.downloads import Downloads
-from stoker.source.remote.outage import Outage
-from stoker.source.remote.request import Failure, Tally, Wanted
+from stoker.source.remote.request import Failure, Outage, Tally, Wanted
 
 _WINDOW = 1024
 _ENOUGH = 64

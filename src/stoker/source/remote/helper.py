@@ -25,7 +25,7 @@ from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
 from stoker.source.remote.backend import Location
 from stoker.source.remote.engine import Engine
-from stoker.source.remote.outage import Outage
+from stoker.source.remote.request import Outage
 
 _log = logging.getLogger("stoker")
 _SIGN_OF_LIFE = 5.0  # seconds

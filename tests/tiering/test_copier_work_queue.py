@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from support.waiting import some_time, until
 
-from stoker.tiering.placer import WorkQueue
+from stoker.tiering.copier import WorkQueue
 
 
 def wait_until(queue: WorkQueue[int]) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.images.boxes import Box, centre_box, random_box
+from stoker.images.resize import Box
+from stoker.images.transforms import centre_box, random_box
 
 SIDES = st.integers(1, 3000)
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

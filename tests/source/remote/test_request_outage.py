@@ -8,8 +8,8 @@ import pytest
 
 from stoker.node.child import dump
 from stoker.source import Retry
-from stoker.source.remote import outage as outage_module
-from stoker.source.remote.outage import Outage
+from stoker.source.remote import request
+from stoker.source.remote.request import Outage
 
 RETRY = Retry(deadline=100.0, unanswered=5.0)
 
@@ -18,7 +18,7 @@ RETRY = Retry(deadline=100.0, unanswered=5.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that an outage goes by, to be set."""
     now = [1000.0]
-    monkeypatch.setattr(outage_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(request.time, "monotonic", lambda: now[0])
     return now
 
 

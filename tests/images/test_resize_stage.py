@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from images.photographs import as_jpeg, photographs
 from stoker.errors import ConfigError
 from stoker.images import Eval, decode, decode_image
-from stoker.images.resized import Resized
+from stoker.images.resize import Resized
 from stoker.source import join_parts, split_parts
 
 FORM = Resized(288)
@@ -171,6 +171,6 @@ def test_pillow_resizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_simplejpeg_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.images.resized.simplejpeg", lambda: None)
+    monkeypatch.setattr("stoker.images.resize.simplejpeg", lambda: None)
     with pytest.raises(ConfigError, match=r"simplejpeg.*pip install 'stoker\[images\]'"):
         FORM(photographs()[0])

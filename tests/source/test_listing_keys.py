@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.source import ImageFolderSource, ImagePrefixSource
-from stoker.source.keys import KeyTable, concatenate, pack_entries
+from stoker.source.listing import KeyTable, concatenate, pack_entries
 from stoker.source.remote.backend import Entry
 
 NAMES = st.lists(st.text(min_size=1, max_size=4).map(str.encode), max_size=20)

@@ -17,9 +17,7 @@ from PIL import Image
 from images.photographs import as_jpeg, photographs
 from stoker.errors import ConfigError
 from stoker.images import EncodedImage, Train, decode
-from stoker.images.boxes import Box
-from stoker.images.native import native
-from stoker.images.resize import cut_jpegs, jpeg_job, part_of, resize_part
+from stoker.images.resize import Box, cut_jpegs, jpeg_job, native, part_of, resize_part
 
 pytestmark = pytest.mark.skipif(
     native() is None or decode.simplejpeg() is None,

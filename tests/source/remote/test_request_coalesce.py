@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.source.coalesce import coalesce
+from stoker.source.remote.request import coalesce
 
 
 @given(

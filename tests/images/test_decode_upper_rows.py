@@ -12,8 +12,7 @@ from PIL import Image
 from images.photographs import as_jpeg, photographs
 from stoker.errors import SampleCorrupt
 from stoker.images import Train, decode, decode_image
-from stoker.images.decode import EncodedImage
-from stoker.images.upper_rows import upper_rows
+from stoker.images.decode import EncodedImage, upper_rows
 
 WAYS: list[dict[str, Any]] = [
     {"subsampling": "4:4:4"},
