@@ -18,9 +18,9 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import stoker
-from stoker.epoch.compact import same
 from stoker.pytorch.hand_over import HandOver, private_collate
 from stoker.pytorch.meta import Envelope, Meta
+from stoker.pytorch.wrapped import same
 from stoker.source.in_memory import MemorySource
 
 Pair = namedtuple("Pair", "left right")

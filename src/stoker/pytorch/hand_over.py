@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from stoker.epoch.compact import dumps
+from stoker.epoch.codec import dumps
 from stoker.pytorch.meta import Envelope
 from stoker.shared import SharedArray
 
