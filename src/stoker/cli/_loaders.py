@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from stoker.epoch.cache import Cache
+from stoker.epoch.settings import Cache
 from stoker.images import decode_image
 from stoker.pytorch import ImageFolder, Loader
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import Failure, Request
-from stoker.epoch.direct import DirectReading
+from stoker.epoch.read_ahead import DirectReading
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas

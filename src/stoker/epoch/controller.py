@@ -20,12 +20,12 @@ from stoker.epoch.agreement import (
     scores_of,
 )
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
-from stoker.epoch.direct import DirectReading
 from stoker.epoch.observer import Arrived, Followers, Observer, Signals
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.read_ahead import DirectReading
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
 from stoker.epoch.stats import Records, Stats

@@ -105,6 +105,11 @@ def is_first_on_node(ranks: Ranks) -> bool:
     return ranks.rank == 0
 
 
+def ranks_on_node(ranks: Ranks) -> int:
+    """Return how many ranks of the job this machine has, as far as torchrun says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
+
+
 @dataclass(frozen=True)
 class Nodes:
     """The nodes of a job, numbered in the order of their first ranks."""

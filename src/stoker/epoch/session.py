@@ -26,11 +26,23 @@ from stoker.epoch.cached import (
     plain_memory,
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
-from stoker.epoch.direct import DirectReading
 from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
-from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
-from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
+from stoker.epoch.ranks import (
+    Agree,
+    LazyRanks,
+    Locality,
+    Nodes,
+    Ranks,
+    is_first_on_node,
+    ranks_on_node,
+)
+from stoker.epoch.read_ahead import (
+    DirectReading,
+    ReadAhead,
+    can_prefetch,
+    window_bytes,
+)
 from stoker.epoch.report import write_report
 from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.epoch.cache import Cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
-from stoker.epoch.settings import Population
+from stoker.epoch.settings import Cache, Population
 from stoker.epoch.stage import Samples, make_stage
 from stoker.errors import (
     CapacityError,

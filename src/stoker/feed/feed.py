@@ -14,14 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
-from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
 from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
 from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
 from stoker.epoch.settings import (
+    Cache,
     EpochSettings,
     Population,
+    Size,
+    as_cache,
     check_batching,
     check_packed,
     recipe_of,

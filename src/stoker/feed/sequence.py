@@ -11,10 +11,9 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.ranks import alone, launched_ranks
-from stoker.epoch.settings import Population
+from stoker.epoch.settings import Cache, Population, Size, as_cache
 from stoker.epoch.setup import setup_without_plan
 from stoker.epoch.stage import Decode
 from stoker.errors import ConfigError

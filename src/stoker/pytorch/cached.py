@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import CachedSamples
+from stoker.epoch.settings import Cache, Size, as_cache
 from stoker.epoch.setup import setup_without_plan
 from stoker.images import Canvas
 from stoker.pytorch.dataset import BatchDataset, DatasetPopulation, SourceDataset

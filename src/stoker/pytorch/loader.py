@@ -13,13 +13,20 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.epoch.batch import ServedBatch
-from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import OnError
 from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks
 from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, check_batching, check_packed, recipe_of
+from stoker.epoch.settings import (
+    Cache,
+    EpochSettings,
+    Size,
+    as_cache,
+    check_batching,
+    check_packed,
+    recipe_of,
+)
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
