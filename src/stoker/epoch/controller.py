@@ -10,21 +10,21 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.agreement import (
-    AgreedRescore,
-    Agreement,
-    Alone,
-    Collective,
-    Ended,
-    put_together,
-    scores_of,
-)
 from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
 from stoker.epoch.observer import Arrived, Followers, Observer, Signals
 from stoker.epoch.placing import EpochCache
 from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.rank_share import RankShare
-from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.ranks import (
+    AgreedRescore,
+    Agreement,
+    Alone,
+    Collective,
+    Ended,
+    LazyRanks,
+    put_together,
+    scores_of,
+)
 from stoker.epoch.read_ahead import DirectReading
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState

@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.agreement import Collective
 from stoker.epoch.bar import Bar
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
 from stoker.epoch.cached import (
@@ -29,7 +28,6 @@ from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
 from stoker.epoch.ranks import (
-    Agree,
     LazyRanks,
     Locality,
     Nodes,
@@ -64,17 +62,6 @@ from stoker.store.registry import SharedArena
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
-
-
-class Network(NamedTuple):
-    """How the ranks of a framework speak with each other."""
-
-    agree: Agree
-    """Asks rank 0."""
-    find_nodes: Callable[[Ranks], Nodes | None]
-    """Returns the nodes of the job; None if they are not known, or there is one."""
-    join: Callable[[int, int], Collective]
-    """Returns what exchanges arrays between several ranks, given rank and world size."""
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""What a user says of a training: its cache, what is visited and how; and what makes no sense of it.
+"""What a user says of a training: its cache, what is visited and how; what makes no sense there.
 
 ``Cache("20%", disk="/nvme/train", stage="decoded")`` is all that is said of the cache.
 """

@@ -12,12 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
-from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
+from stoker.epoch.ranks import Collective, LazyRanks, Network, alone, launched_ranks
 from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Network, Session
+from stoker.epoch.session import FrontEnd, Session
 from stoker.epoch.settings import (
     Cache,
     EpochSettings,

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.cached import OnError
 from stoker.epoch.planner import Cursor
-from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.ranks import LazyRanks, Network
 from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Network, Session
+from stoker.epoch.session import FrontEnd, Session
 from stoker.epoch.settings import (
     Cache,
     EpochSettings,
