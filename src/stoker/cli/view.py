@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stoker.epoch.stats import Stats
-from stoker.epoch.verdict import bound_of, headspace_of, shares_of
+from stoker.epoch.stats import Stats, bound_of, headspace_of, shares_of
 from stoker.jobs.metrics import COUNTS
 from stoker.jobs.waits import quantile
 from stoker.types import format_bytes

@@ -26,9 +26,10 @@ from stoker.epoch.ranks import (
     scores_of,
 )
 from stoker.epoch.read_ahead import DirectReading
+from stoker.epoch.records import Records
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
-from stoker.epoch.stats import Records, Stats
+from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError
 from stoker.importance.backward import SelectiveBackward

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.bar import Bar
 from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
 from stoker.epoch.cached import (
     CachedSamples,
@@ -25,11 +24,11 @@ from stoker.epoch.cached import (
     plain_memory,
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
-from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
 from stoker.epoch.ranks import (
     LazyRanks,
     Locality,
+    Network,
     Nodes,
     Ranks,
     is_first_on_node,
@@ -41,11 +40,12 @@ from stoker.epoch.read_ahead import (
     can_prefetch,
     window_bytes,
 )
+from stoker.epoch.records import Bar, Records, SourceBooks, SourceStats
 from stoker.epoch.report import write_report
 from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
-from stoker.epoch.stats import Records, Stats
+from stoker.epoch.stats import Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path, trace_path
 from stoker.errors import ConfigError, SegmentError, StokerError

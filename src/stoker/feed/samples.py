@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.mixed import MixedSource
 from stoker.epoch.stage import Decode, Samples, decoded_by
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import ImageTransform
+from stoker.mixing import MixedSource
 from stoker.source.base import Source, as_source
 from stoker.source.open import open_image_folder
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.html import STYLE
+from stoker.epoch.report import STYLE
 from stoker.errors import ConfigError
 from stoker.sim import limits
 
