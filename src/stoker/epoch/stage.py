@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,8 +32,8 @@ _RESIZED = 1  # version of what is done to an image: part of the key
 class Samples:
     """The samples of a Source: :meth:`decode` of their bytes, then :meth:`finish`.
 
-    The cache stands before or after :meth:`decode`. Safe in any thread as far as what
-    subclasses do there is.
+    With ``decode="packed"`` they are the bytes. The cache stands before or after :meth:`decode`.
+    Safe in any thread as far as what subclasses do there is.
     """
 
     is_bytes_of_source = True
@@ -51,9 +51,12 @@ class Samples:
     """What identifies to other jobs how :meth:`decode` works without code of the user's; None: they
     cannot know."""
 
-    def __init__(self, source: Source, decode: Decode | None = None) -> None:
+    def __init__(self, source: Source, decode: Decode | Literal["packed"] | None = None) -> None:
+        if isinstance(decode, str) and decode != "packed":
+            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
         self.source = source
-        self._decode = decode
+        self.is_packed = decode == "packed"
+        self._decode = None if isinstance(decode, str) else decode
 
     @property
     def is_random(self) -> bool:
@@ -122,6 +125,16 @@ def decoded_by(function: Decode, raw: bytes) -> Any:
         raise SampleCorrupt(
             f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
         ) from error
+
+
+def checked_targets(targets: ArrayLike, num_samples: int) -> NDArray[Any]:
+    """Return targets as an array ``[N, ...]``; ConfigError unless there is one for each sample."""
+    array = np.asarray(targets)
+    if array.ndim == 0 or len(array) != num_samples:
+        raise ConfigError(
+            f"targets of shape {list(array.shape)} do not fit {num_samples} samples: give one each"
+        )
+    return array
 
 
 class Stage(Protocol):

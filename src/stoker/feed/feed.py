@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.batch import Failure, Request, sample_seeds
-from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
+from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error, in_order
 from stoker.epoch.ranks import Collective, LazyRanks, Network, alone, launched_ranks
 from stoker.epoch.report import shown
 from stoker.epoch.session import FrontEnd, Session
@@ -31,9 +31,8 @@ from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
 from stoker.errors import ConfigError
-from stoker.feed.batch import Batch, in_order, stacked
+from stoker.feed.batch import Batch, Shown, stacked
 from stoker.feed.samples import FeedSamples, Transforms
-from stoker.feed.signals import Shown
 from stoker.images import split
 from stoker.recipes.base import Recipe
 from stoker.sampler.batching import Batching

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stoker.epoch.settings import Population, check_packed
-from stoker.epoch.stage import Decode, Samples
+from stoker.epoch.stage import Decode, Samples, checked_targets
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import EncodedImage, decode_image, split, to_pil
 from stoker.shared import SharedArray
@@ -130,10 +130,7 @@ class SampleDataset(TransformedDataset):
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
-        self.is_packed = decode == "packed"
-        if isinstance(decode, str) and not self.is_packed:
-            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
-        super().__init__(as_source(source), None if isinstance(decode, str) else decode)
+        super().__init__(as_source(source), decode)
         self.transform = transform
         self._targets = None if targets is None else _shared_targets(targets, len(source))
 
@@ -269,11 +266,7 @@ class ImageFolder(TransformedDataset):
 
 
 def _shared_targets(targets: ArrayLike, num_samples: int) -> SharedArray:
-    array = np.asarray(targets)
-    if array.ndim == 0 or len(array) != num_samples:
-        raise ConfigError(
-            f"targets of shape {list(array.shape)} do not fit {num_samples} samples: give one each"
-        )
+    array = checked_targets(targets, num_samples)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"targets of type {array.dtype}: give numbers, and keep names beside")
     return SharedArray.copy_of(array, "targets")
