@@ -62,7 +62,7 @@ def mix(
             "there are sources beside data sets: make data sets of them, stoker.SampleDataset"
             "(source), or mix sources only"
         )
-    from stoker.pytorch.mixed import MixedDataset
+    from stoker.pytorch.dataset import MixedDataset
 
     return MixedDataset(given, [*parts], weights, epoch_samples, tagged=tagged)
 

@@ -31,7 +31,7 @@ from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
 from stoker.pytorch.device import Device, checked_target, is_accelerator
-from stoker.pytorch.meta import Meta
+from stoker.pytorch.hand_over import Meta
 from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
 from stoker.pytorch.torch_session import (

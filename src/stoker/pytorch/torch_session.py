@@ -31,8 +31,7 @@ from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.heap import keep_freed_memory
 from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
-from stoker.pytorch.hand_over import HandOver, private_collate
-from stoker.pytorch.meta import Envelope, attach
+from stoker.pytorch.hand_over import Envelope, HandOver, attach, private_collate
 from stoker.pytorch.observe import TensorObserver
 
 Rescore = Callable[[Any], Any]
