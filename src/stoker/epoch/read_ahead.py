@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,19 @@ def can_prefetch(store: Store) -> bool:
         and WINDOW in tier.arena.stats()["regions"]
         and not isinstance(store.source, MemorySource)
     )
+
+
+class Ahead(Protocol):
+    """Reads ahead of training: :class:`ReadAhead`, or a simulator's."""
+
+    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
+        """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one."""
+
+    def go_on(self) -> None:
+        """Read ahead from now on, if :meth:`begin` was not to."""
+
+    def follow(self, plan: Plan, done: int) -> None:
+        """Rewrite the keys of coming accesses, ``done`` of which are over."""
 
 
 class ReadAhead:

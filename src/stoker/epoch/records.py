@@ -173,10 +173,23 @@ class Records:
         """Count time spent on scoring samples again between epochs."""
         self._rescoring_seconds += seconds
 
-    def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:
+    @property
+    def by_source(self) -> dict[str, list[int]] | None:
+        """What :meth:`restore` takes of the sources of a mixture; None: there is one source."""
+        return None if self.sources is None else self.sources.state()
+
+    def restore(
+        self,
+        saved: Stats,
+        failures: Iterable[Failure],
+        now: Stats,
+        by_source: Mapping[str, Sequence[int]] | None,
+    ) -> None:
         """Make the counts, which are ``now``, those of a saved state, and count on from there."""
         self._before = saved.since(now).plus(self._before)
         self.failures = {failure.id: failure for failure in failures}
+        if self.sources is not None:
+            self.sources.restore(by_source or {})
 
 
 class Visits:

@@ -27,6 +27,7 @@ from stoker.sampler.batched import Grouping
 from stoker.sampler.batching import Batching
 from stoker.sampler.mixture import Mixture
 from stoker.scores import Scores
+from stoker.source.base import Source
 from stoker.store.disk import CacheDir
 from stoker.types import parse_bytes
 
@@ -169,6 +170,23 @@ class EpochSettings:
             without_accuracy=without,
             probe=probe,
         )
+
+    def batched(self, batching: Batching, source: Source, population: Population) -> EpochSettings:
+        """Return these settings with batches by the lengths of the samples of ``source``.
+
+        Raises :class:`~stoker.errors.ConfigError` where samples do not fit.
+        """
+        lengths = batching.lengths_of(source.sizes, are_exact=source.sizes_are_exact)
+        visited = population.ids(np.arange(len(population))) if population.label else None
+        grouping = Grouping(
+            batching,
+            lengths,
+            visited,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+        )
+        return replace(self, grouping=grouping, batch_size=grouping.typical)
 
 
 class Population:

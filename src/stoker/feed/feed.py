@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.batch import Failure, Request, sample_seeds
 from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error, in_order
+from stoker.epoch.front_end import FrontEnd
 from stoker.epoch.ranks import Collective, LazyRanks, Network, alone, launched_ranks
-from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Session
+from stoker.epoch.session import Session
 from stoker.epoch.settings import (
     Cache,
     EpochSettings,
@@ -159,7 +159,6 @@ class Feed(FrontEnd):
         self._controller = self._session.controller
         self._share = self._controller.share
         self._running: Iterator[Batch] | None = None
-        self._dimension = 0  # of the embeddings observed, once there were some
 
     # --- iterating ---
 
@@ -219,7 +218,7 @@ class Feed(FrontEnd):
         shown = Shown(losses, logits, labels, embeddings)
         signals = shown.signals(observer.scorer.needs, len(meant))
         if "embeddings" in signals:
-            self._check_dimension(signals["embeddings"].shape[1])
+            observer.begins(signals["embeddings"])
         self._controller.observe(signals, meant)
 
     # --- resuming ---
@@ -253,20 +252,7 @@ class Feed(FrontEnd):
         size = self.batch_size or "several"
         return f"<Feed of {self._session.setup}, in batches of {size} by {self._threads} threads>"
 
-    def _repr_html_(self) -> str:
-        """Return a small table of the epochs that have ended, for notebooks."""
-        return shown(repr(self), self.epoch_stats)
-
     # --- inside ---
-
-    def _check_dimension(self, dimension: int) -> None:
-        """Raise ConfigError unless all embeddings have the same length."""
-        self._dimension = self._dimension or dimension
-        if dimension != self._dimension:
-            raise ConfigError(
-                f"observe() got embeddings of dimension {dimension}, and before of "
-                f"{self._dimension}: give the output of one layer throughout"
-            )
 
     def _stop(self) -> None:
         """Abandon the epoch in progress; its threads end."""

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.cached import OnError
+from stoker.epoch.front_end import FrontEnd
 from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks, Network
-from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Session
+from stoker.epoch.session import Session
 from stoker.epoch.settings import (
     Cache,
     EpochSettings,
@@ -357,10 +357,6 @@ class Loader(FrontEnd, DataLoader[Any]):
         return (
             f"<Loader of {self._session.setup}, in batches of {size} by {self.num_workers} workers>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a small table of the epochs that have ended, for notebooks."""
-        return shown(repr(self), self.epoch_stats)
 
     # --- inside ---
 

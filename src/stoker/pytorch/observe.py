@@ -41,7 +41,6 @@ class TensorObserver:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._dimension: int | None = None
         self._device: torch.device | None = None
 
     def observe(self, shown: Shown, meta: ServedBatch | None = None) -> None:
@@ -49,7 +48,9 @@ class TensorObserver:
         began = time.perf_counter()
         batch = self._observer.batch(meta)
         signals = shown.signals(self._observer.scorer.needs, len(batch))
-        self._check_dimension(signals.get("embeddings"))
+        embeddings = signals.get("embeddings")
+        if embeddings is not None and self._observer.begins(embeddings):
+            search_on(embeddings.device, self._observer.scorer)
         self._device = next(iter(signals.values())).device
         copy = start_copy(signals)
         self._observer.add(batch, Arrived(copy.arrays()) if copy.has_arrived else copy, began)
@@ -63,19 +64,6 @@ class TensorObserver:
         """Return the loss weights of the batch that is spoken of; see ``Loader.weights``."""
         weights = weights_of(self._observer.weighed())
         return weights if self._device is None else weights.to(self._device, non_blocking=True)
-
-    def _check_dimension(self, embeddings: torch.Tensor | None) -> None:
-        if embeddings is None:
-            return
-        dimension = embeddings.shape[1]
-        if self._dimension is None:
-            self._dimension = dimension
-            search_on(embeddings.device, self._observer.scorer)
-        if dimension != self._dimension:
-            raise ConfigError(
-                f"observe() got embeddings of dimension {dimension}, and before of "
-                f"{self._dimension}: give the output of one layer throughout"
-            )
 
 
 def per_sample_loss(
