@@ -1,4 +1,4 @@
-"""What a user says of a training: its cache, what is visited and how; what makes no sense there.
+"""What a user says of a training, checked: its cache, its epochs, the samples that are visited.
 
 ``Cache("20%", disk="/nvme/train", stage="decoded")`` is all that is said of the cache.
 """

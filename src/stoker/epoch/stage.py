@@ -24,7 +24,7 @@ from stoker.store.counters import Counters
 Decode = Callable[[bytes], Any]
 """What turns the bytes of one sample into what transforms work on."""
 
-_PROBES = 32  # samples made to learn how large those of a stage are
+_PROBES = 32  # samples, at most
 _ESTIMATED = 1.5
 _RESIZED = 1  # version of what is done to an image: part of the key
 
@@ -351,7 +351,7 @@ class ResizedSource(PackedSource):
         self._source.close()
 
     def _measured(self) -> float:
-        ids = np.unique(np.linspace(0, len(self) - 1, _PROBES).astype(np.uint32))
+        ids = _probes(len(self))
         _, offsets, errors = self.read_packed(ids)
         good = np.delete(np.arange(len(ids)), list(errors))
         before = int(self._source.sizes[ids[good]].sum())
@@ -371,8 +371,7 @@ class DecodedSource(BaseSource):
         self._private = private
         self.counters = Counters(("bytes",))
         self.fingerprint = dataset.source.fingerprint
-        probes = np.unique(np.linspace(0, len(dataset) - 1, _PROBES).astype(np.uint32))
-        samples, _ = self.read_each(probes)
+        samples, _ = self.read_each(_probes(len(dataset)))
         lengths = [len(sample) for sample in samples if sample is not None]
         self._mean_size = max(1, round(float(np.mean(lengths)))) if lengths else 1
         self.counters = Counters(("bytes",))  # the probes above are not training's reads
@@ -418,3 +417,8 @@ class DecodedSource(BaseSource):
             else:
                 samples[row] = encode(sample, private=self._private)
         return samples, errors
+
+
+def _probes(num_samples: int) -> NDArray[np.uint32]:
+    """Return the ids ``u32[n]`` of samples that are made to learn how large they become."""
+    return np.unique(np.linspace(0, num_samples - 1, _PROBES).astype(np.uint32))
