@@ -31,12 +31,7 @@ from stoker.epoch.ranks import (
     is_first_on_node,
     ranks_on_node,
 )
-from stoker.epoch.read_ahead import (
-    DirectReading,
-    ReadAhead,
-    can_prefetch,
-    window_bytes,
-)
+from stoker.epoch.read_ahead import DirectReading, ReadAhead, can_prefetch, window_bytes
 from stoker.epoch.records import Bar, Records, SourceBooks
 from stoker.epoch.settings import EpochSettings, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup

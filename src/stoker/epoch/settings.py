@@ -295,11 +295,14 @@ def recipe_of(
     shuffle: bool,
     rescore: Any,
     mixture: Mixture | None = None,
+    batching: Batching | None = None,
+    has_size: bool = False,
 ) -> Recipe:
     """Return the recipe of a training, as the user gave it or the default.
 
-    What is visited in order is best cached by ``minio``. Raises ConfigError for one that does not
-    exist, or does not go with a sampler of the user's or a mixture; warns if it lacks ``rescore``.
+    What is visited in order is best cached by ``minio``. ``has_size``: the user gave the size of a
+    batch. Raises ConfigError for one that does not exist, or does not go with a sampler of the
+    user's, a mixture or ``batching``; warns if it lacks ``rescore``.
     """
     chosen = as_recipe(recipe, is_planned=is_planned)
     if mixture is not None:
@@ -313,7 +316,10 @@ def recipe_of(
         _check_own_order(chosen)
     elif not shuffle and not chosen.preload:
         chosen = minio()
-    return _as_scored(chosen, rescore)
+    chosen = _as_scored(chosen, rescore)
+    if batching is not None:
+        _check_batching(batching, chosen, has_size, is_planned, rescore)
+    return chosen
 
 
 def _check_own_order(recipe: Recipe) -> None:
@@ -341,6 +347,27 @@ def _as_scored(recipe: Recipe, rescore: Any) -> Recipe:
         "that by stoker.recipes.impact(evaluation='history')"
     )
     return recipe.unscored
+
+
+def _check_batching(
+    batching: Batching, recipe: Recipe, has_size: bool, is_planned: bool, rescore: Any
+) -> None:
+    """Raise ConfigError unless ``batching`` is a Batching that goes with the other arguments."""
+    if not isinstance(batching, Batching):
+        raise ConfigError(
+            f"batching={batching!r} is not known: give a stoker.TokenBudget, Buckets or Packing"
+        )
+    if has_size:
+        raise ConfigError("batching= says what a batch is, and so does batch_size=: leave one out")
+    if not is_planned:
+        raise ConfigError("batching= plans batches: leave out sampler and batch_sampler, or it")
+    if recipe.substitution is not None:
+        raise ConfigError(
+            f"recipe {recipe.name!r} serves samples in the place of others, whose lengths differ: "
+            "leave out batching=, or use a recipe like 'foresight'"
+        )
+    if rescore is not None:
+        raise ConfigError("rescore= scores batches of a fixed size: leave it out, or batching=")
 
 
 def check_rescore(rescore: Any, recipe: Recipe, scorer: Scorer) -> None:
@@ -378,34 +405,3 @@ def check_packed(needs: Mapping[str, bool]) -> None:
                 f"decode='packed' leaves samples as bytes, and {name} needs them decoded: give "
                 "decode= a function, or leave the other out"
             )
-
-
-def check_batching(
-    batching: Batching | None,
-    *,
-    has_size: bool,
-    recipe: Recipe,
-    is_planned: bool,
-    rescore: Any,
-) -> None:
-    """Raise ConfigError unless ``batching``, a Batching or None, goes with the other arguments.
-
-    ``has_size``: the user gave the size of a batch too.
-    """
-    if batching is None:
-        return
-    if not isinstance(batching, Batching):
-        raise ConfigError(
-            f"batching={batching!r} is not known: give a stoker.TokenBudget, Buckets or Packing"
-        )
-    if has_size:
-        raise ConfigError("batching= says what a batch is, and so does batch_size=: leave one out")
-    if not is_planned:
-        raise ConfigError("batching= plans batches: leave out sampler and batch_sampler, or it")
-    if recipe.substitution is not None:
-        raise ConfigError(
-            f"recipe {recipe.name!r} serves samples in the place of others, whose lengths differ: "
-            "leave out batching=, or use a recipe like 'foresight'"
-        )
-    if rescore is not None:
-        raise ConfigError("rescore= scores batches of a fixed size: leave it out, or batching=")

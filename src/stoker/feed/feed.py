@@ -23,7 +23,6 @@ from stoker.epoch.settings import (
     Population,
     Size,
     as_cache,
-    check_batching,
     check_packed,
     recipe_of,
 )
@@ -137,14 +136,13 @@ class Feed(FrontEnd):
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
         population = Population(len(samples), mixture=samples.mixture)
         chosen = recipe_of(
-            recipe, is_planned=True, shuffle=shuffle, rescore=rescore, mixture=samples.mixture
-        )
-        check_batching(
-            batching,
-            has_size=batch_size is not None,
-            recipe=chosen,
+            recipe,
             is_planned=True,
+            shuffle=shuffle,
             rescore=rescore,
+            mixture=samples.mixture,
+            batching=batching,
+            has_size=batch_size is not None,
         )
         self._session = Session(
             CacheSetup(samples, population, cache, chosen),

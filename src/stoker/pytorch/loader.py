@@ -18,15 +18,7 @@ from stoker.epoch.front_end import FrontEnd
 from stoker.epoch.planner import Cursor
 from stoker.epoch.ranks import LazyRanks, Network
 from stoker.epoch.session import Session
-from stoker.epoch.settings import (
-    Cache,
-    EpochSettings,
-    Size,
-    as_cache,
-    check_batching,
-    check_packed,
-    recipe_of,
-)
+from stoker.epoch.settings import Cache, EpochSettings, Size, as_cache, check_packed, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
@@ -150,13 +142,8 @@ class Loader(FrontEnd, DataLoader[Any]):
             shuffle=not in_order,
             rescore=rescore,
             mixture=population.mixture,
-        )
-        check_batching(
-            batching,
+            batching=batching,
             has_size=batch_size != 1,
-            recipe=chosen,
-            is_planned=is_planned,
-            rescore=rescore,
         )
         cache = as_cache(cache)
         if population.base.is_packed:
