@@ -177,7 +177,7 @@ def _exchange(rank: int, meeting: str, count: int, results: Any) -> None:
     import torch
     from torch import distributed
 
-    from stoker.epoch.agreement import exchange
+    from stoker.epoch.ranks import exchange
     from stoker.pytorch.ranks import Group
     from stoker.scores import Scores
 

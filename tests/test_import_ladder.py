@@ -29,7 +29,7 @@ RUNG_OF = {part: rung for rung, parts in enumerate(RUNGS) for part in parts}
 # (its demo needs slow storage to show).
 TESTING = "testing"
 # These write samples as bytes, tensors too, and load torch for one only.
-KNOW_TENSORS = {"stoker.epoch.codec", "stoker.epoch.compact"}
+KNOW_TENSORS = {"stoker.epoch.codec"}
 # `import stoker`, which re-exports: above everything but the command line.
 FACE = ""
 

@@ -11,9 +11,11 @@ import pytest
 from support.parts import number_of, numbers
 
 import stoker
-from stoker.epoch.mixed import MixedSource
 from stoker.errors import ConfigError
+from stoker.mixing import MixedSource
 from stoker.pytorch import MixedDataset, SampleDataset
+from stoker.sampler import Mixture
+from stoker.source import MemorySource
 
 PAGE = Path(__file__).parents[1] / "docs" / "mixtures.md"
 
@@ -50,3 +52,10 @@ def test_the_page_runs(
     lines = capsys.readouterr().out.splitlines()
     hits = {name: float(value) for name, value in (line.split(": ") for line in lines)}
     assert hits["foresight"] > max(hits["lru"], hits["minio"])
+
+
+def test_origins_of_sources() -> None:
+    parts = [MemorySource([b"x"] * 10), MemorySource([b"y"] * 5)]
+    source = MixedSource(parts, Mixture(("a", "b"), (10, 5), {"a": 1, "b": 1}, 20))
+    assert source.names == ("a", "b")
+    assert source.origins(np.array([0, 9, 10, 14], np.uint32)).tolist() == [0, 0, 1, 1]

@@ -18,16 +18,14 @@ ALLOWED = {
     },
     "source/remote/obstore_backend.py": {"pickle.loads": "options that this job was given"},
     "source/remote/fsspec_backend.py": {"pickle.loads": "options that this job was given"},
-    "epoch/compact.py": {"pickle.loads": "only for anonymous memory: see CALLERS"},
+    "epoch/codec.py": {
+        "pickle.loads": "for a key that no other job has, so that it lies in anonymous memory only"
+    },
     "pytorch/wrapped.py": {"Connection.recv": "a pipe of a fork of this process"},
     "pytorch/hand_over.py": {"pickle.loads": "anonymous memory that a worker inherited"},
     "testing/policy_conformance.py": {"pickle.loads": "what it pickled in the same line"},
     "testing/sampler_conformance.py": {"pickle.loads": "what it pickled in the same line"},
 }
-CALLERS = {
-    "epoch/codec.py": "for a key that no other job has, so that it lies in anonymous memory only",
-}
-"""Who may use ``stoker.epoch.compact.loads``."""
 
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NAMES = {"load", "loads", "Unpickler", "open", "Shelf", "DbfilenameShelf"}
@@ -48,16 +46,12 @@ def unpickling(nodes: Collection[ast.AST]) -> Iterator[str]:
             for alias in node.names:
                 if node.module in MODULES and alias.name in NAMES | {"*"}:
                     yield f"{node.module}.{alias.name}"
-                if node.module == "stoker.epoch.compact" and alias.name == "loads":
-                    yield "compact.loads"
                 modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     for node in nodes:
         if isinstance(node, ast.Attribute):
             of = modules.get(ast.unparse(node.value), "")
             if of in MODULES and node.attr in NAMES:
                 yield f"{of}.{node.attr}"
-            elif node.attr == "loads" and of == "stoker.epoch.compact":
-                yield "compact.loads"
             elif uses_connections and node.attr in RECEIVE:
                 yield f"Connection.{node.attr}"
         if isinstance(node, ast.Call):
@@ -95,8 +89,6 @@ def found_in(code: str) -> set[str]:
         ("import torch\ntorch.load(f, weights_only=w)", "torch.load without weights_only=True"),
         ("import numpy as np\nnp.load(f, allow_pickle=True)", "numpy.load with allow_pickle"),
         ("from multiprocessing.connection import Client\nc.recv()", "Connection.recv"),
-        ("from stoker.epoch.compact import loads", "compact.loads"),
-        ("from stoker.epoch import compact\ncompact.loads(x)", "compact.loads"),
     ],
 )
 def test_the_test_sees(code: str, found: str) -> None:
@@ -111,7 +103,6 @@ def test_the_test_sees(code: str, found: str) -> None:
         "import torch\ntorch.load(f, weights_only=True)",
         "import numpy as np\nnp.load(f, allow_pickle=False)\nnp.load(f)",
         "import socket\ns.recv(1)",
-        "from stoker.epoch.compact import dumps",
     ],
 )
 def test_the_test_lets_pass(code: str) -> None:
@@ -120,8 +111,4 @@ def test_the_test_lets_pass(code: str) -> None:
 
 def test_c3_nothing_is_unpickled_that_others_could_write() -> None:
     found = {module.name: names for module in modules() if (names := set(unpickling(module.nodes)))}
-    of_compact = {name for name, uses in found.items() if "compact.loads" in uses}
-    assert of_compact == CALLERS.keys()
-    assert {
-        name: uses - {"compact.loads"} for name, uses in found.items() if uses - {"compact.loads"}
-    } == {name: uses.keys() for name, uses in ALLOWED.items()}
+    assert found == {name: uses.keys() for name, uses in ALLOWED.items()}

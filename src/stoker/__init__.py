@@ -35,7 +35,7 @@ from stoker.types import Outcome
 
 if TYPE_CHECKING:
     from stoker import images, recipes, source
-    from stoker.epoch.cache import Cache
+    from stoker.epoch.settings import Cache
     from stoker.feed import Feed
     from stoker.mixing import mix
     from stoker.pytorch import ImageFolder, Loader, SampleDataset, Stats, wrap
@@ -48,7 +48,7 @@ __version__ = "1.0.0rc1"
 # What is loaded when it is first used: torch by the names of stoker.pytorch only.
 _LATER = {
     "Arena": "stoker.store.arena",
-    "Cache": "stoker.epoch.cache",
+    "Cache": "stoker.epoch.settings",
     "Feed": "stoker.feed",
     **dict.fromkeys(("Buckets", "Packing", "TokenBudget"), "stoker.sampler.token_batches"),
     "Stages": "stoker.sampler.mixture",

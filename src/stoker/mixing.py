@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from stoker.epoch.mixed import MixedSource
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.epoch.stage import Samples
 from stoker.errors import ConfigError
 from stoker.sampler.mixture import Mixture, Weights
-from stoker.source.base import REQUIRED, as_source
+from stoker.source.base import REQUIRED, Source, as_source
+from stoker.source.joined import JoinedSource
 
 
 def mix(
@@ -37,7 +40,7 @@ def mix(
       in the next epoch.
     - ``tagged``: of data sets, make each sample the pair of it and the place of its part.
 
-    Returns a :class:`~stoker.pytorch.MixedDataset` or :class:`~stoker.epoch.mixed.MixedSource`. Its
+    Returns a :class:`~stoker.pytorch.MixedDataset` or :class:`~stoker.mixing.MixedSource`. Its
     ``origins(ids)`` says which part samples are from, and ``loader.source_stats`` counts each part.
 
     Raises :class:`~stoker.errors.ConfigError` for no parts or empty ones, data sets beside sources,
@@ -59,9 +62,36 @@ def mix(
             "there are sources beside data sets: make data sets of them, stoker.SampleDataset"
             "(source), or mix sources only"
         )
-    from stoker.pytorch.mixed import MixedDataset
+    from stoker.pytorch.dataset import MixedDataset
 
     return MixedDataset(given, [*parts], weights, epoch_samples, tagged=tagged)
+
+
+class MixedSource(JoinedSource):
+    """Several sources in one, for a Feed that visits them as a mixture says.
+
+    ``stoker.mix`` makes it of sources. Ids count through them; :meth:`origins` tells them apart.
+    As safe in threads and processes as the sources are. Raises
+    :class:`~stoker.errors.ConfigError` as :class:`~stoker.source.JoinedSource` does.
+    """
+
+    def __init__(self, sources: Sequence[Source], mixture: Mixture) -> None:
+        super().__init__(sources)
+        self.mixture = mixture
+        """How they are mixed; other processes, which only read, do not get it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A function of weights may be of the user's script, which those do not run.
+        return {name: value for name, value in vars(self).items() if name != "mixture"}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the sources are called, in order."""
+        return self.mixture.names
+
+    def origins(self, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return i64[n], the place in :attr:`names` of the source of each of ``ids`` ``u32[n]``."""
+        return self.mixture.origins(ids)
 
 
 def _is_source(part: Any) -> bool:

@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from support.parts import Squares
 
-from stoker.epoch.codec import decode, encode
-from stoker.epoch.compact import same
+from stoker.epoch.codec import decode, dumps, encode
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.pytorch import wrap
+from stoker.pytorch.wrapped import same
 
 SAMPLES: list[Any] = [
     (np.arange(24, dtype=np.uint8).reshape(2, 4, 3), 3),
@@ -232,3 +232,41 @@ def test_a_named_data_set_of_other_types_is_refused_when_it_is_wrapped() -> None
     assert type(wrap(Named())[2]) is Pair
     with pytest.raises(SampleCorrupt, match=r"Sometimes\[1\]: a sample holds a builtins.set"):
         wrap(Sometimes(100), name="sometimes")[1]
+
+
+PICKLED: list[Any] = [
+    (torch.arange(6).reshape(2, 3), 3),
+    torch.tensor(2.5),
+    torch.zeros(3, dtype=torch.bfloat16),
+    torch.ones(3, 4).t(),
+    torch.eye(3).to_sparse(),
+    {"x": np.arange(5.0), "y": [1, "two", None], "z": b"raw"},
+    OrderedDict(a=1),
+    np.array(["text"]),
+    float("nan"),
+    Image.new("RGB", (3, 2), (1, 2, 3)),
+    {1, 2},
+]
+
+
+@pytest.mark.parametrize("sample", PICKLED, ids=lambda sample: type(sample).__name__)
+def test_pickled_samples_come_back_the_same(sample: Any) -> None:
+    back = pickle.loads(memoryview(dumps(sample)))
+    if isinstance(sample, torch.Tensor) and sample.is_sparse:
+        assert torch.equal(back.to_dense(), sample.to_dense())
+    else:
+        assert same(sample, back)
+
+
+def test_a_view_is_pickled_without_what_it_views() -> None:
+    large = torch.zeros(100_000)
+    assert len(dumps(large[:10])) < 500
+    assert len(dumps(torch.zeros(100_000, dtype=torch.bfloat16)[:10])) < 1000
+
+
+def test_what_was_pickled_is_writable_and_its_own() -> None:
+    raw = bytearray(dumps((torch.zeros(3), np.zeros(3))))
+    tensor, array = pickle.loads(memoryview(raw))
+    tensor += 1
+    array += 1
+    assert [part.sum() for part in pickle.loads(memoryview(raw))] == [0, 0]

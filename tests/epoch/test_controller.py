@@ -17,9 +17,9 @@ from stoker.epoch.batch import BatchSpec, ServedBatch
 from stoker.epoch.controller import Begun, Controller, Opened
 from stoker.epoch.placing import Placing
 from stoker.epoch.ranks import LazyRanks, launched_ranks
+from stoker.epoch.records import Records
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import Owner, RankState
-from stoker.epoch.stats import Records
 from stoker.errors import ConfigError
 from stoker.importance.base import as_scorer
 from stoker.jobs.merged import Merged

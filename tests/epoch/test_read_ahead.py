@@ -1,13 +1,16 @@
-"""How much may be read ahead: what was asked for, 5 % of the cache, or a few batches."""
+"""How much may be read ahead; and standing aside: when it begins, when it ends, what is counted."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from stoker.epoch.ranks import Ranks
-from stoker.epoch.read_ahead import ranks_on_node, window_bytes, with_window
+from stoker.epoch.ranks import Ranks, ranks_on_node
+from stoker.epoch.read_ahead import DirectReading, window_bytes, with_window
 from stoker.policy.base import Region
 from stoker.prefetch.reading import WINDOW
+from stoker.source.held import MemorySource
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +48,59 @@ def test_the_window_comes_on_top_of_the_policys_regions() -> None:
     shares = [region.share * 1000 for region in (high, low, window)]
     assert shares == pytest.approx([675, 225, 100])
     assert [region.share for region in with_window(policy, 900, 0)] == [0.75, 0.25]
+
+
+IDS = np.arange(1_000, dtype=np.uint32)
+
+
+class Shared(MemorySource):
+    """Says that a share of its samples is at hand."""
+
+    share = 1.0
+    looks = 0
+
+    def at_hand(self, ids: NDArray[np.uint32]) -> float:
+        self.looks += 1
+        self.asked = ids
+        return self.share
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def direct() -> tuple[DirectReading, Shared, Clock]:
+    source, clock = Shared([b"sample"] * len(IDS)), Clock()
+    return DirectReading(source, clock), source, clock
+
+
+def test_it_begins_where_most_samples_are_at_hand() -> None:
+    reading, source, _ = direct()
+    assert not reading.is_on
+    for share, is_on in ((1.0, True), (0.8, True), (0.7, False), (0.0, False)):
+        source.share = share
+        assert reading.begin(IDS) is reading.is_on is is_on
+    assert source.asked[0] == 0 and source.asked[-1] == 999 and len(source.asked) <= 64
+
+
+def test_it_looks_again_but_not_at_each_batch() -> None:
+    reading, source, clock = direct()
+    reading.begin(IDS)
+    for _ in range(5):
+        assert reading.takes(IDS[:10])
+    assert source.looks == 1
+    source.share, clock.now = 0.4, 10.0
+    assert not reading.takes(IDS[:10])
+    source.share, clock.now = 1.0, 20.0
+    assert not reading.takes(IDS[:10]), "the rest of the epoch goes through the cache"
+    assert reading.samples == 50
+    assert reading.begin(IDS)
+
+
+def test_an_epoch_without_samples() -> None:
+    reading, source, _ = direct()
+    source.share = 0.0
+    assert not reading.begin(IDS[:0])

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from support.parts import number_of, numbers
 
-from stoker.epoch.html import bars, page, table
-from stoker.epoch.report import most_hits, write_report
+from stoker.epoch.report import bars, most_hits, page, table, write_report
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
 from stoker.feed import Feed

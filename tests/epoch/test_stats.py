@@ -1,19 +1,12 @@
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from support.parts import numbers
 
-from stoker import Cache
-from stoker.epoch import stats
-from stoker.epoch.stats import Stats, Visits, from_counters
-from stoker.feed import Feed
-from stoker.testing import SlowSource
+from stoker.epoch.stats import Stats, from_counters
 
 
 def test_ratios() -> None:
@@ -75,40 +68,6 @@ def test_newcomer_6_the_verdict(change: dict[str, float], expected: str) -> None
     assert str(counts) == f"{counts.summary}\n{counts.verdict}"
 
 
-def three_epochs(caplog: pytest.LogCaptureFixture, **options: Any) -> list[logging.LogRecord]:
-    """What a training says that reads samples slowly."""
-    slow = SlowSource(numbers(20), latency=0.005)
-    cache = Cache("20%", prefetch=0)
-    caplog.set_level(logging.INFO, "stoker")
-    with Feed(slow, 2, cache=cache, decode_threads=0, **options) as feed:
-        for _ in range(3):
-            list(feed)
-    return [each for each in caplog.records if "after two epochs" in each.message]
-
-
-def test_a_training_says_once_what_limits_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stats, "_SHORT", 0.0)
-    [said] = three_epochs(caplog)
-    assert said.levelno == logging.WARNING
-    assert re.search(r"is bound by storage: training waits \d+% of the time", said.message)
-    caplog.clear()
-    assert not three_epochs(caplog, rank=1, world_size=2), "rank 0 says it"
-
-
-def test_a_training_of_short_epochs_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert not three_epochs(caplog)
-
-
-def test_the_wait_for_the_first_batch_of_each_epoch_is_counted() -> None:
-    with Feed(SlowSource(numbers(20), latency=0.01), 10, cache=0, decode_threads=0) as feed:
-        for _ in range(2):
-            for _ in feed:
-                pass
-        assert 0.02 <= feed.stats.start_seconds < feed.stats.epoch_seconds
-
-
 def test_newcomer_6_no_verdict_without_counts() -> None:
     assert Stats().verdict == ""
     assert str(Stats()) == Stats().summary
@@ -125,17 +84,6 @@ def test_counters_become_stats() -> None:
     assert from_counters(counters, stall_seconds=2.0) == Stats(
         accesses=3, hits=1, evictions=7, cache_bytes=9, stall_seconds=2.0
     )
-
-
-def test_coverage_and_effective_sample_size() -> None:
-    visits = Visits(10)
-    assert (visits.coverage(10), visits.ess(10)) == (0.0, 0.0)
-    visits.add(np.array([1, 2, 3, 1], np.uint32))
-    assert visits.coverage(4) == 0.75
-    assert visits.ess(10) == (4**2 / (4 + 1 + 1)) / 10
-    visits.begin_epoch()
-    visits.add(np.arange(10, dtype=np.uint32))
-    assert (visits.coverage(10), visits.ess(10)) == (1.0, 1.0)
 
 
 def test_counts_add_up_and_what_is_of_now_stays() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 import stoker
 from stoker import Feed
-from stoker.epoch.mixed import MixedSource
 from stoker.errors import ConfigError
+from stoker.mixing import MixedSource
 from stoker.source import MemorySource
 
 

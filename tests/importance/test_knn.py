@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.importance import knn
 from stoker.importance.knn import FlatIndex, HnswIndex, NearestIndex, VectorTable
-from stoker.pytorch.knn import TorchIndex
+from stoker.pytorch.observe import TorchIndex
 
 DIMENSION = 8
 MAKERS = [FlatIndex, partial(TorchIndex, device="cpu"), HnswIndex]

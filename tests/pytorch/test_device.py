@@ -18,7 +18,7 @@ from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import Train
 from stoker.pytorch import ImageFolder, Loader, SampleDataset, device
 from stoker.pytorch.device import AcceleratorLane, Ahead, checked_target
-from stoker.pytorch.meta import Envelope, Meta
+from stoker.pytorch.hand_over import Envelope, Meta
 from stoker.source.held import MemorySource
 
 Pair = namedtuple("Pair", "left right")

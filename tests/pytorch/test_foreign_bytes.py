@@ -14,10 +14,10 @@ from support.parts import Squares, images
 from support.redis_servers import Server, needs_server
 
 from stoker import Cache
-from stoker.epoch.compact import same
 from stoker.pool import values as pool_frame
 from stoker.pool.values import PoolKeys
 from stoker.pytorch import with_cache, wrap
+from stoker.pytorch.wrapped import same
 from stoker.source.packed import Packed
 from stoker.types import Outcome
 

@@ -13,7 +13,7 @@ from support.parts import as_dict, dict_collate, ids_in, images, number_of, numb
 from torch.utils.data import get_worker_info
 
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
-from stoker.pytorch.meta import Envelope, Meta
+from stoker.pytorch.hand_over import Envelope, Meta
 
 # This machine may have fewer cores than the workers that a test needs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -17,8 +17,7 @@ from PIL import Image
 from support.redis_servers import Server, needs_server
 
 from stoker import Cache
-from stoker.epoch.resized import ResizedSource
-from stoker.epoch.stage import make_stage
+from stoker.epoch.stage import ResizedSource, make_stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceUnavailable, StateMismatch
 from stoker.feed import Batch, Feed
 from stoker.images import Eval, Train, decode_image

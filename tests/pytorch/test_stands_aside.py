@@ -11,7 +11,7 @@ import torch
 from support.processes import processes_of
 
 from stoker import Cache
-from stoker.epoch import direct
+from stoker.epoch import read_ahead
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.files import FileSource
 from stoker.types import Outcome
@@ -57,7 +57,7 @@ def test_the_order_is_that_of_the_plan(files: SampleDataset) -> None:
 def test_it_comes_back_within_an_epoch_when_storage_slows_down(
     files: SampleDataset, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "_INTERVAL", 0.0)
+    monkeypatch.setattr(read_ahead, "_INTERVAL", 0.0)
     with Loader(files, 16, num_workers=workers, epochs=3, cache="50%", return_meta=True) as loader:
         seen, outcomes = [], []
         for number, (batch, meta) in enumerate(loader):

@@ -17,7 +17,7 @@ from support.ranks import run_ranks
 from torch import distributed
 
 from stoker import Cache
-from stoker.epoch import direct
+from stoker.epoch import read_ahead
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.files import FileSource
 
@@ -173,7 +173,7 @@ def test_jobs_at_one_cache_decide_alone(root: Path, workers: int) -> None:
 def test_a_job_comes_back_to_a_cache_that_another_filled(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "_INTERVAL", 0.0)
+    monkeypatch.setattr(read_ahead, "_INTERVAL", 0.0)
     first, source = job(root, 1.0, 0)
     second, _ = job(root, 0.0, 1)
     with first, second:

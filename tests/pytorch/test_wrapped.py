@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.parts import Squares, images, number_of, numbers
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.pytorch import Loader, SampleDataset, wrap, wrapped
+from stoker.pytorch.wrapped import same
 from stoker.shared import SharedArray
 
 
@@ -272,3 +274,29 @@ def test_decoded_stage_is_refused(image_root: Any) -> None:
         Loader(wrap(Squares()), cache=Cache(stage="decoded"))
     with pytest.raises(ConfigError, match="stage='raw'"):
         Loader(images(image_root), cache=Cache(stage="raw"))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(2), torch.zeros(2).double()),
+        (torch.zeros(2), torch.ones(2)),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.zeros(2), np.ones(2)),
+        ((1, 2), [1, 2]),
+        ((1, 2), (1, 2, 3)),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 2}),
+        (1, 1.0),
+        (Image.new("RGB", (2, 2)), Image.new("RGB", (2, 2), (0, 0, 1))),
+    ],
+)
+def test_differences_are_seen(left: Any, right: Any) -> None:
+    assert not same(left, right)
+    assert same(left, left) and same(right, right)
+
+
+def test_nan_equals_nan() -> None:
+    assert same(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
+    assert same(np.array([float("nan")]), np.array([float("nan")]))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stoker import recipes
 from stoker.cli._options import DATALOADER
-from stoker.epoch.cache import Cache
+from stoker.epoch.settings import Cache
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
 from stoker.images import decode_image

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.epoch.stats import Stats
-from stoker.epoch.verdict import bound_of, headspace_of, shares_of
+from stoker.epoch.stats import Stats, bound_of, headspace_of, shares_of
 from stoker.errors import ConfigError, StokerError
 from stoker.jobs.metrics import COUNTS
 from stoker.jobs.survey import survey

@@ -1,16 +1,18 @@
-"""Samples served through a Store, a batch at a time, and what replaces those that fail."""
+"""Samples served through a Store, a batch at a time, in threads; what replaces those that fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.batch import Failure, Request
-from stoker.epoch.direct import DirectReading
+from stoker.epoch.read_ahead import DirectReading
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas
@@ -23,6 +25,9 @@ from stoker.store.tier import Keys, NullTier
 from stoker.types import Outcome
 
 _TOGETHER = 16  # images at once: those that a data set decodes itself take memory meanwhile
+
+_Request = TypeVar("_Request")
+_Served = TypeVar("_Served")
 
 
 class Fetched(NamedTuple):
@@ -384,3 +389,27 @@ class RequestServer:
             return replacer.fetch(request, seeds)
         finally:
             self._progress.finish(request.epoch, request.first, len(request.ids))
+
+
+def in_order(
+    serve: Callable[[_Request], _Served], requests: Iterable[_Request], threads: int, ready: int
+) -> Iterator[_Served]:
+    """Yield what ``serve`` makes of each request, in order, at most ``ready`` ahead of the caller.
+
+    Raises what ``serve`` does, in its place. Without threads, and with ``ready`` 0, the caller
+    serves. Closing the iterator waits for those that are being served; the rest is dropped.
+    """
+    if not threads or not ready:
+        yield from map(serve, requests)
+        return
+    left = iter(requests)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-feed")
+    try:
+        running: deque[Future[_Served]] = deque()
+        running.extend(pool.submit(serve, request) for request in islice(left, ready))
+        while running:
+            served = running.popleft().result()
+            running.extend(pool.submit(serve, request) for request in islice(left, 1))
+            yield served
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

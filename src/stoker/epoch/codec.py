@@ -10,11 +10,15 @@ is, all little-endian::
 
 In the tree None, bool, int of 64 bits, float, str and bytes stand for themselves. All else is an
 array whose first element is one of the kinds below.
+
+What stays in memory of this job's own processes may be pickled: :func:`dumps` does so with tensors.
 """
 
 from __future__ import annotations
 
 import functools
+import io
+import pickle
 import struct
 import sys
 from collections.abc import Callable
@@ -23,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.compact import dumps, is_tensor, loads
 from stoker.errors import ConfigError, SampleCorrupt
 
 if TYPE_CHECKING:
@@ -90,7 +93,7 @@ def decode(data: memoryview, *, private: bool = False) -> Any:
     _, from_msgpack = _msgpack()
     try:
         if private and data[0] == _PICKLED:
-            return loads(data[1:])
+            return pickle.loads(data[1:])
         version, head_bytes = _HEAD.unpack_from(data)
         if version != _VERSION:
             raise ValueError(f"version {version}, where {_VERSION} is known")
@@ -127,7 +130,7 @@ def _tree(value: Any, values: list[Any], depth: int) -> Any:
         return _branch(value, values, depth - 1)
     if kind in (np.ndarray, np.memmap):
         return [_ARRAY, _dtype(value.dtype), *_laid(value, values)]
-    if is_tensor(value):
+    if _is_tensor(value):
         return [_TENSOR, *_laid_tensor(value, values)]
     if isinstance(value, np.generic):
         values.append(value.tobytes())
@@ -357,3 +360,80 @@ def _axes(order: list[int], shape: list[int]) -> list[int]:
     if sorted(order) != list(range(len(shape))):
         raise ValueError(f"axes in the order {order[: _MOST_AXES + 1]}")
     return order
+
+
+# ---- pickles, for private memory ----
+
+
+def dumps(sample: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Return ``sample`` as bytes: pickle protocol 5, tensors as plain arrays.
+
+    ``apart`` is given the memory of each array, which is not among the bytes then. Only for
+    anonymous memory and pipes between this job's own processes. Raises what pickle raises for
+    samples that cannot be pickled.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5, buffer_callback=apart).dump(sample)
+    return buffer.getvalue()
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a plain torch tensor; torch is not loaded for the question."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Tensor
+
+
+class _Pickler(pickle.Pickler):
+    """Stores a tensor as its values; by itself torch stores all that a view's memory spans."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not _is_tensor(value) or value.requires_grad or value.device.type != "cpu":
+            return NotImplemented
+        try:
+            return self._reduced(value)
+        except (TypeError, RuntimeError):  # sparse, quantised, conjugate: no NumPy twin
+            return value.clone().__reduce_ex__(5)
+
+    def _reduced(self, value: torch.Tensor) -> Any:
+        if value.dtype in (bits := _bits()):
+            return _of_bits, (value.view(bits[value.dtype]), value.dtype)
+        if not value.is_contiguous():
+            # Channels that lie last stay last, as they do where torch sends a tensor.
+            order = sorted(range(value.ndim), key=value.stride, reverse=True)
+            if value.permute(order).is_contiguous():
+                return _permuted, (value.permute(order), np.argsort(order).tolist())
+        return _of_array, (np.ascontiguousarray(value.numpy()).reshape(value.shape),)
+
+
+@functools.cache
+def _bits() -> dict[torch.dtype, torch.dtype]:
+    """Return the types that NumPy does not have, and those whose bits they are sent as."""
+    import torch
+
+    return {torch.bfloat16: torch.int16, torch.complex32: torch.int32} | {
+        dtype: torch.uint8
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and dtype.itemsize == 1 and dtype.is_floating_point
+    }
+
+
+def _of_array(values: NDArray[Any]) -> torch.Tensor:
+    import torch
+
+    owner: Any = values
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    tensor = torch.from_numpy(values)
+    if not _is_tensor(owner) or owner.nbytes != values.nbytes:
+        return tensor
+    # Of the tensor that owns the memory, whose allocator follows copies to a device that read it.
+    own: torch.Tensor = owner.view(tensor.dtype).view(values.shape)
+    return own
+
+
+def _of_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return bits.view(dtype)
+
+
+def _permuted(dense: torch.Tensor, order: list[int]) -> torch.Tensor:
+    return dense.permute(order)

@@ -5,30 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.agreement import (
+from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
+from stoker.epoch.observer import Arrived, Followers, Observer, Signals
+from stoker.epoch.placing import EpochCache
+from stoker.epoch.planner import Cursor, Planner, Walk
+from stoker.epoch.rank_share import RankShare
+from stoker.epoch.ranks import (
     AgreedRescore,
     Agreement,
     Alone,
     Collective,
     Ended,
+    LazyRanks,
     put_together,
     scores_of,
 )
-from stoker.epoch.batch import BatchSpec, Failure, ServedBatch
-from stoker.epoch.direct import DirectReading
-from stoker.epoch.observer import Arrived, Followers, Observer, Signals
-from stoker.epoch.placing import EpochCache
-from stoker.epoch.planner import Cursor, Planner, Walk
-from stoker.epoch.rank_share import RankShare
-from stoker.epoch.ranks import LazyRanks
+from stoker.epoch.read_ahead import Ahead, DirectReading
+from stoker.epoch.records import Records
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.epoch.state import OWN_ORDER, Owner, RankState
-from stoker.epoch.stats import Records, Stats
+from stoker.epoch.stats import Stats
 from stoker.epoch.tracing import Tracer
 from stoker.errors import ConfigError
 from stoker.importance.base import Scorer
@@ -44,22 +45,8 @@ Rescore = Callable[[NDArray[np.uint32], int], None]
 
 _NONE = np.empty(0, np.uint32)
 _NO_POSITIONS = np.empty(0, np.int64)
-_PATIENCE = 10.0  # seconds that another rank may be behind when a state is saved
 
 _Batch = TypeVar("_Batch", bound=ServedBatch)
-
-
-class Ahead(Protocol):
-    """Reads ahead of training: :class:`~stoker.epoch.read_ahead.ReadAhead`, or a simulator's."""
-
-    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
-        """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one."""
-
-    def go_on(self) -> None:
-        """Read ahead from now on, if :meth:`begin` was not to."""
-
-    def follow(self, plan: Plan, done: int) -> None:
-        """Rewrite the keys of coming accesses, ``done`` of which are over."""
 
 
 @dataclass(frozen=True)
@@ -267,12 +254,11 @@ class Controller:
         if self._opened is not None and self._opened.tracer is not None:
             self._opened.tracer.end(accuracy)
 
-    def stats(self) -> Stats:
-        """Return what was counted so far; zeros without ``records``."""
-        return self._stats(of_visits=True)
+    def stats(self, *, of_visits: bool = True) -> Stats:
+        """Return what was counted so far; zeros without ``records``.
 
-    def _stats(self, *, of_visits: bool) -> Stats:
-        """Return the counts; without ``of_visits`` those that take no pass over all samples."""
+        Without ``of_visits`` what takes no pass over all samples.
+        """
         if self.records is None:
             return Stats()
         if self._opened is None or self._opened.counters is None:
@@ -325,14 +311,15 @@ class Controller:
         walk, observer, agreement = self.walk, self.observer, self.agreement
         coming = self.share.coming
         at = self._position(batches)
-        has_begun = walk is not None or self._resumed == coming.epoch
+        has_begun, claims = walk is not None or self._resumed == coming.epoch, None
         if self._opened is not None:
             cache = self._opened.cache
+            claims = cache.claims
             self._accesses = cache.accesses_before if has_begun else cache.accesses
         return RankState(
             owner=owner,
             cursor=at,
-            served=self._served(coming if walk is None else walk.start, at, walk),
+            served=self.share.served(at, walk, claims),
             has_begun=has_begun,
             scores=observer.scores.arrays(),
             observed=observer.step,
@@ -346,7 +333,7 @@ class Controller:
             stats=self.stats(),
             failures=() if self.records is None else tuple(self.records.failures.values()),
             generator=generator,
-            by_source=self._by_source(),
+            by_source=None if self.records is None else self.records.by_source,
         )
 
     def restore(self, state: RankState) -> None:
@@ -373,13 +360,7 @@ class Controller:
         self.share.resume(state.cursor, state.served)
         self._resumed = state.cursor.epoch if state.has_begun else None
         if self.records is not None:
-            self.records.restore(state.stats, state.failures, self.stats())
-            if self.records.sources is not None:
-                self.records.sources.restore(state.by_source or {})
-
-    def _by_source(self) -> dict[str, list[int]] | None:
-        sources = None if self.records is None else self.records.sources
-        return None if sources is None else sources.state()
+            self.records.restore(state.stats, state.failures, self.stats(), state.by_source)
 
     # --- how an epoch begins ---
 
@@ -497,7 +478,7 @@ class Controller:
     def _publish(self, member: Member) -> None:
         """Show other processes what was counted."""
         if self.records is not None:
-            member.publish(vars(self._stats(of_visits=False)), self.records.waits.counts)
+            member.publish(vars(self.stats(of_visits=False)), self.records.waits.counts)
 
     def _position(self, batches: int | None) -> Cursor:
         """Return where training is after so many batches of the iteration; None: after all.
@@ -512,22 +493,3 @@ class Controller:
                 "batches no further than len() before the last one counts"
             )
         return self.share.coming
-
-    def _served(self, start: Cursor, at: Cursor, walk: Walk | None) -> NDArray[np.uint32] | None:
-        """Return what all ranks' accesses of the epoch before ``at`` were really served.
-
-        ``u32[n]``; None if that is what the plan has there.
-        """
-        planner = self.planner
-        claims = None if self._opened is None else self._opened.cache.claims
-        if walk is None:
-            return planner.served(start) if planner.deviates(start) else None
-        if claims is not None:
-            # Other nodes say in their own states what they served.
-            patience = _PATIENCE if claims.is_shared and planner.nodes is None else 0.0
-            since = claims.logged(start.consumed, at.consumed, patience)
-        elif planner.deviates(start):
-            since = planner.plan(start).ids[: at.consumed - start.consumed]
-        else:
-            return None
-        return np.concatenate([planner.served(start), since])

@@ -164,6 +164,7 @@ class Observer:
         self._needed = needed
         self._closed = False
         self._missing: list[Signal] = []
+        self._dimension = 0  # of the embeddings observed, once there were some
         self._hungry = 0  # batches handed out since something was scored
         self._weighted = 0  # batches handed out whose weights were not all one
         self._use = Use()
@@ -184,6 +185,20 @@ class Observer:
     def is_starved(self) -> bool:
         """Whether the training loop has long not given, or not used, what the recipe needs."""
         return self._hungry >= PATIENCE or (self._weighted >= PATIENCE and not self._use.weights)
+
+    def begins(self, embeddings: Any) -> bool:
+        """Whether ``embeddings`` ``[n, d]`` are the first that are observed.
+
+        Raises :class:`~stoker.errors.ConfigError` unless all have the same length ``d``.
+        """
+        is_first, dimension = not self._dimension, embeddings.shape[1]
+        self._dimension = self._dimension or dimension
+        if dimension != self._dimension:
+            raise ConfigError(
+                f"observe() got embeddings of dimension {dimension}, and before of "
+                f"{self._dimension}: give the output of one layer throughout"
+            )
+        return is_first
 
     def restore(
         self, step: int, losses: tuple[float, int], scores: Mapping[str, NDArray[Any]]

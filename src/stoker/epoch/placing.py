@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from stoker.recipes.base import Recipe
 from stoker.scores import Scores
 from stoker.store.claims import Claims
 from stoker.store.store import Store
-from stoker.store.tier import NOWHERE, GuardedTier, Ids, RegionTier
+from stoker.store.tier import NOWHERE, GuardedTier
 
 ON_THEIR_WAY = 2
 """Batches of a process between storage and the step: one is learned from, one comes next."""
@@ -100,43 +99,93 @@ class EpochCache(ABC):
         return {}
 
 
-def follow(
-    policy: Policy,
-    plan: Plan | None,
-    store: Store,
-    tier: RegionTier,
-    ids: Ids,
-    neighbours: Neighbours | None,
-    scores: Scores,
-) -> None:
-    """Give samples ``ids`` that have just been scored their new keys in ``tier``.
+class PolicyCache(EpochCache):
+    """The cache of a store, real or replayed, as a recipe's ``policy`` arranges it.
 
-    The one with most neighbours serves for them from now on, where the recipe says so.
+    ``shares`` divides it. Used by one thread.
     """
-    keys = policy.keys(ids, scores, plan, None)
-    if keys is not None:
-        tier.set_keys(ids, keys)
-    if neighbours is not None:
-        found = neighbours
-        store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+
+    def __init__(self, store: Store, policy: Policy, shares: Shares | None) -> None:
+        self._store = store
+        self._policy = policy
+        self._shares = shares
+        self._tier = store.tier
+        self._follows_scores = policy.follows_scores
+        self._regions = policy.regions()
+        self._names = [region.name for region in self._regions]
+        self._plan: Plan | None = None
+        self._accesses: dict[str, int] = {}
+        self._accesses_before: dict[str, int] = {}
+
+    @property
+    def follows_scores(self) -> bool:
+        """Whether the policy's keys changed with scores when the cache was opened."""
+        return self._follows_scores
+
+    @property
+    def accesses(self) -> dict[str, int]:
+        """Accesses of the whole job by region, in the epoch that began last."""
+        return self._accesses
+
+    @property
+    def accesses_before(self) -> dict[str, int]:
+        """Those of the epoch before it."""
+        return self._accesses_before
+
+    def resume(self, accesses: dict[str, int]) -> None:
+        """Continue from a saved state with its :attr:`accesses`."""
+        self._accesses = accesses
+
+    def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
+        store = self._store
+        if store.substitution is None or store.stand_ins is not None:
+            # Stand-ins come and go: the prefetch process sees shortly before who has one.
+            return np.zeros(len(ids), np.bool_)
+        if store.places is None:
+            return np.ones(len(ids), np.bool_)
+        return np.asarray(store.places.array[ids] == self._names.index(store.substitution.region))
+
+    def follow(
+        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
+    ) -> None:
+        """Give samples ``u32[n]`` that were scored just now their new keys.
+
+        The one with most neighbours serves for them from now on, where the recipe says so.
+        """
+        keys = self._policy.keys(ids, scores, self._plan, None)
+        if keys is not None:
+            self._tier.set_keys(ids, keys)
+        if neighbours is not None:
+            found = neighbours
+            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+
+    def _divide(self, scores: Scores, plan: Plan, epochs: int | None) -> dict[str, float] | None:
+        """Begin the epoch of ``plan``; return the shares of the regions, None to leave them."""
+        self._plan = plan
+        self._accesses_before = self._accesses
+        if self._shares is None:
+            return None
+        return self._shares.shares(scores, plan.epoch, epochs, dict(self._accesses))
+
+    def _place(
+        self, scores: Scores, whole: Plan, are_here: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Say where samples belong from now on: nowhere, if another node keeps them."""
+        places = self._store.places
+        if places is None:
+            return
+        wanted = np.zeros(len(places.array), np.uint8)
+        if self._policy.has_places:
+            wanted = self._policy.places(scores, whole, len(wanted))
+            counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
+            self._accesses = dict(zip(self._names, counts, strict=False))
+        if are_here is not None:
+            wanted[~are_here] = NOWHERE
+        places.array[:] = wanted
 
 
-def may_be_served_by_others(
-    store: Store, names: Sequence[str], ids: NDArray[np.uint32]
-) -> NDArray[np.bool_]:
-    """Return bool[n]: samples ``u32[n]`` that need not be read for their next access.
-
-    ``names`` are the regions that places are indices into.
-    """
-    if store.substitution is None or store.stand_ins is not None:
-        # Stand-ins come and go: the prefetch process sees shortly before who has one.
-        return np.zeros(len(ids), np.bool_)
-    if store.places is None:
-        return np.ones(len(ids), np.bool_)
-    return np.asarray(store.places.array[ids] == names.index(store.substitution.region))
-
-
-class Placing(EpochCache):
+class Placing(PolicyCache):
     """What a recipe's policy decides when an epoch begins, and what scores change within it.
 
     All ranks place samples alike, since policies are pure; one rank per machine arranges the
@@ -150,6 +199,8 @@ class Placing(EpochCache):
     ``is_node_leader`` says whether it does what has to be done once per machine.
     """
 
+    _policy: Merged
+
     def __init__(
         self,
         store: Store,
@@ -161,27 +212,14 @@ class Placing(EpochCache):
         member: Member | None = None,
         packager: Packager | None = None,
     ) -> None:
-        self._accesses: dict[str, int] = {}
-        self._accesses_before: dict[str, int] = {}
-        self._store = store
-        self._policy = policy
-        self._follows_scores = policy.follows_scores
-        self._shares = shares
-        self._regions = policy.regions()
-        self._names = [region.name for region in self._regions]
+        super().__init__(store, policy, shares)
+        self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
         self._rank = rank
         self._is_node_leader = is_node_leader
         self._member = member
         self._packager = packager
-        self._tier = GuardedTier(store.tier, lambda: store.counters.add(bypassed=1))
         self._ids = np.arange(len(store.source), dtype=np.uint32)
-        self._plan: Plan | None = None
         self._missed: list[NDArray[np.uint32]] = []
-
-    @property
-    def follows_scores(self) -> bool:
-        """Whether the policy's keys changed with scores when the cache was opened."""
-        return self._follows_scores
 
     @property
     def needs_whole(self) -> bool:
@@ -193,21 +231,7 @@ class Placing(EpochCache):
         """Who was served in the epoch, on this machine."""
         return self._store.claims
 
-    @property
-    def accesses(self) -> dict[str, int]:
-        """Accesses of the whole job by region, in the epoch that began last."""
-        return self._accesses
-
-    @property
-    def accesses_before(self) -> dict[str, int]:
-        """Those of the epoch before it."""
-        return self._accesses_before
-
     # --- epochs ---
-
-    def resume(self, accesses: dict[str, int]) -> None:
-        """Continue from a saved state with its :attr:`accesses`."""
-        self._accesses = accesses
 
     def begin_epoch(
         self,
@@ -219,11 +243,7 @@ class Placing(EpochCache):
         are_here: NDArray[np.bool_] | None = None,
     ) -> None:
         """Arrange the cache for an epoch; see :meth:`EpochCache.begin_epoch`."""
-        self._plan = plan
-        self._accesses_before = self._accesses
-        wanted = None
-        if self._shares is not None:
-            wanted = self._shares.shares(scores, plan.epoch, epochs, dict(self._accesses))
+        wanted = self._divide(scores, plan, epochs)
         missed = self._take_missed()
         self._place(scores, whole, are_here)
         keys, pool = None, self._store.pool
@@ -239,10 +259,6 @@ class Placing(EpochCache):
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
             self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
-
-    def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
-        return may_be_served_by_others(self._store, self._names, ids)
 
     def stats(self) -> dict[str, int]:
         """Return what packaging has counted on this machine."""
@@ -267,15 +283,6 @@ class Placing(EpochCache):
         if self._packager is not None and len(ids):
             self._missed.append(ids)
 
-    def follow(
-        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
-    ) -> None:
-        """Give samples ``u32[n]`` that were scored just now their new keys.
-
-        The one with most neighbours serves for them from now on, where the recipe says so.
-        """
-        follow(self._policy, self._plan, self._store, self._tier, ids, neighbours, scores)
-
     # --- inside ---
 
     def _take_missed(self) -> NDArray[np.uint32]:
@@ -284,20 +291,6 @@ class Placing(EpochCache):
             return _NONE
         ids, self._missed = np.unique(np.concatenate(self._missed)), []
         return ids[self.may_be_served_by_others(ids)]
-
-    def _place(self, scores: Scores, whole: Plan, are_here: NDArray[np.bool_] | None) -> None:
-        """Say where samples belong from now on: nowhere, if another node keeps them."""
-        places = self._store.places
-        if places is None:
-            return
-        wanted = np.zeros(len(self._ids), np.uint8)
-        if self._policy.has_places:
-            wanted = self._policy.places(scores, whole, len(self._ids))
-            counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
-            self._accesses = dict(zip(self._names, counts, strict=False))
-        if are_here is not None:
-            wanted[~are_here] = NOWHERE
-        places.array[:] = wanted
 
 
 def make_packager(

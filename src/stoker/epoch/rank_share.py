@@ -16,7 +16,10 @@ from stoker.errors import ConfigError, warn_caller
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.scores import Scores
+from stoker.store.claims import Claims
 from stoker.store.tier import Keys
+
+_PATIENCE = 10.0  # seconds that another rank may be behind when a state is saved
 
 
 class Coming(NamedTuple):
@@ -93,6 +96,29 @@ class RankShare:
         self.set_epoch(at.epoch)
         self.coming = at
         self._planner.note_served(at, served)
+
+    def served(
+        self, at: Cursor, walk: Walk | None, claims: Claims | None
+    ) -> NDArray[np.uint32] | None:
+        """Return what all ranks' accesses of the epoch before ``at`` were really served.
+
+        ``u32[at.consumed]``, as :meth:`resume` takes it; None if that is what the plan has there.
+        ``walk`` is the way through the epoch in progress, None between two; ``claims`` say who was
+        served in it, where samples are served for one another.
+        """
+        planner = self._planner
+        start = self.coming if walk is None else walk.start
+        if walk is None:
+            return planner.served(start) if planner.deviates(start) else None
+        if claims is not None:
+            # Other nodes say in their own states what they served.
+            patience = _PATIENCE if claims.is_shared and planner.nodes is None else 0.0
+            since = claims.logged(start.consumed, at.consumed, patience)
+        elif planner.deviates(start):
+            since = planner.plan(start).ids[: at.consumed - start.consumed]
+        else:
+            return None
+        return np.concatenate([planner.served(start), since])
 
     def is_redirected(self, begun: Cursor) -> bool:
         """Whether :meth:`set_epoch` was called since ``begun`` began, and not for its epoch."""

@@ -1,17 +1,19 @@
-"""Prefetch as the loader of one rank sees it: epochs in, progress out."""
+"""What is read for a rank before its workers ask, and what past the cache, as it is in memory."""
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.epoch.planner import Cursor
 from stoker.epoch.rank_share import RankShare
-from stoker.epoch.ranks import Ranks
 from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
@@ -19,6 +21,7 @@ from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Progress
 from stoker.prefetch.reading import WINDOW
 from stoker.shared import SharedArray
+from stoker.source.base import Source
 from stoker.source.held import MemorySource
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.stacked import StackedTier
@@ -29,6 +32,12 @@ _BATCHES = 4  # but where the cache is small it holds so many, and one for each 
 _SMALL_SHARE = 0.25  # up to this share;
 _LEAST_BATCHES = 2  # and these of each rank in any case: what does not fit, a worker has to read
 
+_LOOKED_AT = 32  # samples
+_ENOUGH, _TOO_FEW = 0.75, 0.5  # share of them in memory: to stand aside, and to stop doing so
+_INTERVAL = 0.5  # seconds between two looks within an epoch
+
+log = logging.getLogger("stoker")
+
 
 def window_bytes(
     asked: int, capacity: int, batch_bytes: float, num_workers: int, ranks_here: int
@@ -38,11 +47,6 @@ def window_bytes(
     enough = min(batches * batch_bytes, capacity * _SMALL_SHARE)
     least = min(_LEAST_BATCHES * ranks_here * batch_bytes, capacity)
     return min(asked, int(max(capacity * _SHARE, enough, least)))
-
-
-def ranks_on_node(ranks: Ranks) -> int:
-    """Return how many ranks of the job this machine has, as far as torchrun says."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
 
 
 def with_window(regions: tuple[Region, ...], capacity: int, window: int) -> list[Region]:
@@ -64,12 +68,25 @@ def can_prefetch(store: Store) -> bool:
     )
 
 
+class Ahead(Protocol):
+    """Reads ahead of training: :class:`ReadAhead`, or a simulator's."""
+
+    def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
+        """Begin the rest of an epoch from ``at`` on; ``more``: continue into the next one."""
+
+    def go_on(self) -> None:
+        """Read ahead from now on, if :meth:`begin` was not to."""
+
+    def follow(self, plan: Plan, done: int) -> None:
+        """Rewrite the keys of coming accesses, ``done`` of which are over."""
+
+
 class ReadAhead:
     """Publishes a rank's epochs to the prefetch process, each one epoch before it is needed.
 
     ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
-    ``u32[n]`` are not to be read ahead, ``fetchers`` what :class:`~stoker.epoch.cache.Cache` does.
-    Used by the training thread only.
+    ``u32[n]`` are not to be read ahead, ``fetchers`` what :class:`~stoker.epoch.settings.Cache`
+    does. Used by the training thread only.
     """
 
     def __init__(
@@ -162,3 +179,43 @@ class ReadAhead:
             at.epoch, coming.ids, marks, coming.keys, coming.blocks, coming.before
         )
         self._published = [*self._published[-1:], at.epoch]
+
+
+class DirectReading:
+    """Says which batches workers read past the cache, as a copy would only cost them time.
+
+    Looks where samples of the coming epoch lie as it begins, and again while it is requested: once
+    they do not lie in memory, the rest of the epoch goes through the cache. Ranks need not agree,
+    as each sample is served once in any case. One thread at a time.
+    """
+
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_on = False
+        """Whether batches are read past the cache now."""
+        self.samples = 0
+        """Samples requested so."""
+        self._source, self._clock = source, clock
+        self._looked = 0.0
+
+    def begin(self, ids: NDArray[np.uint32]) -> bool:
+        """Decide for an epoch of samples ``u32[n]``; return :attr:`is_on`."""
+        before, self.is_on = self.is_on, self._share(ids) >= _ENOUGH
+        if self.is_on and not before:
+            log.info("samples lie in the page cache: workers read them past the cache")
+        return self.is_on
+
+    def takes(self, ids: NDArray[np.uint32]) -> bool:
+        """Whether a batch ``u32[n]`` that is requested now is read past the cache."""
+        if self.is_on and self._clock() - self._looked > _INTERVAL:
+            self.is_on = self._share(ids) >= _TOO_FEW
+            if not self.is_on:
+                log.info("samples are not in the page cache any more: the cache is used")
+        self.samples += len(ids) if self.is_on else 0
+        return self.is_on
+
+    def _share(self, ids: NDArray[np.uint32]) -> float:
+        """Return the share of samples in memory, by some that are spread over ``ids``."""
+        some = np.linspace(0, len(ids) - 1, min(len(ids), _LOOKED_AT)).astype(np.int64)
+        share = self._source.at_hand(ids[some])
+        self._looked = self._clock()
+        return share

@@ -1,9 +1,9 @@
-"""What a training did, epoch by epoch, as an HTML page that needs nothing but itself."""
+"""What a training did, epoch by epoch, and other tables and bars, as HTML that loads nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch import html
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
 from stoker.jobs.waits import WAIT_SECONDS, quantile
@@ -22,6 +21,23 @@ _HEAD = (
     "epoch", "samples", "hits", "most hits", "substituted", "packaged", "fetched", "from source",
     "seconds", "waits",
 )  # fmt: skip
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1080px; color: #222;
+       background: #fff; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+svg { width: 100%; max-width: 900px; height: auto; font-family: system-ui, sans-serif; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25em .6em; text-align: right; border-bottom: 1px solid #e4e4e4; }
+th, td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #888; font-weight: 600; } tr.best td { font-weight: 600; }
+p.facts { color: #555; } div.wide { overflow-x: auto; }
+"""
+
+_WIDTH, _HEIGHT = 760, 260
+_LEFT, _TOP, _BOTTOM = 58, 34, 46
+_MOST_LABELS = 24
 
 
 def write_report(
@@ -46,7 +62,7 @@ def write_report(
         *_of_waits(waits),
         *_of_sizes(sizes, cache_bytes),
     ]
-    Path(path).write_text(html.page("What training did", facts, parts), encoding="utf-8")
+    Path(path).write_text(page("What training did", facts, parts), encoding="utf-8")
 
 
 def shown(told: str, epochs: Sequence[Stats]) -> str:
@@ -56,7 +72,7 @@ def shown(told: str, epochs: Sequence[Stats]) -> str:
         del row[_HEAD.index("most hits")]
     if not rows:
         return f"<p>{escape(told)}: no epoch has ended yet</p>"
-    return f"<p>{escape(told)}</p>{html.table(head, rows)}<p>{escape(epochs[-1].verdict)}</p>"
+    return f"<p>{escape(told)}</p>{table(head, rows)}<p>{escape(epochs[-1].verdict)}</p>"
 
 
 def most_hits(sizes: NDArray[np.int64], cache_bytes: int) -> float:
@@ -74,10 +90,10 @@ def _of_epochs(epochs: Sequence[Stats], most: float) -> Iterator[str]:
     hits = [epoch.hit_ratio for epoch in epochs]
     stalls = [epoch.stall_share for epoch in epochs]
     limit = "most with one visit of each sample an epoch", most
-    yield html.bars("Hits, % of the samples of an epoch", names, hits, _percent(hits), limit)
-    yield html.bars("Waiting, % of the time of an epoch", names, stalls, _percent(stalls))
+    yield bars("Hits, % of the samples of an epoch", names, hits, _percent(hits), limit)
+    yield bars("Waiting, % of the time of an epoch", names, stalls, _percent(stalls))
     yield '<h2>Epochs</h2><div class="wide">'
-    yield html.table(_HEAD, [_row(*numbered, most) for numbered in zip(names, epochs, strict=True)])
+    yield table(_HEAD, [_row(*numbered, most) for numbered in zip(names, epochs, strict=True)])
     yield "</div><p>The first epoch fills the cache. Recipes that repeat samples can hit more.</p>"
 
 
@@ -102,7 +118,7 @@ def _of_waits(waits: Sequence[int]) -> Iterator[str]:
     yield f"<p>{sum(waits):,} batches; p50 {p50:.1f} ms, p99 {p99:.1f} ms</p>"
     names = [*(f"{1000 * edge:.3g}" for edge in WAIT_SECONDS), "more"]
     shown = [f"{count:,} batches" for count in waits]
-    yield html.bars("Batches, by ms waited at most", names, waits, shown)
+    yield bars("Batches, by ms waited at most", names, waits, shown)
 
 
 def _of_sizes(sizes: NDArray[np.int64], cache_bytes: int) -> Iterator[str]:
@@ -116,8 +132,77 @@ def _of_sizes(sizes: NDArray[np.int64], cache_bytes: int) -> Iterator[str]:
     counts, edges = np.histogram(sizes, bins=_BUCKETS)
     names = [format_bytes(int(edge)) for edge in edges[1:]]
     shown = [f"{count:,} samples" for count in counts.tolist()]
-    yield html.bars("Samples, by bytes at most", names, counts.tolist(), shown)
+    yield bars("Samples, by bytes at most", names, counts.tolist(), shown)
 
 
 def _percent(shares: Sequence[float]) -> list[str]:
     return [f"{share:.1%}" for share in shares]
+
+
+def page(title: str, facts: Mapping[str, Any], parts: Iterable[str]) -> str:
+    """Return a whole page; ``facts`` are named at its beginning, ``parts`` are HTML."""
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{STYLE}</style></head><body>",
+            f'<h1>{escape(title)}</h1><p class="facts">{escape(told)}</p>',
+            *parts,
+            "</body></html>\n",
+        ]
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a ``<table>``; cells are text."""
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    lines = [
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    ]
+    return "\n".join(
+        [f"<table><thead><tr>{titles}</tr></thead><tbody>", *lines, "</tbody></table>"]
+    )
+
+
+def bars(
+    title: str,
+    labels: Sequence[str],
+    values: Sequence[float],
+    shown: Sequence[str],
+    limit: tuple[str, float] | None = None,
+) -> str:
+    """Return an ``<svg>`` with a bar for each of ``values`` (0 or more, of the length of the rest).
+
+    ``shown`` is what a bar says when it is pointed at; ``limit``, a name and a value, a line above.
+    """
+    highest = max([*values, 0.0 if limit is None else limit[1]], default=0.0) or 1.0
+    bottom, step = _HEIGHT - _BOTTOM, (_WIDTH - _LEFT - 20) / max(1, len(values))
+    every = -(-len(values) // _MOST_LABELS)
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{escape(title, quote=True)}" xmlns="http://www.w3.org/2000/svg">',
+        f'<text x="{_LEFT}" y="20" font-weight="bold" font-size="13">{escape(title)}</text>',
+        f'<path d="M{_LEFT} {bottom}H{_WIDTH - 20}" stroke="#888"/>',
+    ]
+    for at, (label, value, told) in enumerate(zip(labels, values, shown, strict=True)):
+        x, height = _LEFT + at * step, (bottom - _TOP) * value / highest
+        parts.append(
+            f'<rect x="{x + 0.1 * step:.1f}" y="{bottom - height:.1f}" width="{0.8 * step:.1f}" '
+            f'height="{height:.1f}" fill="#0072b2"><title>{escape(f"{label}: {told}")}</title>'
+            "</rect>"
+        )
+        if at % every == 0:
+            parts.append(
+                f'<text x="{x + step / 2:.1f}" y="{bottom + 16}" text-anchor="middle" '
+                f'font-size="10">{escape(label)}</text>'
+            )
+    if limit is not None:
+        y = bottom - (bottom - _TOP) * limit[1] / highest
+        parts.append(
+            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - 20}" stroke="#000" stroke-dasharray="1 4"/>'
+            f'<text x="{_WIDTH - 20}" y="{y - 4:.1f}" text-anchor="end" font-size="11">'
+            f"{escape(limit[0])}</text>"
+        )
+    return "\n".join([*parts, "</svg>"])

@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.agreement import Collective
-from stoker.epoch.bar import Bar
-from stoker.epoch.batch import BatchSpec, Failure, RequestSampler
+from stoker.epoch.batch import BatchSpec, RequestSampler
 from stoker.epoch.cached import (
     CachedSamples,
     Counts,
@@ -26,42 +21,31 @@ from stoker.epoch.cached import (
     plain_memory,
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
-from stoker.epoch.direct import DirectReading
-from stoker.epoch.mixed import SourceBooks, SourceStats
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
-from stoker.epoch.ranks import Agree, LazyRanks, Locality, Nodes, Ranks, is_first_on_node
-from stoker.epoch.read_ahead import ReadAhead, can_prefetch, ranks_on_node, window_bytes
-from stoker.epoch.report import write_report
-from stoker.epoch.settings import EpochSettings, check_accuracy, check_known_end, check_rescore
+from stoker.epoch.ranks import (
+    LazyRanks,
+    Locality,
+    Network,
+    Nodes,
+    Ranks,
+    is_first_on_node,
+    ranks_on_node,
+)
+from stoker.epoch.read_ahead import DirectReading, ReadAhead, can_prefetch, window_bytes
+from stoker.epoch.records import Bar, Records, SourceBooks
+from stoker.epoch.settings import EpochSettings, check_known_end, check_rescore
 from stoker.epoch.setup import CacheSetup
 from stoker.epoch.state import Owner, RankState, dataset_name
-from stoker.epoch.stats import Records, Stats
 from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path, trace_path
-from stoker.errors import ConfigError, SegmentError, StokerError
 from stoker.importance.base import as_scorer
-from stoker.jobs.board import JobTable
-from stoker.jobs.member import Member, token_of
-from stoker.jobs.merged import Merged
+from stoker.jobs.member import token_of
 from stoker.recipes.base import uniform
-from stoker.sampler.batching import Batching, Grouping
+from stoker.sampler.batching import Batching
 from stoker.scores import Scores
-from stoker.source.base import Source
-from stoker.store.registry import SharedArena
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
-
-
-class Network(NamedTuple):
-    """How the ranks of a framework speak with each other."""
-
-    agree: Agree
-    """Asks rank 0."""
-    find_nodes: Callable[[Ranks], Nodes | None]
-    """Returns the nodes of the job; None if they are not known, or there is one."""
-    join: Callable[[int, int], Collective]
-    """Returns what exchanges arrays between several ranks, given rank and world size."""
 
 
 class Session:
@@ -90,7 +74,8 @@ class Session:
         recipe, num_samples = setup.recipe, setup.population.num_samples
         epochs = settings.of_recipe(recipe, setup.cache.sharing.probe)
         if batching is not None:
-            epochs = _batched(epochs, batching, setup)
+            source, population = setup.dataset.source, setup.population
+            epochs = epochs.batched(batching, source, population)
         scorer = as_scorer(recipe.scorer(num_samples))
         check_rescore(rescore, recipe, scorer)
         if epochs.is_planned:
@@ -160,7 +145,6 @@ class Session:
             ranks,
             self._network.agree,
             window,
-            partial(self._join, token),
             has_homes=planner.locality is not None,
             accesses=planner.most_places if self._epochs.is_planned else 0,
             token=token,
@@ -352,24 +336,6 @@ class Session:
             packager=packager,
         )
 
-    def _join(self, token: int, arena: SharedArena, policy: Merged) -> Member | None:
-        """Join the jobs that share the cache; None, and training continues, if that fails."""
-        setup, recipe = self.setup, self.setup.recipe.name
-        inode = os.fstat(arena.arena.handle.fds[0]).st_ino
-        try:
-            table = JobTable(f"{setup.key} {inode}", setup.population.num_samples)
-        except (StokerError, OSError) as error:
-            log.info("other jobs at this cache are not known: %s", error)
-            return None
-        return Member(
-            table,
-            policy,
-            self.setup.cache.sharing,
-            token=token,
-            name=f"{recipe} {os.getpid()}",
-            partition=setup.partition,
-        )
-
     def _next_token(self) -> int:
         """Return where the names of an epoch's batches begin; also that of one run again."""
         self._iterations += 1
@@ -412,175 +378,6 @@ class Session:
             "cache_bytes": self.setup.capacity,
             "data_bytes": self.setup.data_bytes,
         }
-
-
-def _batched(settings: EpochSettings, batching: Batching, setup: CacheSetup) -> EpochSettings:
-    """Return ``settings`` with batches by lengths; ConfigError where samples do not fit."""
-    source, population = setup.dataset.source, setup.population
-    lengths = batching.lengths_of(source.sizes, are_exact=source.sizes_are_exact)
-    visited = population.ids(np.arange(len(population))) if population.label else None
-    grouping = Grouping(
-        batching,
-        lengths,
-        visited,
-        seed=settings.seed,
-        shuffle=settings.shuffle,
-        drop_last=settings.drop_last,
-    )
-    return replace(settings, grouping=grouping, batch_size=grouping.typical)
-
-
-def export_scores(scores: Scores, source: Source, path: str | os.PathLike[str]) -> None:
-    """Write the name and the score of every sample to ``path``, an ``.npz`` file.
-
-    ``paths`` (``S[N]``) are what ``source`` calls its samples, ``scores`` (``f64[N]``) the latest
-    ones, NaN for samples never seen: what ``stoker run --order`` takes. Raises OSError.
-    """
-    names = np.array([os.fsencode(source.name(sample)) for sample in range(len(source))])
-    values = np.where(scores.seen > 0, scores.values, np.nan)
-    with Path(path).open("wb") as file:  # by itself NumPy adds a suffix to other names
-        np.savez(file, paths=names, scores=values)
-
-
-class FrontEnd:
-    """What shows the training loop its batches, on a :class:`Session`: the Loader, the Feed."""
-
-    _session: Session
-    _closed = False
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``, from 0; a sampler of one's own is told too.
-
-        Optional: iterating again advances by itself. A restored epoch resumes; another one leaves
-        its rest out, with a warning. ConfigError for a negative epoch.
-        """
-        self._session.controller.share.set_epoch(epoch)
-
-    def total_steps(self) -> int:
-        """Return the batches of this rank in all ``epochs``; ConfigError if they were not given.
-
-        Where the length of an epoch depends on scores, what a schedule is best laid out by.
-        """
-        return self._session.controller.share.planned_batches(self._known_epochs())
-
-    def end_epoch(self, accuracy: float | None = None) -> None:
-        """Mark the end of an epoch, with the validation accuracy for recipes that adapt to it.
-
-        ``accuracy`` is a share, from 0 to 1. Where only some ranks tell it, all take the mean of
-        theirs when the next epoch begins. A recipe that adapts to it and is told none warns once.
-        Waits for losses that are still being copied. Raises
-        :class:`~stoker.errors.ConfigError` for an accuracy out of range.
-        """
-        self._check_open()
-        accuracy = None if accuracy is None else check_accuracy(accuracy)
-        self._session.controller.end()
-        self._session.controller.tell(accuracy)
-        records = self._session.records
-        if records.epochs:
-            told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
-            last = records.epochs[-1]
-            log.info("epoch %d%s: %s; %s", records.epoch, told, last.summary, last.verdict)
-
-    def close(self) -> None:
-        """Stop what makes batches and let go of the cache, which lives on while another job has it.
-
-        May be called again; also done by ``with``, and by the system when the process dies.
-        """
-        if self._closed:
-            return
-        self._stop()
-        self._session.controller.end()
-        self._closed = True
-        self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _stop(self) -> None:
-        """Stop the workers or threads, and abandon the batches on their way."""
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SegmentError(f"this {type(self).__name__} is closed: make a new one")
-
-    def _known_epochs(self) -> int:
-        """Return how many epochs the whole training has."""
-        epochs = self._session.controller.settings.epochs
-        if epochs is None:
-            name = type(self).__name__
-            raise ConfigError(f"total_steps() needs the number of epochs: give the {name} epochs=")
-        return epochs
-
-    # --- what is known of samples and counts ---
-
-    @property
-    def cache(self) -> CachedSamples | None:
-        """The samples through the cache, for a look at what it holds; None before iterating."""
-        return self._session.cached
-
-    @property
-    def scores(self) -> Scores:
-        """Latest score of each sample (``values``), when (``last``) and how often (``seen``)."""
-        return self._session.controller.observer.scores
-
-    def export_scores(self, path: str | os.PathLike[str]) -> None:
-        """Write names and scores of all samples to an ``.npz`` file, for ``stoker run --order``.
-
-        Of several ranks one is enough, once an epoch has begun: they agree then. Raises OSError.
-        """
-        export_scores(self.scores, self._session.setup.dataset.source, path)
-
-    @property
-    def stats(self) -> Stats:
-        """Counts since this was made, and before the state that it resumed was saved.
-
-        Of this rank and its workers.
-        """
-        return self._session.controller.stats()
-
-    @property
-    def source_stats(self) -> dict[str, SourceStats]:
-        """Counts of each source of a mixture, by name; likewise, of batches handed out.
-
-        Draws the order of the epoch again, to know how often each source was visited. ConfigError
-        for a data set that is no mixture.
-        """
-        controller, sources = self._session.controller, self._session.records.sources
-        if sources is None:
-            raise ConfigError("this is no mixture: stats counts its one source, or see stoker.mix")
-        at = controller.share.coming if controller.walk is None else controller.walk.cursor
-        return sources.stats(at.epoch, controller.planner.served(at))
-
-    @property
-    def epoch_stats(self) -> list[Stats]:
-        """Stats of each epoch that has ended since this was made, abandoned ones included."""
-        return list(self._session.records.epochs)
-
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Write what each epoch that has ended did to ``path``, an HTML page that loads nothing.
-
-        Hits beside the most that are possible, the share of waiting, a histogram of the waits for
-        batches and the sizes of samples; of this rank. Raises
-        :class:`~stoker.errors.ConfigError` if no epoch has ended, and OSError.
-        """
-        setup, records = self._session.setup, self._session.records
-        sizes = setup.population.sizes(setup.stage.source.sizes)
-        facts = {"recipe": setup.recipe.name, "samples": len(setup.population)}
-        waits = records.waits.counts
-        write_report(path, facts, records.epochs, waits, sizes, setup.capacity)
-
-    @property
-    def quarantine(self) -> list[Failure]:
-        """Samples that could not be served and were replaced, each once, with the last reason."""
-        return list(self._session.records.failures.values())
 
 
 def _is_bare(

@@ -6,17 +6,15 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from stoker.epoch.cache import Cache
 from stoker.epoch.cached import CachedSamples
 from stoker.epoch.ranks import Agree, Ranks
 from stoker.epoch.read_ahead import with_window
-from stoker.epoch.settings import Population
+from stoker.epoch.settings import Cache, Population
 from stoker.epoch.stage import Samples, make_stage
 from stoker.errors import (
     CapacityError,
@@ -26,6 +24,7 @@ from stoker.errors import (
     redacted,
     warn_caller,
 )
+from stoker.jobs.board import JobTable
 from stoker.jobs.member import Member, token_of
 from stoker.jobs.merged import Merged
 from stoker.jobs.partition import Partition
@@ -50,9 +49,6 @@ from stoker.store.tier import NullTier, RegionTier
 from stoker.types import format_bytes, parse_bytes
 
 log = logging.getLogger("stoker")
-
-Join = Callable[[SharedArena, Merged], Member | None]
-"""Makes this job known to others that share its cache."""
 
 
 class CacheSetup:
@@ -163,7 +159,6 @@ class CacheSetup:
         ranks: Ranks,
         agree: Agree,
         window: int = 0,
-        join: Join | None = None,
         *,
         has_homes: bool = False,
         accesses: int = 0,
@@ -172,9 +167,9 @@ class CacheSetup:
         """Return the data set served through the cache, which other jobs may have open already.
 
         ``agree`` asks rank 0. ``window``: bytes on top of the cache for samples that were read
-        ahead. ``join`` is called if other jobs can find it. ``has_homes``: not all samples are to
-        be kept on this node. ``accesses``: those of all ranks in the longest epoch. ``token``: what
-        the job's ranks here are known by; 0: there is one.
+        ahead. ``has_homes``: not all samples are to be kept on this node. ``accesses``: those of
+        all ranks in the longest epoch. ``token``: what the job's ranks are known by to other jobs
+        that find the cache; 0: to none.
 
         Raises :class:`~stoker.errors.CapacityError` when the memory is not there, and
         :class:`~stoker.errors.SourceUnavailable` for a storage that gives up while preloading.
@@ -194,8 +189,8 @@ class CacheSetup:
             for arena in opened:
                 arena.close()
             raise
-        if join is not None and self.capacity and opened[0].shared and not self.stage.is_private:
-            self.member = join(opened[0], self.policy)
+        if token and self.capacity and opened[0].shared and not self.stage.is_private:
+            self.member = self._join(opened[0].arena, token)
         claims = stand_ins = None
         if together is not None and "served" in together.arrays:
             claims = Claims(together)
@@ -269,6 +264,23 @@ class CacheSetup:
             self.partition = Partition(f"{self.key} {inode}", arena, region, token, weight)
         except (StokerError, OSError) as error:
             log.info("this job has no part of its own of the cache: %s", error)
+
+    def _join(self, arena: Arena, token: int) -> Member | None:
+        """Join the jobs that share the cache; None, and training continues, if that fails."""
+        inode = os.fstat(arena.handle.fds[0]).st_ino
+        try:
+            table = JobTable(f"{self.key} {inode}", self.population.num_samples)
+        except (StokerError, OSError) as error:
+            log.info("other jobs at this cache are not known: %s", error)
+            return None
+        return Member(
+            table,
+            self.policy,
+            self.cache.sharing,
+            token=token,
+            name=f"{self.recipe.name} {os.getpid()}",
+            partition=self.partition,
+        )
 
     def _tier(self, opened: list[SharedArena]) -> RegionTier:
         """Return the tier over what was opened: memory, the disk, both, or nothing."""

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.codec import decode, encode
-from stoker.epoch.resized import ResizedSource
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import ImageTransform
 from stoker.images.resize import Resized
 from stoker.sampler.mixture import Mixture
-from stoker.source.base import BaseSource, Source, read_whole
+from stoker.shared import SharedArray
+from stoker.source.base import BaseSource, PackedRead, PackedSource, Source, check_ids, read_whole
 from stoker.source.held import MemorySource
+from stoker.source.packed import Buffer, pack
 from stoker.store.counters import Counters
 
 Decode = Callable[[bytes], Any]
 """What turns the bytes of one sample into what transforms work on."""
 
-_PROBES = 32  # samples decoded to learn how large decoded ones are
+_PROBES = 32  # samples, at most
 _ESTIMATED = 1.5
+_RESIZED = 1  # version of what is done to an image: part of the key
 
 
 class Samples:
     """The samples of a Source: :meth:`decode` of their bytes, then :meth:`finish`.
 
-    The cache stands before or after :meth:`decode`. Safe in any thread as far as what
-    subclasses do there is.
+    With ``decode="packed"`` they are the bytes. The cache stands before or after :meth:`decode`.
+    Safe in any thread as far as what subclasses do there is.
     """
 
     is_bytes_of_source = True
@@ -48,9 +51,12 @@ class Samples:
     """What identifies to other jobs how :meth:`decode` works without code of the user's; None: they
     cannot know."""
 
-    def __init__(self, source: Source, decode: Decode | None = None) -> None:
+    def __init__(self, source: Source, decode: Decode | Literal["packed"] | None = None) -> None:
+        if isinstance(decode, str) and decode != "packed":
+            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
         self.source = source
-        self._decode = decode
+        self.is_packed = decode == "packed"
+        self._decode = None if isinstance(decode, str) else decode
 
     @property
     def is_random(self) -> bool:
@@ -119,6 +125,16 @@ def decoded_by(function: Decode, raw: bytes) -> Any:
         raise SampleCorrupt(
             f"decode raised {type(error).__name__} for {len(raw)} bytes: {error}"
         ) from error
+
+
+def checked_targets(targets: ArrayLike, num_samples: int) -> NDArray[Any]:
+    """Return targets as an array ``[N, ...]``; ConfigError unless there is one for each sample."""
+    array = np.asarray(targets)
+    if array.ndim == 0 or len(array) != num_samples:
+        raise ConfigError(
+            f"targets of shape {list(array.shape)} do not fit {num_samples} samples: give one each"
+        )
+    return array
 
 
 class Stage(Protocol):
@@ -262,6 +278,86 @@ class DecodedStage:
         self._decoded.counters = Counters(("bytes",))
 
 
+class ResizedSource(PackedSource):
+    """The samples of ``source`` as ``form`` makes them, by whichever process reads.
+
+    ``sizes`` is an estimate: those of ``source``, times the mean factor of 32 samples that are
+    read at construction. As safe in threads and processes as ``source``.
+    """
+
+    def __init__(self, source: Source, form: Resized) -> None:
+        self._source, self._form = source, form
+        self.factor = self._measured()
+        """Estimated bytes of all samples / those of the originals."""
+        sizes = np.ceil(source.sizes * self.factor).astype(np.int64)
+        self._sizes = SharedArray.copy_of(sizes, "stoker-resized")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Estimated bytes of each sample, ``i64[N]``, read-only."""
+        return self._sizes.read_only
+
+    @property
+    def sizes_are_exact(self) -> bool:
+        """False: they are not known before the samples are made."""
+        return False
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the originals, and the form."""
+        form = f"{self._form.short_side}-{self._form.quality}"
+        return f"{self._source.fingerprint}-resized{_RESIZED}-{form}"
+
+    @property
+    def local_identity(self) -> str:
+        """That of the originals."""
+        return self._source.local_identity
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the originals' fingerprint has no meaning outside this job."""
+        return self._source.is_private
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the originals can be read at once."""
+        return self._source.is_ready
+
+    def name(self, sample_id: int) -> str:
+        """Return what the original is called."""
+        return self._source.name(sample_id)
+
+    @property
+    def lanes(self) -> int:
+        """As many as for the originals."""
+        return self._source.lanes
+
+    def read_one(self, sample_id: int) -> Buffer:
+        """Return one sample; see :meth:`Source.read_one`."""
+        return self._form(self._source.read_one(sample_id))
+
+    def read_packed(self, ids: ArrayLike) -> PackedRead:
+        """Return the samples in one array; see :meth:`Source.read_packed`."""
+        data, offsets, errors = read_whole(self._source, check_ids(ids, len(self)))
+        view = data.data
+        samples = [self._form(view[begin:end]) for begin, end in pairwise(offsets.tolist())]
+        return *pack(samples), errors
+
+    def close(self) -> None:
+        """Close the originals."""
+        self._source.close()
+
+    def _measured(self) -> float:
+        ids = _probes(len(self))
+        _, offsets, errors = self.read_packed(ids)
+        good = np.delete(np.arange(len(ids)), list(errors))
+        before = int(self._source.sizes[ids[good]].sum())
+        return float(np.diff(offsets)[good].sum() / before) if before else 1.0
+
+
 class DecodedSource(BaseSource):
     """A Source of decoded samples, over the encoded one of ``dataset``.
 
@@ -275,8 +371,7 @@ class DecodedSource(BaseSource):
         self._private = private
         self.counters = Counters(("bytes",))
         self.fingerprint = dataset.source.fingerprint
-        probes = np.unique(np.linspace(0, len(dataset) - 1, _PROBES).astype(np.uint32))
-        samples, _ = self.read_each(probes)
+        samples, _ = self.read_each(_probes(len(dataset)))
         lengths = [len(sample) for sample in samples if sample is not None]
         self._mean_size = max(1, round(float(np.mean(lengths)))) if lengths else 1
         self.counters = Counters(("bytes",))  # the probes above are not training's reads
@@ -322,3 +417,8 @@ class DecodedSource(BaseSource):
             else:
                 samples[row] = encode(sample, private=self._private)
         return samples, errors
+
+
+def _probes(num_samples: int) -> NDArray[np.uint32]:
+    """Return the ids ``u32[n]`` of samples that are made to learn how large they become."""
+    return np.unique(np.linspace(0, num_samples - 1, _PROBES).astype(np.uint32))

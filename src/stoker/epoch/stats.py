@@ -1,31 +1,22 @@
-"""What happened so far in numbers, what they mean, and the books of a rank that count it."""
+"""What happened so far in numbers, and what they mean: what limits training, what would help."""
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from html import escape
-from typing import Any
+from math import ceil
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stoker.epoch import html
-from stoker.epoch.bar import Bar
-from stoker.epoch.batch import Failure, ServedBatch
-from stoker.epoch.mixed import SourceBooks
-from stoker.epoch.verdict import bound_of, verdict_of
-from stoker.jobs.waits import Waits
-from stoker.shared import SharedArray
+from stoker.bounds import Rates, smallest_cache
 from stoker.types import format_bytes
 
-_SHORT = 5.0  # seconds of an epoch too short to say anything about
+_LITTLE = 0.05  # of the time: less waiting than that is not worth a change
+_LEAST = 0.001  # of the time: a step that takes less cannot be told from none
 
-_AT_ONCE = 32  # batches
-log = logging.getLogger("stoker")
+Bound = Literal["start-up", "compute", "storage", "decode"]
+"""What limits the rate of training: that it starts, the step itself, reading, or decoding."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +169,9 @@ class Stats:
             ("fetched", f"{self.fetched:,}, {format_bytes(self.bytes_from_source)}"),
             ("training waits", f"{self.stall_seconds:.2f} s, {self.stall_share:.1%} of the time"),
         ]
-        return html.table(("", "Stats"), rows) + f"<p>{escape(self.verdict)}</p>"
+        cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows)
+        head = "<thead><tr><th></th><th>Stats</th></tr></thead>"
+        return f"<table>{head}<tbody>{cells}</tbody></table><p>{escape(self.verdict)}</p>"
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``; ratios and ``cache_bytes`` are of now."""
@@ -222,194 +215,92 @@ def from_counters(counters: Mapping[str, Any], **others: Any) -> Stats:
     return Stats(**{**values, **others})
 
 
-class Visits:
-    """How often each sample was handed out in the epoch under way, ``u32[N]``, in one process."""
-
-    def __init__(self, num_samples: int) -> None:
-        # In shared memory, or workers would keep a copy of each page written after their fork.
-        self._shared = SharedArray.create(num_samples, np.uint32, name="stoker-visits")
-        self._counts = self._shared.array
-        self._waiting: list[NDArray[np.uint32]] = []
-
-    def begin_epoch(self) -> None:
-        """Start again from zero."""
-        self._waiting.clear()
-        self._counts[:] = 0
-
-    def add(self, ids: NDArray[np.uint32]) -> None:
-        """Count ids ``u32[n]``; repeats count."""
-        # Many batches at once: after a training step the counts are in no cache of the processor.
-        self._waiting.append(ids)
-        if len(self._waiting) == _AT_ONCE:
-            self._count()
-
-    def _count(self) -> None:
-        for ids in self._waiting:
-            np.add.at(self._counts, ids, 1)
-        self._waiting.clear()
-
-    def coverage(self, share: int) -> float:
-        """Return the distinct samples / ``share``, how many samples could be."""
-        self._count()
-        return np.count_nonzero(self._counts) / share if share else 0.0
-
-    def ess(self, share: int) -> float:
-        """Return the effective sample size of the counts / ``share``; 0 for no visits."""
-        self._count()
-        if not share:
-            return 0.0
-        counts = self._counts.astype(np.float64)
-        squares = float(counts @ counts)
-        return float(counts.sum()) ** 2 / squares / share if squares else 0.0
+def bound_of(stats: Stats) -> Bound:
+    """Return what limits training, as far as counts tell."""
+    if not stats.accesses or stats.epoch_seconds <= 0:
+        return "start-up"
+    most = max(_LITTLE * stats.epoch_seconds, stats.stall_seconds / 2)
+    if stats.workers and stats.start_seconds > most:
+        return "start-up"
+    if stats.stall_share <= _LITTLE:
+        return "compute"
+    return "storage" if _storage_share(stats) >= 0.5 else "decode"
 
 
-class Records:
-    """The books of one rank's loader, kept in the training process by one thread.
+def shares_of(stats: Stats) -> dict[Bound, float]:
+    """Return the share of the time that training spends on or waits for each; they add up to 1.
 
-    ``sources``: those of the sources of a mixture. ``bar`` shows how the epoch goes.
+    Empty before any time has passed. Waiting is divided as the loader's work is.
     """
+    seconds = stats.epoch_seconds
+    if seconds <= 0:
+        return {}
+    stalled = min(stats.stall_seconds, seconds)
+    started = min(stats.start_seconds, stalled) if stats.workers else 0.0
+    waited = stalled - started
+    read = waited * min(1.0, _storage_share(stats)) if waited > 0 else 0.0
+    return {
+        "start-up": started / seconds,
+        "storage": read / seconds,
+        "decode": (waited - read) / seconds,
+        "compute": 1 - stalled / seconds,
+    }
 
-    def __init__(
-        self, num_samples: int, sources: SourceBooks | None = None, bar: Bar | None = None
-    ) -> None:
-        self._bar = bar
-        self.sources = sources
-        """Counts by source; None: there is one."""
-        self.tokens_of: Callable[[NDArray[np.uint32]], tuple[int, int]] | None = None
-        """Returns the tokens of a batch of ids ``u32[n]``, and those that it has room for."""
-        self.epochs: list[Stats] = []
-        """Of each epoch that has ended, abandoned ones included."""
-        self.epoch = 0
-        """The epoch of the books that are open or were closed last."""
-        self.failures: dict[int, Failure] = {}
-        """Samples that had to be replaced, by id, with the last reason."""
-        self.waits = Waits()
-        """How long the training loop waited for each batch."""
-        self.last_stall = 0.0
-        """Seconds that the training loop waited for the latest batch."""
-        self._visits = Visits(num_samples)
-        self._tokens = self._token_places = 0
-        self._rescoring_seconds = 0.0
-        self._stall_seconds = self._epoch_seconds = 0.0  # the latter of epochs that are over
-        self._start_seconds = 0.0
-        self._awaits_first = False  # whether no batch of the epoch has come yet
-        self._idle_seconds = 0.0  # of the stall of this epoch, without what the loop's thread did
-        self._before = Stats()
-        self._began: Stats | None = None
-        self._began_at = self._last_at = 0.0
 
-    def stats(self, counters: Mapping[str, Any] | None, share: int, **counts: Any) -> Stats:
-        """Return all counts; those of the run before while ``counters`` are None.
+def headspace_of(stats: Stats) -> float:
+    """Return an estimate of how many times as fast training would run if data were free.
 
-        ``counters`` are those of :meth:`Store.stats <stoker.store.Store.stats>`, with ``counts`` of
-        others on top; ``share``: how many samples are this rank's, 0 where coverage and effective
-        sample size, which take a pass over all samples, are not needed.
-        """
-        if counters is None:
-            return self._before
-        return from_counters(
-            counters,
-            rescoring_seconds=self._rescoring_seconds,
-            stall_seconds=self._stall_seconds,
-            start_seconds=self._start_seconds,
-            epoch_seconds=self._epoch_seconds + self._seconds,
-            tokens=self._tokens,
-            token_places=self._token_places,
-            coverage=self._visits.coverage(share),
-            ess=self._visits.ess(share),
-            **counts,
-        ).plus(self._before)
+    1 to 1000, from the time that it waits. Too high where a step continues while Python waits, as
+    on an accelerator; too low where workers take processors from the step.
+    """
+    return 1 / max(1 - stats.stall_share, _LEAST)
 
-    def begin_epoch(
-        self, epoch: int, earlier: NDArray[np.uint32], now: Stats, batches: int | None = None
-    ) -> None:
-        """Open the books of an epoch in which ``earlier`` ids ``u32[n]`` were handed out before.
 
-        ``batches`` are to come; None: that is not known.
-        """
-        if self._bar is not None:
-            self._bar.begin(epoch, batches)
-        self.epoch = epoch
-        self._visits.begin_epoch()
-        self._visits.add(earlier)
-        self._began = now
-        self._began_at = self._last_at = time.perf_counter()
-        self._awaits_first = True
-        self._idle_seconds = 0.0
+def verdict_of(stats: Stats, *, may_be_first: bool = True) -> str:
+    """Return in one line what counts mean; empty before anything was served.
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an epoch is in progress."""
-        return self._began is not None
+    ``may_be_first``: whether they may be of the first epoch, which fills the cache.
+    """
+    bound, share = bound_of(stats), stats.stall_share
+    if not stats.accesses or stats.epoch_seconds <= 0:
+        return ""
+    if bound == "start-up":
+        started = stats.start_seconds / stats.epoch_seconds
+        return (
+            f"training waits {started:.0%} of the time for the first batch of an epoch: "
+            "persistent_workers=True keeps workers between epochs, fewer num_workers start sooner"
+        )
+    if bound == "compute":
+        return f"training waits {share:.0%} of the time: it is the limit itself, all is well"
+    if bound == "storage":
+        advice = _storage_advice(stats, may_be_first)
+        return f"training waits {share:.0%} of the time, for storage: {advice}"
+    waits = f"training waits {share:.0%} of the time, for decoding and transforms: "
+    cores = len(os.sched_getaffinity(0))
+    if stats.workers < cores:
+        return waits + f"num_workers is {stats.workers}, and there are {cores} processors"
+    return waits + 'all processors are busy; Cache(stage="decoded") saves the decoding'
 
-    def end_epoch(self, now: Stats) -> None:
-        """Close the books of the epoch in progress."""
-        assert self._began is not None
-        if self._bar is not None:
-            self._bar.end()
-        self.epochs.append(now.since(self._began))
-        self._epoch_seconds += self._seconds
-        self._began = None
 
-    def say_verdict(self) -> None:
-        """Log once what limits training: when two epochs have ended, the second not too short."""
-        if len(self.epochs) != 2 or self.epochs[1].epoch_seconds < _SHORT:
-            return
-        last = self.epochs[1]
-        bound, verdict = bound_of(last), verdict_of(last, may_be_first=False)
-        level = logging.INFO if bound == "compute" else logging.WARNING
-        log.log(level, "after two epochs, training is bound by %s: %s", bound, verdict)
+def _storage_share(stats: Stats) -> float:
+    """Return the share of the loader's work that was reading, or waiting for who reads."""
+    # Workers that training waits for have no rest.
+    spent = stats.workers * stats.epoch_seconds if stats.workers else stats.stall_seconds
+    return (stats.source_seconds + stats.wait_seconds) / spent
 
-    @property
-    def _seconds(self) -> float:
-        """How long the epoch in progress took up to its latest batch."""
-        return 0.0 if self._began is None else self._last_at - self._began_at
 
-    def supply(self) -> float:
-        """Return what storage gave in the epoch that ended last, as a share of what training took.
-
-        See ``Scores.supplies``. What the training loop's own thread does in the loader (taking
-        batches over, decoding them without workers) is not waiting for storage. NaN where nothing
-        was read or next to no time passed.
-        """
-        last, seconds = self.epochs[-1], self._last_at - self._began_at
-        if not last.accesses or not last.fetched or seconds <= 0:
-            return math.nan
-        working = max(0.0, 1 - self._idle_seconds / seconds)
-        return working * last.fetched / last.accesses
-
-    def add_batch(self, batch: ServedBatch, failures: Iterable[Failure]) -> None:
-        """Count a batch that is handed out, and what was replaced in it."""
-        self._last_at = time.perf_counter()
-        if self._awaits_first:
-            self._awaits_first = False
-            self._start_seconds += self._last_at - self._began_at
-        self._visits.add(batch.ids)
-        if self.tokens_of is not None:
-            tokens, places = self.tokens_of(batch.ids)
-            self._tokens += tokens
-            self._token_places += places
-        if self.sources is not None:
-            self.sources.add(batch.ids, batch.outcomes)
-        self.waits.add(self.last_stall)
-        if self._bar is not None:
-            self._bar.add(len(batch.ids), self.last_stall)
-        for failure in failures:
-            if failure.id not in self.failures:
-                log.warning("skipped %s: %s", failure.name, failure.reason)
-            self.failures[failure.id] = failure
-
-    def add_stall(self, seconds: float, computed: float) -> None:
-        """Count time that the training loop waited, of which its thread ``computed`` that much."""
-        self._stall_seconds += seconds
-        self._idle_seconds += seconds - computed
-        self.last_stall = seconds
-
-    def add_rescoring(self, seconds: float) -> None:
-        """Count time spent on scoring samples again between epochs."""
-        self._rescoring_seconds += seconds
-
-    def restore(self, saved: Stats, failures: Iterable[Failure], now: Stats) -> None:
-        """Make the counts, which are ``now``, those of a saved state, and count on from there."""
-        self._before = saved.since(now).plus(self._before)
-        self.failures = {failure.id: failure for failure in failures}
+def _storage_advice(stats: Stats, may_be_first: bool) -> str:
+    """Return what lets training wait less for storage."""
+    cached = min(1.0, stats.cache_bytes / stats.data_bytes) if stats.data_bytes else 0.0
+    held = f"the cache holds {cached:.0%} of the bytes"
+    if may_be_first and cached and stats.fetched > 0.9 * stats.accesses:
+        return f"{held}; if this was the first epoch, later ones read less"
+    trained = max(stats.epoch_seconds - stats.stall_seconds, 1e-9)
+    rates = Rates(stats.fetched / stats.epoch_seconds, compute=stats.accesses / trained)
+    needed = smallest_cache(rates) or 0.0
+    if needed > cached:
+        return (
+            f"{held}; more num_workers or Cache(prefetch=) read more at once, and with "
+            f'cache="{ceil(100 * needed)}%" or a disk below it storage keeps up as it is'
+        )
+    return f"{held}, which is enough if more is read at once: num_workers, Cache(prefetch=)"

@@ -9,6 +9,6 @@
 
 from stoker.feed.batch import Batch
 from stoker.feed.feed import Feed
-from stoker.feed.sequence import CachedSequence, with_cache
+from stoker.feed.samples import CachedSequence, with_cache
 
 __all__ = ["Batch", "CachedSequence", "Feed", "with_cache"]

@@ -12,17 +12,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.epoch.agreement import Collective
 from stoker.epoch.batch import Failure, Request, sample_seeds
-from stoker.epoch.cache import Cache, Size, as_cache
-from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error
-from stoker.epoch.ranks import LazyRanks, alone, launched_ranks
-from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Network, Session
+from stoker.epoch.cached import Fetched, OnError, RequestServer, check_on_error, in_order
+from stoker.epoch.front_end import FrontEnd
+from stoker.epoch.ranks import Collective, LazyRanks, Network, alone, launched_ranks
+from stoker.epoch.session import Session
 from stoker.epoch.settings import (
+    Cache,
     EpochSettings,
     Population,
-    check_batching,
+    Size,
+    as_cache,
     check_packed,
     recipe_of,
 )
@@ -30,9 +30,8 @@ from stoker.epoch.setup import CacheSetup
 from stoker.epoch.stage import Decode
 from stoker.epoch.state import RankState
 from stoker.errors import ConfigError
-from stoker.feed.batch import Batch, in_order, stacked
+from stoker.feed.batch import Batch, Shown, stacked
 from stoker.feed.samples import FeedSamples, Transforms
-from stoker.feed.signals import Shown
 from stoker.images import split
 from stoker.recipes.base import Recipe
 from stoker.sampler.batching import Batching
@@ -137,14 +136,13 @@ class Feed(FrontEnd):
         self._ranks = LazyRanks(rank, world_size, launched_ranks)
         population = Population(len(samples), mixture=samples.mixture)
         chosen = recipe_of(
-            recipe, is_planned=True, shuffle=shuffle, rescore=rescore, mixture=samples.mixture
-        )
-        check_batching(
-            batching,
-            has_size=batch_size is not None,
-            recipe=chosen,
+            recipe,
             is_planned=True,
+            shuffle=shuffle,
             rescore=rescore,
+            mixture=samples.mixture,
+            batching=batching,
+            has_size=batch_size is not None,
         )
         self._session = Session(
             CacheSetup(samples, population, cache, chosen),
@@ -159,7 +157,6 @@ class Feed(FrontEnd):
         self._controller = self._session.controller
         self._share = self._controller.share
         self._running: Iterator[Batch] | None = None
-        self._dimension = 0  # of the embeddings observed, once there were some
 
     # --- iterating ---
 
@@ -219,7 +216,7 @@ class Feed(FrontEnd):
         shown = Shown(losses, logits, labels, embeddings)
         signals = shown.signals(observer.scorer.needs, len(meant))
         if "embeddings" in signals:
-            self._check_dimension(signals["embeddings"].shape[1])
+            observer.begins(signals["embeddings"])
         self._controller.observe(signals, meant)
 
     # --- resuming ---
@@ -253,20 +250,7 @@ class Feed(FrontEnd):
         size = self.batch_size or "several"
         return f"<Feed of {self._session.setup}, in batches of {size} by {self._threads} threads>"
 
-    def _repr_html_(self) -> str:
-        """Return a small table of the epochs that have ended, for notebooks."""
-        return shown(repr(self), self.epoch_stats)
-
     # --- inside ---
-
-    def _check_dimension(self, dimension: int) -> None:
-        """Raise ConfigError unless all embeddings have the same length."""
-        self._dimension = self._dimension or dimension
-        if dimension != self._dimension:
-            raise ConfigError(
-                f"observe() got embeddings of dimension {dimension}, and before of "
-                f"{self._dimension}: give the output of one layer throughout"
-            )
 
     def _stop(self) -> None:
         """Abandon the epoch in progress; its threads end."""

@@ -1,18 +1,25 @@
-"""What a Feed makes of a source: bytes, decoded, transformed."""
+"""What a Feed makes of a source; and these samples by index, for loaders that choose the order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing import context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from stoker.epoch.mixed import MixedSource
-from stoker.epoch.stage import Decode, Samples, decoded_by
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.ranks import alone, launched_ranks
+from stoker.epoch.settings import Cache, Population, Size, as_cache
+from stoker.epoch.setup import setup_without_plan
+from stoker.epoch.stage import Decode, Samples, checked_targets, decoded_by
 from stoker.errors import ConfigError, SampleCorrupt
 from stoker.images import ImageTransform
+from stoker.mixing import MixedSource
+from stoker.recipes.base import Recipe
 from stoker.source.base import Source, as_source
 from stoker.source.open import open_image_folder
 
@@ -39,24 +46,20 @@ class FeedSamples(Samples):
         decode: Decode | Mapping[str, Decode] | Literal["packed"] | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
+        own = None if isinstance(decode, Mapping) else decode
         each = decode if isinstance(decode, Mapping) else None
-        self.is_packed = decode == "packed"
-        if isinstance(decode, str) and not self.is_packed:
-            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
-        decode = None if isinstance(decode, Mapping | str) else decode
-        is_folder = isinstance(source, str | Path)
-        self._decodes_images = decode is None and is_folder and not self.is_packed
+        self._decodes_images = own is None and isinstance(source, str | Path)
         if isinstance(source, str | Path):
             folder = open_image_folder(source)
-            super().__init__(folder, decode)
+            super().__init__(folder, own)
             targets = folder.targets if targets is None else targets
         else:
-            super().__init__(as_source(source), decode)
+            super().__init__(as_source(source), own)
         if isinstance(self.source, MixedSource):
             self.mixture = self.source.mixture
         self._each = None if each is None else self._by_source(each)
         self.own_form = "rgb" if self._decodes_images else "bytes" if each is None else None
-        self.targets = None if targets is None else _checked(targets, len(self))
+        self.targets = None if targets is None else checked_targets(targets, len(self))
         """``[N, ...]``, or None."""
 
     def decode(self, data: memoryview) -> Any:
@@ -103,10 +106,75 @@ class FeedSamples(Samples):
         return decoded
 
 
-def _checked(targets: ArrayLike, num_samples: int) -> NDArray[Any]:
-    array = np.asarray(targets)
-    if array.ndim == 0 or len(array) != num_samples:
-        raise ConfigError(
-            f"targets of shape {list(array.shape)} do not fit {num_samples} samples: give one each"
-        )
-    return array
+class CachedSequence(CachedSamples):
+    """Samples by index, through a cache: what :func:`with_cache` returns.
+
+    ``sequence[i]`` is sample ``i``, decoded, or ``(sample, target)`` where there are targets: a
+    ``RandomAccessDataSource`` of Grain, and what else takes ``__len__`` and ``__getitem__``. Safe
+    in any thread as far as the decoder is. One of a path may be pickled for any process, which
+    opens the same cache again; another one only for a process that is being started.
+    """
+
+    def __init__(self, cached: CachedSamples, again: Callable[[], CachedSequence] | None) -> None:
+        """``again`` makes the same in another process, if that is possible."""
+        super().__init__(cached.dataset, cached.store, cached.stage, cached.shared)
+        self._again = again
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """Return a sample; negative indices count from the end.
+
+        Raises IndexError out of range, and a :class:`~stoker.errors.SourceError` for a sample
+        that cannot be used.
+        """
+        place, length = index.__index__(), len(self)
+        if not -length <= place < length:
+            raise IndexError(f"index {place} is out of range: there are {length} samples")
+        return self._getitems([place % length])[0]
+
+    def _getitems(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+        """Return several samples with one read; Grain calls it so for a batch."""
+        fetched = self.fetch(np.array([index.__index__() for index in indices], np.uint32))
+        if fetched.errors:
+            raise fetched.errors[min(fetched.errors)]
+        targets = self.dataset.targets  # type: ignore[attr-defined]
+        if targets is None:
+            return fetched.decoded
+        return [*zip(fetched.decoded, targets[fetched.ids], strict=True)]
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if self._again is None or context.get_spawning_popen() is not None:
+            return super().__reduce_ex__(protocol)
+        return self._again, ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def with_cache(
+    source: Source | str | Path,
+    cache: Cache | Size = "20%",
+    *,
+    decode: Decode | None = None,
+    targets: ArrayLike | None = None,
+    recipe: str | Recipe | None = None,
+) -> CachedSequence:
+    """Return the samples of ``source`` by index, with a cache in front.
+
+    For Grain and other loaders that choose the order themselves; arguments are those of a
+    :class:`Feed`. As the order is not known, the default of ``recipe`` is ``minio``, and nothing
+    is read ahead. ``close()`` it when done.
+
+    Raises :class:`~stoker.errors.ConfigError` for what makes no sense, and for what needs a plan,
+    which a Feed has; :class:`~stoker.errors.CapacityError` when the memory is not there.
+    """
+    samples = FeedSamples(source, decode, targets)
+    if not len(samples):
+        raise ConfigError("the source has 0 samples: there is nothing to cache")
+    setup = setup_without_plan(samples, Population(len(samples)), as_cache(cache), recipe)
+    again = None
+    if isinstance(source, str | Path):
+        again = partial(with_cache, source, cache, decode=decode, targets=targets, recipe=recipe)
+    return CachedSequence(setup.open(launched_ranks(), alone), again)

@@ -11,13 +11,18 @@ The only part of Stoker that is written for torch. The arrow of one batch::
 
 from stoker.epoch.batch import Failure
 from stoker.epoch.stats import Stats
-from stoker.pytorch.cached import CachedDataset, with_cache
-from stoker.pytorch.dataset import ImageFolder, SampleDataset, SourceDataset
+from stoker.pytorch.dataset import (
+    CachedDataset,
+    ImageFolder,
+    MixedDataset,
+    SampleDataset,
+    SourceDataset,
+    with_cache,
+)
+from stoker.pytorch.device import Normalize
 from stoker.pytorch.distributed_sampler import DistributedImportanceSampler, WithIds
+from stoker.pytorch.hand_over import Meta
 from stoker.pytorch.loader import Loader
-from stoker.pytorch.meta import Meta
-from stoker.pytorch.mixed import MixedDataset
-from stoker.pytorch.normalize import Normalize
 from stoker.pytorch.observe import per_sample_loss
 from stoker.pytorch.wrapped import WrappedDataset, wrap
 

@@ -22,8 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 from stoker.epoch.batch import Request, sample_seeds
 from stoker.epoch.cached import Fetched, RequestServer, ServedRequest
 from stoker.pytorch.dataset import SampleDataset
-from stoker.pytorch.hand_over import private_collate
-from stoker.pytorch.meta import Envelope, Meta
+from stoker.pytorch.hand_over import Envelope, Meta, private_collate
 from stoker.source.packed import Packed, pack
 
 _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of the first sample

@@ -1,7 +1,8 @@
-"""Map-style data sets over a Source, and which of their samples a Loader visits."""
+"""Map-style data sets: of a source, images, mixed, cached; which of their samples are visited."""
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -13,13 +14,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from stoker.epoch.settings import Population, check_packed
-from stoker.epoch.stage import Decode, Samples
+from stoker.epoch.cached import CachedSamples
+from stoker.epoch.settings import Cache, Population, Size, as_cache, check_packed
+from stoker.epoch.setup import setup_without_plan
+from stoker.epoch.stage import Decode, Samples, checked_targets
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.images import EncodedImage, decode_image, split, to_pil
+from stoker.images import Canvas, EncodedImage, decode_image, split, to_pil
+from stoker.pytorch.ranks import current_ranks, from_rank_zero
+from stoker.recipes import Recipe
+from stoker.sampler.mixture import Mixture, Weights
 from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, read_whole
 from stoker.source.image_folder import ImageFolderSource, ImagePrefixSource, ImageShardSource
+from stoker.source.joined import JoinedSource
 from stoker.source.open import open_image_folder
 from stoker.source.pace import Pace
 
@@ -130,10 +137,7 @@ class SampleDataset(TransformedDataset):
         transform: Transforms | None = None,
         targets: ArrayLike | None = None,
     ) -> None:
-        self.is_packed = decode == "packed"
-        if isinstance(decode, str) and not self.is_packed:
-            raise ConfigError(f"decode={decode!r} is not known: give a function, or 'packed'")
-        super().__init__(as_source(source), None if isinstance(decode, str) else decode)
+        super().__init__(as_source(source), decode)
         self.transform = transform
         self._targets = None if targets is None else _shared_targets(targets, len(source))
 
@@ -268,15 +272,159 @@ class ImageFolder(TransformedDataset):
         return image, target
 
 
-def _shared_targets(targets: ArrayLike, num_samples: int) -> SharedArray:
-    array = np.asarray(targets)
-    if array.ndim == 0 or len(array) != num_samples:
-        raise ConfigError(
-            f"targets of shape {list(array.shape)} do not fit {num_samples} samples: give one each"
+class MixedDataset(SourceDataset):
+    """Data sets in one, each with its own decoding, transforms and targets.
+
+    ``stoker.mix`` makes it, for a Loader that draws from the data sets by their weights. Indices
+    count through the data sets, those under Subsets in full; :meth:`origins` tells them apart, of
+    ``meta.ids`` say. A sample is what its data set makes of it; if ``tagged``, the pair of that and
+    the place of the data set in :attr:`names`. As safe in threads and processes as the data sets.
+
+    Raises :class:`~stoker.errors.ConfigError` for what is no data set of Stoker's, and for a
+    mixture of mixtures.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        names: Sequence[str],
+        weights: Weights,
+        epoch_samples: Any,
+        *,
+        tagged: bool = False,
+    ) -> None:
+        views = [DatasetPopulation(part) for part in parts]
+        self.parts = tuple(view.base for view in views)
+        """The data sets, in order, under any Subsets."""
+        if any(part.mixture is not None for part in self.parts):
+            raise ConfigError("a mixture of mixtures has no weights: mix all parts at once")
+        if any(part.is_packed for part in self.parts):
+            raise ConfigError("a mixture has no packed batches: leave decode='packed' out of it")
+        is_plain = all(part.is_bytes_of_source for part in self.parts)
+        # Code of the user's stays in the thread that it is called in.
+        sources = [part.source for part in self.parts]
+        super().__init__(JoinedSource(sources, at_once=is_plain))
+        self.is_bytes_of_source = is_plain
+        self.mixture: Mixture = Mixture(
+            tuple(names),
+            tuple(map(len, views)),
+            weights,
+            epoch_samples,
+            tuple(map(len, self.parts)),
         )
-    if array.dtype.kind not in "biuf":
-        raise ConfigError(f"targets of type {array.dtype}: give numbers, and keep names beside")
-    return SharedArray.copy_of(array, "targets")
+        self.tagged = tagged
+        """Whether samples say which data set they are from."""
+        transforms = [part.image_transform for part in self.parts]
+        # One for all writes into the memory of the batch; else each data set applies its own.
+        is_common = all(transform == transforms[0] for transform in transforms)
+        self.image_transform = transforms[0] if is_common else None
+        self._starts: list[int] = self.source.starts.tolist()  # type: ignore[attr-defined]
+        if any(view.label for view in views):
+            every = zip(views, self._starts, strict=False)
+            ids = [view.ids(np.arange(len(view))) + np.uint32(start) for view, start in every]
+            self.visited = np.concatenate(ids)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the data sets are called, in order."""
+        return self.mixture.names
+
+    def origins(self, ids: Any) -> NDArray[np.int64]:
+        """Return i64[n], the place in :attr:`names` of the data set of each of ``ids`` ``[n]``."""
+        return self.mixture.origins(np.asarray(ids))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a data set has a transform that may draw random numbers of the process."""
+        return any(part.is_random or self._transforms(part) for part in self.parts)
+
+    @property
+    def decode_name(self) -> str | None:
+        """What identifies the decoding of all data sets; None where one is code of the user's."""
+        names = [part.decode_name for part in self.parts]
+        return None if None in names else "+".join(map(str, names))
+
+    def decode_named(self, index: int, data: memoryview) -> Any:
+        """Return what the sample's data set makes of its bytes; the error names it."""
+        _, part, _ = self._place(index)
+        try:
+            return part.decode(data)
+        except SampleCorrupt as error:
+            raise self.named(index, error) from error
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether a data set is."""
+        return any(part.is_audited for part in self.parts)
+
+    def audit(self, ids: NDArray[np.uint32], decoded: Sequence[Any]) -> None:
+        """Have the samples' data sets look at what came from the cache."""
+        for index, sample in zip(ids.tolist(), decoded, strict=True):
+            _, part, local = self._place(index)
+            part.audit(np.array([local], np.uint32), [sample])
+
+    def image_of(self, index: int, data: memoryview) -> Any:
+        """Return what the sample's data set has its image transform take."""
+        _, part, local = self._place(index)
+        return part.image_of(local, data)
+
+    def finish(self, index: int, decoded: Any) -> Any:
+        """Return the sample as its data set does, tagged if that was asked for."""
+        origin, part, local = self._place(index)
+        if self._transforms(part):
+            decoded = part.image_transform(decoded)
+        sample = part.finish(local, decoded)
+        return (sample, origin) if self.tagged else sample
+
+    def _transforms(self, part: SourceDataset) -> bool:
+        """Whether a data set has an image transform that is not that of all."""
+        return part.image_transform is not None and self.image_transform is None
+
+    def _place(self, index: int) -> tuple[int, Any, int]:
+        origin = int(self.mixture.origins(np.array(index)))
+        return origin, self.parts[origin], index - self._starts[origin]
+
+
+class CachedDataset(CachedSamples, BatchDataset):
+    """Samples served through a cache, a batch at a time.
+
+    :func:`~stoker.pytorch.with_cache` makes one. It works in any loader that takes a
+    map-style data set: torch's DataLoader, torchdata's StatefulDataLoader, Subset. Indices are
+    ids of the data set. Worker processes of any start method share the cache; safe in
+    any thread as far as the data set's transforms are.
+    """
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples ``indices``, with their transforms applied.
+
+        Raises a :class:`~stoker.errors.SourceError` for the first one that cannot be used.
+        """
+        transform = self.dataset.image_transform
+        canvas = None
+        if transform is not None:
+            canvas = Canvas(transform, [random.getrandbits(64) for _ in indices])
+        fetched = self.fetch(np.asarray(indices, np.uint32), canvas=canvas)
+        if fetched.errors:
+            raise fetched.errors[min(fetched.errors)]
+        finish = self.dataset.finish
+        return [finish(*pair) for pair in zip(fetched.ids.tolist(), fetched.decoded, strict=True)]
+
+
+def with_cache(
+    dataset: SourceDataset, cache: Cache | Size = "20%", *, recipe: str | Recipe | None = None
+) -> CachedDataset:
+    """Return ``dataset`` with a cache in front, for use without a :class:`Loader`.
+
+    For torch's DataLoader, torchdata's StatefulDataLoader and others. Arguments and errors are
+    those of a Loader with a sampler of one's own, whose order is not known either: the default of
+    ``recipe`` is ``minio``, and its sampling is not used. What needs a Loader raises ConfigError: a
+    Cache with ``prefetch``, ``fetchers``, ``locality`` or ``sharing`` of its own. ``close()`` it
+    when done.
+    Where ranks of torch.distributed wrap a data set without a name, all of them must call this.
+    """
+    setup = setup_without_plan(dataset, DatasetPopulation(dataset), as_cache(cache), recipe)
+    cached = setup.open(current_ranks(), from_rank_zero)
+    return CachedDataset(cached.dataset, cached.store, cached.stage, cached.shared)
 
 
 class DatasetPopulation(Population):
@@ -297,6 +445,13 @@ class DatasetPopulation(Population):
         super().__init__(len(self.base), self.base.visited if ids is None else ids, mixture)
         if len(self) == 0:
             raise ConfigError(f"{type(view).__name__} has 0 samples: there is nothing to load")
+
+
+def _shared_targets(targets: ArrayLike, num_samples: int) -> SharedArray:
+    array = checked_targets(targets, num_samples)
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"targets of type {array.dtype}: give numbers, and keep names beside")
+    return SharedArray.copy_of(array, "targets")
 
 
 def _unwrapped(view: Any) -> tuple[SourceDataset, NDArray[np.uint32] | None]:

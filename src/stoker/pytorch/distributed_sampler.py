@@ -13,9 +13,8 @@ from torch import distributed
 from torch.utils.data import Dataset
 from torch.utils.data import Sampler as TorchSampler
 
-from stoker.epoch.agreement import Alone, Collective, exchange
 from stoker.epoch.planner import Cursor
-from stoker.epoch.ranks import LazyRanks, Ranks
+from stoker.epoch.ranks import Alone, Collective, LazyRanks, Ranks, exchange
 from stoker.errors import ConfigError, StateMismatch
 from stoker.plan import Plan
 from stoker.pytorch.ranks import current_ranks, joined

@@ -1,4 +1,4 @@
-"""How a batch gets from a worker to the training process."""
+"""How a batch gets from a worker to the training process, and what travels with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -18,15 +19,84 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from stoker.epoch.compact import dumps
-from stoker.pytorch.meta import Envelope
+from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.codec import dumps
+from stoker.errors import ConfigError
 from stoker.shared import SharedArray
 
 Bytes = NDArray[np.uint8]
 CopyOf = Callable[[Bytes], Bytes]
 
+_MOST = 64 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
+_IN_MESSAGE = 16 << 10  # bytes of a batch that travel in the message itself
+_OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, at least
+_ALIGNMENT = 64
 _KEPT = 64 << 20  # unused bytes that are kept for what comes
 _SMALL = 64 << 10  # bytes that malloc serves well
+
+_opened_here: WeakValueDictionary[int, HandOver] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Meta(ServedBatch):
+    """What a batch of ``n`` samples is made of; give it to ``Loader.observe``.
+
+    Stays on the host: frameworks that move batches to a device leave it as it is.
+    """
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weight of each sample in the loss, ``float32[n]``, on the CPU.
+
+        A recipe that learns from a part of each batch only sets them in ``Loader.observe``.
+        """
+        return weights_of(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> Meta:
+        """Return itself: called by frameworks that move everything in a batch to a device."""
+        return self
+
+
+def weights_of(batch: ServedBatch) -> torch.Tensor:
+    """Return the weight of each sample in the loss, ``float32[n]``, on the CPU; notes the use."""
+    batch.note_weights_used()
+    if batch.plan_weights is None:
+        return torch.ones(len(batch))
+    return torch.from_numpy(batch.plan_weights.copy())
+
+
+class Envelope(NamedTuple):
+    """A batch and what it is made of, on the way from a worker to the main process.
+
+    A tuple, so that torch pins the tensors of ``batch`` and leaves the rest alone.
+    """
+
+    batch: Any
+    meta: Meta
+    failures: tuple[Failure, ...]
+    missed: NDArray[np.uint32] | None = None
+    """``u32[m]``, samples asked for that were not cached; None where that does not matter."""
+
+
+def attach(batch: Any, meta: Meta) -> Any:
+    """Return ``batch`` with ``meta``: under the key "meta", or as its last element.
+
+    A batch that is neither mapping, tuple nor list becomes the tuple ``(batch, meta)``. Raises
+    :class:`~stoker.errors.ConfigError` for a batch that has a key "meta" of its own.
+    """
+    if isinstance(batch, Mapping):
+        if "meta" in batch:
+            raise ConfigError("the batch has a key 'meta' already: rename it for return_meta=True")
+        if not isinstance(batch, MutableMapping):
+            return {**batch, "meta": meta}
+        batch["meta"] = meta
+        return batch
+    if isinstance(batch, list):
+        return [*batch, meta]
+    if isinstance(batch, tuple):
+        return (*batch, meta)
+    return batch, meta
 
 
 class Buffers:
@@ -82,15 +152,6 @@ def _give_back(to: weakref.ref[Buffers], memory: Bytes) -> None:
     buffers = to()
     if buffers is not None:
         buffers.give_back(memory)
-
-
-_MOST = 64 << 20  # bytes of a batch, and of a slot; slots take the memory that was written
-_IN_MESSAGE = 16 << 10  # bytes of a batch that travel in the message itself
-_OF_AN_OBJECT = 64  # bytes that each part of a batch takes beside its values, at least
-_ALIGNMENT = 64
-
-_opened_here: WeakValueDictionary[int, HandOver] = WeakValueDictionary()
-_numbers = itertools.count()
 
 
 class HandOver:

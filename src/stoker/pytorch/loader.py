@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.epoch.batch import ServedBatch
-from stoker.epoch.cache import Cache, Size, as_cache
 from stoker.epoch.cached import OnError
+from stoker.epoch.front_end import FrontEnd
 from stoker.epoch.planner import Cursor
-from stoker.epoch.ranks import LazyRanks
-from stoker.epoch.report import shown
-from stoker.epoch.session import FrontEnd, Network, Session
-from stoker.epoch.settings import EpochSettings, check_batching, check_packed, recipe_of
+from stoker.epoch.ranks import LazyRanks, Network
+from stoker.epoch.session import Session
+from stoker.epoch.settings import Cache, EpochSettings, Size, as_cache, check_packed, recipe_of
 from stoker.epoch.setup import CacheSetup
 from stoker.errors import ConfigError
 from stoker.pytorch.dataset import DatasetPopulation
 from stoker.pytorch.device import Device, checked_target, is_accelerator
-from stoker.pytorch.meta import Meta
+from stoker.pytorch.hand_over import Meta
 from stoker.pytorch.observe import Shown
 from stoker.pytorch.ranks import current_ranks, find_nodes, from_rank_zero, joined
 from stoker.pytorch.torch_session import (
@@ -143,13 +142,8 @@ class Loader(FrontEnd, DataLoader[Any]):
             shuffle=not in_order,
             rescore=rescore,
             mixture=population.mixture,
-        )
-        check_batching(
-            batching,
+            batching=batching,
             has_size=batch_size != 1,
-            recipe=chosen,
-            is_planned=is_planned,
-            rescore=rescore,
         )
         cache = as_cache(cache)
         if population.base.is_packed:
@@ -350,10 +344,6 @@ class Loader(FrontEnd, DataLoader[Any]):
         return (
             f"<Loader of {self._session.setup}, in batches of {size} by {self.num_workers} workers>"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a small table of the epochs that have ended, for notebooks."""
-        return shown(repr(self), self.epoch_stats)
 
     # --- inside ---
 

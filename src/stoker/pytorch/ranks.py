@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-from stoker.epoch.agreement import Alone, Collective
-from stoker.epoch.ranks import Nodes, Ranks, launched_ranks, node_name
+from stoker.epoch.ranks import Alone, Collective, Nodes, Ranks, launched_ranks, node_name
 from stoker.errors import ConfigError, RanksUnavailable
 from stoker.node.runtime_dir import chosen_node
 

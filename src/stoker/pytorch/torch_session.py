@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.epoch.batch import BatchSpec, Request, RequestSampler
-from stoker.epoch.cached import OnError, check_on_error, plain_memory
+from stoker.epoch.cached import OnError, check_on_error, in_order, plain_memory
 from stoker.epoch.controller import Begun
 from stoker.epoch.planner import Cursor, Walk
 from stoker.epoch.rank_share import RankShare
@@ -28,12 +28,10 @@ from stoker.epoch.session import Session
 from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
-from stoker.feed.batch import in_order
 from stoker.node.heap import keep_freed_memory
 from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
-from stoker.pytorch.hand_over import HandOver, private_collate
-from stoker.pytorch.meta import Envelope, attach
+from stoker.pytorch.hand_over import Envelope, HandOver, attach, private_collate
 from stoker.pytorch.observe import TensorObserver
 
 Rescore = Callable[[Any], Any]

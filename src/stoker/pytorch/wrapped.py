@@ -7,7 +7,7 @@ import hashlib
 import multiprocessing
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from stoker.epoch.codec import decode, encode
-from stoker.epoch.compact import same
+from stoker.epoch.codec import decode, dumps, encode
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
 from stoker.pytorch.dataset import SourceDataset, Transform
 from stoker.source.base import BaseSource, check_ids
@@ -202,6 +201,31 @@ class WrappedSource(BaseSource):
         except Exception as error:
             what = f"{self.name(index)} raised {type(error).__name__}: {error}"
             raise SampleCorrupt(what, [index]) from error
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two samples are equal, down to shapes and dtypes; NaN equals NaN."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and _same_array(left, right)
+    if isinstance(left, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    try:
+        return bool(left == right) or bool(left != left and right != right)
+    except Exception:  # what cannot be compared is compared by its bytes
+        return dumps(left) == dumps(right)
+
+
+def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    has_nan = left.dtype.kind in "fcmM"
+    return bool(np.array_equal(left, right, equal_nan=has_nan))
 
 
 class WrappedDataset(SourceDataset):

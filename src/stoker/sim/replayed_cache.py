@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from stoker.epoch.batch import BatchSpec
 from stoker.epoch.placing import (
     ON_THEIR_WAY,
-    EpochCache,
-    follow,
-    may_be_served_by_others,
+    PolicyCache,
 )
 from stoker.epoch.planner import Cursor
 from stoker.epoch.rank_share import RankShare
 from stoker.epoch.read_ahead import with_window
-from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
 from stoker.plan import Plan
 from stoker.policy.base import Policy
@@ -48,7 +45,7 @@ Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
 
 
-class ReplayedCache(EpochCache):
+class ReplayedCache(PolicyCache):
     """What the Loader builds around a recipe's policy, in one process and without storage.
 
     ``share``: cache bytes / bytes of all samples, 0 to 1. Between :meth:`begin_epoch` and the next
@@ -84,27 +81,24 @@ class ReplayedCache(EpochCache):
         """The policy, told of samples and batches if it asks for them."""
         self.sizes = sizes
         """``i64[N]``, bytes of each sample."""
-        self._follows = self.policy.follows_scores
         self._arranges = beside is None
-        self._regions = self.policy.regions()
-        self._names = [region.name for region in self._regions]
         self.window = window if self.capacity and beside is None else 0
-        """Bytes on top of them for what is read ahead."""
+        """Bytes on top of the cache for what is read ahead."""
         self._time = 0.0
         self._reads_told = 0
-        self._plan: Plan | None = None
-        self._counts: dict[str, int] = {}
         self._arena: AccountingArena | None = None
+        regions = self.policy.regions()
         if beside is not None:
             self._arena = beside._arena
         elif self.capacity:
             self._arena = AccountingArena(sizes, self.capacity + self.window, seed=seed)
-            self._arena.configure(with_window(self._regions, self.capacity, self.window))
-        tier = self._tier()
+            self._arena.configure(with_window(regions, self.capacity, self.window))
+        tier = self._tier_over(self._arena, [region.name for region in regions])
         coarse = min(data_bytes // _PACKAGES, _LARGEST_PACKAGE)
         fitted = fit(recipe, self.capacity, sizes, least_package=coarse)
-        source, self._recipe, self._shares = BlankSource(sizes), fitted.recipe, fitted.shares
-        self._store = make_store(fitted.recipe, self.policy, source, tier, clock=lambda: self._time)
+        source, self._recipe = BlankSource(sizes), fitted.recipe
+        store = make_store(fitted.recipe, self.policy, source, tier, clock=lambda: self._time)
+        super().__init__(store, self.policy, fitted.shares)
         self._package_bytes = 0
         if recipe.packaging is not None:
             self._package_bytes = recipe.packaging.fitted(self.capacity).min_bytes
@@ -114,11 +108,6 @@ class ReplayedCache(EpochCache):
             tier.put_many(self._ids(), no_bytes(len(sizes)))
 
     # --- epochs ---
-
-    @property
-    def follows_scores(self) -> bool:
-        """Whether the policy's keys changed with scores when this job was alone."""
-        return self._follows
 
     def begin_epoch(
         self,
@@ -132,17 +121,8 @@ class ReplayedCache(EpochCache):
         """Arrange the cache for a whole epoch of one rank, which is ``plan``."""
         if isinstance(self.policy, Merged):
             self.policy.begin_plan(plan, len(plan))
-        self._plan = plan
-        store = self._store
-        wanted = None
-        if self._shares is not None:
-            wanted = self._shares.shares(scores, plan.epoch, epochs, self._counts)
-        if store.places is not None:
-            count = len(self.sizes)
-            places = self.policy.places(scores, plan, count)
-            store.places.array[:] = places
-            counts = np.bincount(places[plan.ids], minlength=len(self._names)).tolist()
-            self._counts = dict(zip(self._names, counts, strict=True))
+        store, wanted = self._store, self._divide(scores, plan, epochs)
+        self._place(scores, plan)
         keys = None if self.policy.natural_keys else self._set_keys(scores, plan)
         if self._arranges:
             store.rearrange(self._regions, keys, wanted)
@@ -169,10 +149,6 @@ class ReplayedCache(EpochCache):
         """The tier over the arena, where there is one."""
         assert isinstance(self._store.tier, MemoryTier)
         return self._store.tier
-
-    def may_be_served_by_others(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Return bool[n]: samples ``u32[n]`` that need not be read for their next access."""
-        return may_be_served_by_others(self._store, self._names, ids)
 
     def serve_run(self, ids: NDArray[np.uint32], keys: Keys, after: Keys, batch: int) -> Outcomes:
         """Serve a run of batches ``u32[n]`` in one call; return its outcomes ``i8[n]``.
@@ -204,13 +180,6 @@ class ReplayedCache(EpochCache):
             self._packages.note_missed(ids[missed])
             self._packages.work()
         return served
-
-    def follow(
-        self, ids: NDArray[np.uint32], neighbours: Neighbours | None, scores: Scores
-    ) -> None:
-        """Give samples ``u32[n]`` that were scored just now their new keys."""
-        store = self._store
-        follow(self.policy, self._plan, store, store.tier, ids, neighbours, scores)
 
     @property
     def package_reads(self) -> int:
@@ -264,12 +233,12 @@ class ReplayedCache(EpochCache):
     def _ids(self) -> NDArray[np.uint32]:
         return np.arange(len(self.sizes), dtype=np.uint32)
 
-    def _tier(self) -> RegionTier:
+    def _tier_over(self, arena: AccountingArena | None, names: list[str]) -> RegionTier:
         """Return the tier over the arena."""
-        if self._arena is None:
+        if arena is None:
             return NullTier()
-        first, overflow = next(iter(self._arena.stats()["regions"])), self.policy.overflow
-        return MemoryTier(self._arena, first, regions=self._names, overflow=overflow)
+        first, overflow = next(iter(arena.stats()["regions"])), self.policy.overflow
+        return MemoryTier(arena, first, regions=names, overflow=overflow)
 
     def _make_packages(self, source: BlankSource) -> Packages | None:
         packaging, substitution = self._recipe.packaging, self._recipe.substitution

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.epoch.html import page
-from stoker.epoch.report import write_report
+from stoker.epoch.report import page, write_report
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
 from stoker.jobs.waits import Waits

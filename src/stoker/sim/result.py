@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker._core as core
-from stoker.epoch import html
+from stoker.epoch.report import table
 from stoker.sampler.draws import coverage, ess
 from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
@@ -112,7 +112,7 @@ class SimResult:
         ]
         head = ("epoch", "samples", "hits", "substituted", "packaged", "fetched")
         title = f"{self.recipe}, cache {self.cache_share:.1%}: hits {self.hit_ratio:.1%}"
-        return f"<p>{escape(title)}</p>" + html.table(head, rows)
+        return f"<p>{escape(title)}</p>" + table(head, rows)
 
     def after(self, epochs: int) -> SimResult:
         """Return the same without the first ``epochs``: the first one fills the cache."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from stoker.errors import ConfigError
+from stoker.pytorch.hand_over import Meta
 from stoker.pytorch.loader import Loader
-from stoker.pytorch.meta import Meta
 
 __all__ = ["observe_and_weigh"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stoker.epoch.agreement import Alone, exchange
+from stoker.epoch.ranks import Alone, exchange
 from stoker.errors import ConfigError
 from stoker.pytorch.ranks import joined
 from stoker.scores import Scores

@@ -13,7 +13,7 @@ import pytest
 
 import stoker
 from stoker import Cache
-from stoker.epoch.cache import as_cache
+from stoker.epoch.settings import as_cache
 from stoker.errors import ConfigError
 from stoker.jobs import Sharing
 
