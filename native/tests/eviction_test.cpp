@@ -220,8 +220,8 @@ void many_leases_in_the_way() {
   kit::check_sound(arena);
 }
 
-// Outside the exact mode too, with more samples served and leased than eviction looks at: those with
-// the smallest keys leave of the others, and of these once their leases end.
+// Outside the exact mode too, with more samples served and leased than eviction looks at: those
+// with the smallest keys leave of the others, and of these once their leases end.
 void the_served_are_not_in_the_way_while_they_are_leased() {
   constexpr std::uint32_t kHeld = 1'000;
   constexpr std::uint32_t kServed = 600;
