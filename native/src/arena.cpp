@@ -363,7 +363,12 @@ bool Arena::drop_lease(Slot& owner, std::int64_t position) {
   Lease& lease = leases_[ended - 1];
   if (lease.position > position) return false;
   owner.lease_head = lease.next;
-  ranks_[lease.id].leases.fetch_sub(1, std::memory_order_relaxed);
+  Rank& rank = ranks_[lease.id];
+  const std::uint32_t region = rank.region.load(std::memory_order_relaxed);
+  if (rank.leases.fetch_sub(1, std::memory_order_relaxed) == 1 && region != 0 &&
+      header_->regions[region - 1].order == Order::kKey) {
+    set_key(region - 1, lease.id, rank.key.load(std::memory_order_relaxed));
+  }
   lease.next = header_->free_lease;
   header_->free_lease = ended;
   return true;

@@ -91,12 +91,12 @@ bool Arena::move_one(std::uint32_t region, std::uint32_t id, const double* key) 
   Region& from = header_->regions[source];
   Region& to = header_->regions[region];
   if (source == region) {
-    if (key != nullptr && to.order == Order::kKey) heap(region).update(pos, *key);
+    if (key != nullptr && to.order == Order::kKey) set_key(region, id, *key);
     return true;
   }
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
   if (length > to.budget) return false;
-  const double was = heap(source).at(pos).key;
+  const double was = rank.key.load(std::memory_order_relaxed);
   if (key == nullptr && from.order == Order::kKey && to.order == Order::kKey) key = &was;
   // Out of everything while room is made: what it takes already is not in its way.
   const std::uint32_t blocks = blocks_of(length);

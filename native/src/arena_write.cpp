@@ -121,8 +121,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   if (state_of(word) == State::kReady || (state_of(word) == State::kReserved && mine)) {
     const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
     if (key != nullptr && tag != 0 && header_->regions[tag - 1].order == Order::kKey) {
-      Heap members = heap(tag - 1u);
-      members.update(members.find(id), *key);
+      set_key(tag - 1u, id, *key);
     }
     return Reserved::kPresent;
   }
@@ -331,9 +330,20 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
       if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);
       const std::uint32_t region = tag(i);
       if (region == 0 || header_->regions[region - 1].order != Order::kKey) continue;
-      Heap members = heap(region - 1);
-      members.update(members.find(ids[i]), keys[i]);
+      set_key(region - 1, ids[i], keys[i]);
     }
+  }
+}
+
+// Of a leased sample it counts once the leases end: what was served just now has the smallest keys,
+// and would be in the way of eviction, which cannot have it yet.
+void Arena::set_key(std::uint32_t region, std::uint32_t id, double key) {
+  Rank& rank = ranks_[id];
+  if (rank.leases.load(std::memory_order_relaxed) == 0) {
+    Heap members = heap(region);
+    members.update(members.find(id), key);
+  } else {
+    rank.key.store(key, std::memory_order_relaxed);
   }
 }
 

@@ -220,6 +220,38 @@ void many_leases_in_the_way() {
   kit::check_sound(arena);
 }
 
+// Outside the exact mode too, with more samples served and leased than eviction looks at: those
+// with the smallest keys leave of the others, and of these once their leases end.
+void the_served_are_not_in_the_way_while_they_are_leased() {
+  constexpr std::uint32_t kHeld = 1'000;
+  constexpr std::uint32_t kServed = 600;
+  Arena arena({2'000, kHeld * 64, 64, false, false, 1}, "");
+  std::vector<std::uint32_t> served;
+  std::vector<double> after;
+  for (std::uint32_t id = 0; id < kHeld; ++id) {
+    CHECK(kit::put(arena, id, 64, id < kServed ? 1e6 : 1e4 + id));
+  }
+  for (std::uint32_t id = 0; id < kServed; ++id) {
+    served.push_back(id);
+    after.push_back(id);
+  }
+  CHECK(arena.lease(served, 1));
+  arena.set_keys(served, after.data());
+  double key = -1;
+  arena.keys(std::vector<std::uint32_t>{7}, &key);
+  CHECK(key == 7);
+  std::uint32_t next = kHeld;
+  for (std::uint32_t id = kServed; id < kServed + 300; ++id) {
+    CHECK(kit::put(arena, next++, 64, 1e6) && !there(arena, id));
+  }
+  kit::check_sound(arena);
+  arena.release(1);
+  for (std::uint32_t id = 0; id < 300; ++id) {
+    CHECK(kit::put(arena, next++, 64, 1e6) && !there(arena, id));
+  }
+  kit::check_sound(arena);
+}
+
 }  // namespace
 
 int main() {
@@ -234,5 +266,6 @@ int main() {
   budgets_move();
   regions_that_cannot_work_are_refused();
   many_leases_in_the_way();
+  the_served_are_not_in_the_way_while_they_are_leased();
   return check::failures();
 }

@@ -6,6 +6,9 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,10 @@ from support.processes import processes_of
 from support.waiting import await_true
 
 from stoker._core import BUILD
+from stoker.node import supervisor as supervising
 from stoker.node.messages import Channel
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.node.supervisor import Supervisor
+from stoker.node.supervisor import Silence, Supervisor
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -108,3 +112,82 @@ def test_a_long_path_to_the_runtime_directory(
     accepted.close()
     channel.close()
     listener.close()
+
+
+# --- what counts as hung ---
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The pid of a process that runs some code, after its first line."""
+    code = f"print(flush=True)\n{request.param}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        yield running.pid
+        running.kill()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """What is seen of processes, soon after they fell silent and then often."""
+    seen: list[tuple[int, bool]] = []
+    really = supervising._doings
+
+    def doings(pid: int) -> tuple[int, bool]:
+        seen.append(really(pid))
+        return seen[-1]
+
+    monkeypatch.setattr(supervising, "_doings", doings)
+    monkeypatch.setattr(supervising, "_SILENCE", 0.05)
+    monkeypatch.setattr(supervising, "ALIVE_EVERY", 0.05)
+    return seen
+
+
+BUSY = "while True: pass"
+WAITING = "import signal; signal.pause()"
+BUSY_IN_A_THREAD = f"import threading\nthreading.Thread(target=exec, args=({BUSY!r},)).start()"
+
+
+@pytest.mark.parametrize("process", [BUSY, BUSY_IN_A_THREAD], indirect=True)
+def test_a_slow_process_on_a_busy_machine_is_not_taken_for_a_hung_one(
+    process: int, looks: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = Silence()
+    silence.end(process)
+    while len(looks) < 10:
+        assert not silence.is_hung()
+    monkeypatch.setattr(supervising, "_PATIENCE", 0.1)  # it may turn in a circle
+    assert await_true(silence.is_hung)
+
+
+@pytest.mark.parametrize("process", [BUSY], indirect=True)
+def test_a_stopped_process_is_hung_until_it_speaks_again(
+    process: int, looks: list[tuple[int, bool]]
+) -> None:
+    silence = Silence()
+    silence.end(process)
+    os.kill(process, signal.SIGSTOP)
+    assert await_true(silence.is_hung)
+    silence.end(process)
+    assert not silence.is_hung()
+
+
+@pytest.mark.parametrize("process", [WAITING], indirect=True)
+def test_a_process_that_waits_for_what_never_comes_is_hung(
+    process: int, looks: list[tuple[int, bool]]
+) -> None:
+    silence = Silence()
+    assert not silence.is_hung()  # it is starting
+    silence.end(process)
+    assert await_true(silence.is_hung)
+    assert len(looks) >= 2
+
+
+def test_nothing_is_seen_of_a_process_of_another_namespace(
+    looks: list[tuple[int, bool]],
+) -> None:
+    silence = Silence()
+    silence.end(0)
+    assert await_true(silence.is_hung)
+    assert not looks

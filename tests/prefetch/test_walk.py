@@ -240,7 +240,7 @@ def test_a_group_and_the_rest_of_its_blocks() -> None:
     group = walk.take(2)
     assert group is not None and group.ids.tolist() == [11, 12]
     group.segment.marks.served[4] = STARTED
-    whole = group.with_neighbours()
+    whole = group.with_neighbours(lambda ids: np.zeros(len(ids), np.bool_))
     assert whole.ids.tolist() == [11, 12, 13, 10]
     assert whole.is_early is not None and whole.is_early.tolist() == [False, False, True, True]
     assert whole.keys is not None and whole.keys.tolist() == [16.5, 18.0, -3.0, 0.0]

@@ -12,7 +12,7 @@ from stoker.policy.score import Score
 from stoker.recipes.base import part
 from stoker.sampler import BlockSampler, ImportanceSampler, InfoBatchSampler, SuperEpochSampler
 from stoker.sampler.windows import Room
-from stoker.sim import replay
+from stoker.sim import Conditions, replay
 
 JOB = {"seed": 1, "shuffle": True, "pad_to": 1, "drop_last": False, "epochs": 16}
 
@@ -195,6 +195,9 @@ def test_blocks_go_with_no_other_way_to_draw_an_epoch(other):
         recipes.foresight(**{"block": 32, **other})
 
 
-def test_blocks_are_not_simulated():
-    with pytest.raises(ConfigError, match="cannot be simulated"):
+def test_blocks_are_simulated_with_what_is_read_ahead_and_without_time():
+    with pytest.raises(ConfigError, match="read_ahead="):
         replay("foresight:block=32", 1000, 2, 0.2)
+    with pytest.raises(ConfigError, match="leave conditions out"):
+        timed = Conditions(compute_rate=100.0)
+        replay("foresight:block=32", 1000, 2, 0.2, conditions=timed, read_ahead=1 << 20)

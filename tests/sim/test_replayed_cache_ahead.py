@@ -1,5 +1,7 @@
 """Replays that read ahead, as the prefetch process does."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from stoker.sim import Conditions, SimResult, replay
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.sim.signals import GivenLosses, with_made_up_graph
+from stoker.source import NumpySource
 from stoker.source.held import MemorySource
 from stoker.testing import SlowSource
 
@@ -94,3 +97,38 @@ def test_a_loader_with_prefetch_and_workers_hits_the_same(name: str) -> None:
         stats = loader.stats
     found = replayed(name, WINDOW)
     assert found.hit_ratio == pytest.approx(stats.hits / stats.accesses, abs=0.02)
+
+
+@pytest.mark.parametrize("block", [32, 256, 1000])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+def test_what_is_read_of_a_block_stays_until_it_is_due(block: int, share: float) -> None:
+    num, epochs = 20_000, 3
+    sizes = np.random.default_rng(2).integers(40, 200, num)
+    window = int(0.05 * share * sizes.sum())
+    found = replay(
+        f"foresight:block={block}", num, epochs, share, sizes, batch_size=128, read_ahead=window
+    )
+    read = sum(epoch.read_ahead for epoch in found.per_epoch)
+    fetched = sum(epoch.fetched for epoch in found.per_epoch)
+    assert fetched < (epochs - 0.25 * share * (epochs - 1)) * num  # what an epoch begins with hits
+    assert 0 <= read - fetched < 0.01 * epochs * num
+
+
+def test_a_feed_reads_as_much_of_blocks_as_a_replay(tmp_path: Path) -> None:
+    num, batch, recipe = 8000, 128, "foresight:block=200"
+    np.save(tmp_path / "rows.npy", np.zeros((num, 32), np.uint8))
+    with stoker.Feed(
+        NumpySource(tmp_path / "rows.npy"),
+        batch,
+        decode="packed",
+        cache=stoker.Cache("20%", stands_aside=False),
+        recipe=recipe,
+        epochs=EPOCHS,
+    ) as feed:
+        for _ in range(EPOCHS):
+            assert sum(map(len, feed)) == num
+        stats = feed.stats
+    window = window_bytes(1 << 30, num * 32 // 5, batch * 32, 2, 1)
+    found = replay(recipe, num, EPOCHS, 0.2, np.full(num, 32), batch_size=batch, read_ahead=window)
+    read = sum(epoch.read_ahead for epoch in found.per_epoch)
+    assert stats.read + stats.read_ahead == pytest.approx(read, rel=0.03)

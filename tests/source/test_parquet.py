@@ -173,6 +173,23 @@ def test_a_shared_dictionary_makes_no_breaks(tmp_path: Path) -> None:
     assert len(ParquetSource(path).breaks) == 0
 
 
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("write_page_index", [False, True])
+def test_pages_that_do_not_refer_to_the_dictionary_are_read_without_it(
+    tmp_path: Path, write_page_index: bool, version: str
+) -> None:
+    """Writers fill a dictionary, and go on without one: rows of one page read both."""
+    data = [os.urandom(1500) for _ in range(3000)]
+    path = write(tmp_path / "x.parquet", {"x": pa.array(data)}, data_page_version=version,
+                 write_page_index=write_page_index)  # fmt: skip
+    source = ParquetSource(path, columns="x", kept_bytes=0)
+    before = source.tally.received_bytes
+    samples = [bytes(source.read([row])[0]) for row in range(0, 3000, 1000)]
+    assert samples == data[::1000]
+    assert source.tally.received_bytes - before < 1.2 * path.stat().st_size
+    assert [bytes(sample) for sample in source.read(np.arange(3000))] == data
+
+
 def test_blocks_read_each_page_once(tmp_path: Path) -> None:
     data = [os.urandom(1500) for _ in range(6000)]
     path = write(tmp_path / "x.parquet", {"x": pa.array(data)}, row_group_size=3000)

@@ -220,6 +220,7 @@ class Arena {
   bool load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const;
   void touch(std::uint32_t id, std::uint64_t now);
   void rekey(Ids ids, const double* keys, const bool* which);
+  void set_key(std::uint32_t region, std::uint32_t id, double key);
 
   // replaying (arena_replay.cpp)
   void look(Ids batch, bool* found);

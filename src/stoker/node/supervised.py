@@ -30,7 +30,7 @@ from stoker.node.messages import Channel
 log = logging.getLogger("stoker.node")
 
 ALIVE_EVERY = 0.5
-"""Seconds between two signs of life of the process to each rank."""
+"""Seconds between two signs of life of a process to those who watch it."""
 
 _LINGER = 5.0  # seconds to wait for the first rank
 _AFTERWARDS = 0.5  # and for another one after the last: memory and disk are held meanwhile

@@ -27,8 +27,8 @@ from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace
 
 log = logging.getLogger("stoker")
 
-_SILENCE = 3.0  # seconds without a sign of life after which the process counts as hung
-_PATIENCE = 30.0  # seconds for a process that is starting, on a machine that is busy
+_SILENCE = 3.0  # seconds without a sign of life after which a process counts as hung,
+_PATIENCE = 30.0  # but so many if it is starting, or gets on: the machine may be busy
 _MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
 _RETRY = 0.02  # seconds between two attempts to connect
@@ -94,6 +94,54 @@ def _start(
 
 def _opened(log_file: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
     return contextlib.nullcontext() if log_file is None else log_file.open("wb")
+
+
+class Silence:
+    """How long a process has said nothing that should do so every ``ALIVE_EVERY`` seconds.
+
+    It counts as hung after 3 s; but after 30 s before its first word, and while it gets on: a
+    thread of it runs, waits for a processor or for a disk, or it used processor time since the
+    last look. One that is stopped, or waits for what never comes, does none of that. Not
+    thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._since = time.monotonic()
+        self._look_at = self._since + _PATIENCE
+        self._used: int | None = None  # at the last look
+
+    def end(self, pid: int) -> None:
+        """Note that process ``pid`` has said something; 0: its number means nothing here."""
+        self._pid, self._used = pid, None
+        self._since = time.monotonic()
+        self._look_at = self._since + _SILENCE
+
+    def is_hung(self) -> bool:
+        """Whether the process counts as hung; to be asked now and then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        if not self._pid or now - self._since >= _PATIENCE:
+            return True
+        before, (self._used, is_busy) = self._used, _doings(self._pid)
+        self._look_at = now + ALIVE_EVERY
+        return not is_busy and before == self._used
+
+
+def _doings(pid: int) -> tuple[int, bool]:
+    """Return the processor time that a process has used, in ticks, and whether a thread is busy.
+
+    That is one which runs, would run if it had a processor, or waits for a disk.
+    """
+    used, is_busy = 0, False
+    with contextlib.suppress(OSError):  # it is gone
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                stat = Path(thread.path, "stat").read_text().rpartition(")")[2].split()
+                used += int(stat[11]) + int(stat[12])  # utime, stime
+                is_busy = is_busy or stat[0] in "RD"
+    return used, is_busy
 
 
 class Supervisor:
@@ -190,8 +238,7 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
-        since = time.monotonic()
-        limit = _PATIENCE
+        silence = Silence()
         pid = 0
         while True:
             ready = dict(poll.poll(ALIVE_EVERY * 1000))
@@ -206,8 +253,8 @@ class Supervisor:
                     return True
                 pid = _pid_here(received[0])
                 self._heard(received[0])
-                since, limit = time.monotonic(), _SILENCE
-            elif time.monotonic() - since > limit:
+                silence.end(pid)
+            elif silence.is_hung():
                 if pid:  # so that its claims are free
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from stoker.errors import StokerError
 from stoker.node import child
 from stoker.node.descriptors import Descriptor
 from stoker.node.messages import Channel
+from stoker.node.supervisor import Silence
 from stoker.prefetch.reading import Destination
 from stoker.prefetch.walk import Group
 
@@ -30,10 +31,6 @@ _CALM = 30  # intervals between two attempts to grow
 _IDLE = 5  # intervals with too little to do before one goes
 _MOST_DEATHS = 5  # within so many seconds; then no more are started for as long
 _SOON = 30.0
-ALIVE_EVERY = 0.5
-"""Seconds between two signs of life of a process."""
-_SILENCE = 3.0  # seconds without one after which it counts as hung
-_PATIENCE = 30.0  # seconds for one that is starting, on a machine that is busy
 
 
 class Headcount:
@@ -125,8 +122,7 @@ class _Mate(Generic[P]):
         self.has_asked = self.is_leaving = False
         self.handed: dict[int, _Handed[P]] = {}
         self.cpu_seconds = 0.0
-        self.silent_at = time.monotonic() + _PATIENCE
-        """When it counts as hung unless it says something."""
+        self.silence = Silence()
 
     @property
     def wants(self) -> bool:
@@ -189,13 +185,14 @@ class Crew(Generic[P]):
 
         To be called again now and then: those that died are replaced.
         """
+        self.hear()  # what they said while this process itself did not run
         for number, mate in enumerate(self._mates.values()):
             mate.is_leaving = number >= wanted
         for fd in [fd for fd, mate in self._mates.items() if mate.is_leaving and not mate.handed]:
             self._drop(fd)
-        now = time.monotonic()
-        for fd in [fd for fd, mate in self._mates.items() if mate.silent_at < now]:
+        for fd in [fd for fd, mate in self._mates.items() if mate.silence.is_hung()]:
             self._bury(fd)
+        now = time.monotonic()
         self._deaths = [at for at in self._deaths if now - at < _SOON]
         while len(self._mates) < wanted and len(self._deaths) < _MOST_DEATHS:
             try:
@@ -320,7 +317,7 @@ class Crew(Generic[P]):
         if received is None:
             return False
         message = received[0]
-        mate.silent_at = time.monotonic() + _SILENCE
+        mate.silence.end(mate.process.pid)
         mate.has_asked = mate.has_asked or "want" in message
         if "claimed" in message and message["claimed"] in mate.handed:
             mate.handed[message["claimed"]].claimed(int(message["own"]))

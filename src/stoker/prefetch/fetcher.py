@@ -15,7 +15,6 @@ from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.reading import WINDOW, Reader
 from stoker.prefetch.walk import Group, Walk
 from stoker.source.base import Source
-from stoker.store.arena import Arena
 from stoker.store.substitutes import ByNeighbour
 from stoker.store.tier import Pool
 
@@ -177,7 +176,7 @@ class Fetcher(Generic[C]):
                         consumer.spared.append(missing.part(spared))
                         missing = missing.part(~spared)
                 consumer.walk.keep_room_for(np.concatenate([missing.ids, shared]))
-                self._start_reading(consumer, _with_neighbours(arena, missing))
+                self._start_reading(consumer, missing.with_neighbours(arena.contains))
         self._confirm(consumer)
         return True
 
@@ -214,9 +213,3 @@ class Fetcher(Generic[C]):
             self._crew.add(consumer, group)
         else:
             self._reader.start(consumer, group)
-
-
-def _with_neighbours(arena: Arena, group: Group) -> Group:
-    """Return a group of what is not cached with what else of its blocks is not."""
-    whole = group.with_neighbours()
-    return whole if whole is group else whole.part(~arena.contains(whole.ids))

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.node.heap import keep_freed_memory
 from stoker.node.messages import Channel
-from stoker.node.supervised import mapped
-from stoker.prefetch.crew import ALIVE_EVERY
+from stoker.node.supervised import ALIVE_EVERY, mapped
 from stoker.prefetch.lanes import Work
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.progress import Marks

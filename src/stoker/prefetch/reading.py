@@ -246,21 +246,20 @@ def _publish(
     """Put samples into the cache, which were read where ``is_read``; return those there."""
     _await_lock(destination.tier.arena, group.position)
     destination.fresh[group.ids] |= is_read
-    admitted = _put(destination, group, samples)
+    admitted = put_read(destination.tier, group, samples)
     if admitted.all():
         return group.ids
     destination.fresh[group.ids[~admitted]] = 0
     return group.ids[admitted]
 
 
-def _put(
-    destination: Destination, group: Group, samples: Packed | list[Buffer]
+def put_read(
+    tier: MemoryTier | StackedTier, group: Group, samples: Packed | list[Buffer]
 ) -> NDArray[np.bool_]:
-    """Put samples into the cache; return bool[n], which are there.
+    """Put what was read of a group into the cache; return bool[n], which are there.
 
     The window has room for what is accessed next. What comes early has to suit the policy.
     """
-    tier = destination.tier
     early = group.is_early
     if early is None or not early.any():
         return tier.put_many(group.ids, samples, group.keys, WINDOW)

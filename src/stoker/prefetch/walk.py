@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -92,13 +93,14 @@ class Group(NamedTuple):
         ids, offsets = self.ids[chosen], self.offsets[chosen]
         return self._replace(ids=ids, keys=keys, offsets=offsets, is_early=early)
 
-    def with_neighbours(self) -> Group:
-        """Return the group with what else of its blocks no worker has started on."""
+    def with_neighbours(self, are_cached: Callable[[Ids], NDArray[np.bool_]]) -> Group:
+        """Return the group with what else of its blocks is not cached, nor started on."""
         blocks = self.segment.blocks
         if blocks is None or not self.ids.size:
             return self
         offsets = np.setdiff1d(blocks.of(self.offsets), self.offsets, assume_unique=True)
         offsets = offsets[self.segment.marks.served[offsets] == 0]
+        offsets = offsets[~are_cached(self.segment.ids[offsets])]
         keys = self.keys
         if keys is not None and blocks.keys is not None:
             keys = np.concatenate([keys, blocks.keys[offsets]])

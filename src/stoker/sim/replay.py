@@ -239,10 +239,11 @@ class Job:
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
         made = as_sampler(own)
-        if made.reads_blocks:
+        self._reads_blocks = made.reads_blocks
+        if made.reads_blocks and not cache.window:
             raise ConfigError(
-                f"recipe {recipe.name!r} cannot be simulated: it reads blocks of samples ahead, "
-                "and a replay reads each for itself (benchmarks/block.py counts its requests)"
+                f"recipe {recipe.name!r} cannot be simulated so: it reads blocks of samples ahead, "
+                "give replay() read_ahead= bytes for that"
             )
         sampler = _ReplayedSampler(made, policy, accesses)
         self._knows_next = not sampler.uses_scores
@@ -277,7 +278,15 @@ class Job:
         self._clock: Clock | None = None
 
     def keep_time(self, conditions: Conditions, sizes: NDArray[np.int64]) -> None:
-        """Have the time of each epoch computed, if samples ``sizes`` long (``i64[N]``) are read."""
+        """Have the time of each epoch computed, if samples ``sizes`` long (``i64[N]``) are read.
+
+        Raises :class:`~stoker.errors.ConfigError` for recipes that read blocks.
+        """
+        if self._reads_blocks:
+            raise ConfigError(
+                "what it takes to read blocks cannot be simulated, only what is read: leave "
+                "conditions out (benchmarks/block.py counts requests)"
+            )
         self._clock = Clock(conditions, sizes, knows_next=self._knows_next, seed=self._seed)
         self._asked_at, self._reads_a_second = 0.0, conditions.reads_a_second(float(sizes.mean()))
 
@@ -295,18 +304,19 @@ class Job:
 
     def steps(self) -> Generator[Step, None, EpochResult]:
         """Run the next epoch, and yield each of its batches; return what was counted."""
-        begun, cache = self._controller.begin({}, self._rescore), self.cache
+        begun, cache, ahead = self._controller.begin({}, self._rescore), self.cache, self._ahead
         assert begun.plan is not None
         epoch, reads = begun.plan.epoch, cache.package_reads
+        before = 0 if ahead is None else ahead.num_read
         tally, right = Tally(epoch, self.cache.sizes), _Right()
         unscored: deque[ServedBatch] = deque()
         for number, spec in enumerate(self._controller.batch_specs(begun)):
-            if self._ahead is not None:
-                self._ahead.read(spec.ids, self._could_be_read())
+            if ahead is not None:
+                ahead.read(spec.ids, self._could_be_read())
             served = cache.serve(spec.ids, spec.keys)
-            if self._ahead is not None:
+            if ahead is not None:
                 fetched = int(np.count_nonzero(served.outcomes == Outcome.FETCHED))
-                self._ahead.served(spec, epoch, fetched)
+                ahead.served(spec, epoch, fetched)
             tally.add(served.ids, served.outcomes)
             if self._clock is not None:
                 self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
@@ -318,7 +328,8 @@ class Job:
             yield Step(begun.plan, spec.positions, served)
         for batch in unscored:
             self._observe(batch, right)
-        return self._end(tally, right, cache.package_reads - reads)
+        read = 0 if ahead is None else ahead.num_read - before
+        return self._end(tally, right, cache.package_reads - reads, read)
 
     def _could_be_read(self) -> float:
         """Return how many samples storage gives in the time that has passed since the last call."""
@@ -394,11 +405,13 @@ class Job:
         right.add(losses)
         return keys, after
 
-    def _end(self, tally: Tally, right: _Right, package_reads: int) -> EpochResult:
+    def _end(
+        self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0
+    ) -> EpochResult:
         """Write down what is known of an epoch; return what was counted."""
         self._controller.end(right.accuracy)
         time = None if self._clock is None else self._clock.end_epoch()
-        return tally.result(package_reads, time)
+        return tally.result(package_reads, time, read_ahead)
 
     def _rescore(self, ids: NDArray[np.uint32], epoch: int) -> None:
         """Score samples again by the losses that they have as the epoch begins."""

@@ -21,8 +21,8 @@ from stoker.jobs.merged import Merged
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.prefetch.progress import Marks, Progress
-from stoker.prefetch.reading import WINDOW
-from stoker.prefetch.walk import Group, Segment, Walk
+from stoker.prefetch.reading import WINDOW, put_read
+from stoker.prefetch.walk import Blocks, Group, Segment, Walk
 from stoker.recipes import Recipe
 from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores
@@ -264,7 +264,7 @@ class ReplayedAhead:
 
     It takes the steps of :class:`~stoker.prefetch.fetcher.Fetcher` over the same
     :class:`~stoker.prefetch.walk.Walk`, for one rank: what is read is there at once, but no more is
-    than the storage had time for, and the batch that is due. Blocks are read sample by sample.
+    than the storage had time for, and the batch that is due, each with the rest of its block.
     ``cache`` was made with a window. Used by one thread.
     """
 
@@ -275,6 +275,8 @@ class ReplayedAhead:
         self._fresh = store.expect_prefetch()[0].array
         self._walk = Walk(cache.sizes, cache.window, self._arena.capacity_bytes)
         self._progress = Progress(share.most_accesses)
+        self.num_read = 0
+        """Samples read so far: some twice, if they were evicted before their access."""
         self._published: list[int] = []
         self._ready: deque[Group] = deque()
         self._given = 0.0  # samples that storage had time for and that are not read
@@ -325,7 +327,9 @@ class ReplayedAhead:
         coming = self._share.upcoming(at)
         marks = Marks(self._progress.begin(at.epoch).array)
         self._progress.leave_out(at.epoch, self._cache.may_be_served_by_others(coming.ids))
-        self._walk.add(Segment(at.epoch, coming.ids, coming.keys, marks, marks.generation))
+        blocks = None if coming.blocks is None else Blocks(coming.blocks, coming.before)
+        segment = Segment(at.epoch, coming.ids, coming.keys, marks, marks.generation, blocks)
+        self._walk.add(segment)
         self._published = [*self._published[-1:], at.epoch]
 
     def _let_go(self, position: int) -> None:
@@ -348,11 +352,13 @@ class ReplayedAhead:
             missing = missing.part(~self._by_neighbour.key_samples(missing.ids)[1])
         self._walk.keep_room_for(np.concatenate([missing.ids, shared]))
         if missing.ids.size:
-            self._read(missing.part(np.sort(np.unique(missing.ids, return_index=True)[1])))
+            once = missing.part(np.sort(np.unique(missing.ids, return_index=True)[1]))
+            self._read(once.with_neighbours(arena.contains))
 
     def _read(self, group: Group) -> None:
         own: NDArray[np.bool_] = self._tier.claim(group.ids)
         group = group.part(own)
-        kept = self._tier.put_many(group.ids, no_bytes(len(group.ids)), group.keys, WINDOW)
+        kept = put_read(self._tier, group, no_bytes(len(group.ids)))
         self._fresh[group.ids[kept]] = 1
         self._given -= len(group.ids)
+        self.num_read += len(group.ids)

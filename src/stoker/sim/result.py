@@ -39,6 +39,9 @@ class EpochResult:
     """Share of the samples that were served at all."""
     time: EpochTime | None = None
     """How long it would take, where conditions were given."""
+    read_ahead: int = 0
+    """Samples read before they were asked for, in this epoch or the next one; those twice that were
+    evicted in between."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,10 @@ class Tally:
             self._hit_bytes += counts[_HIT] * self._one_size
         core.count(self._counts, ids)
 
-    def result(self, package_reads: int, time: EpochTime | None = None) -> EpochResult:
-        """Return what was counted, and the time given."""
+    def result(
+        self, package_reads: int, time: EpochTime | None = None, read_ahead: int = 0
+    ) -> EpochResult:
+        """Return what was counted, here and elsewhere, and the time given."""
         of = dict(zip(Outcome, self._outcomes.tolist(), strict=True))
         return EpochResult(
             self.epoch,
@@ -172,6 +177,7 @@ class Tally:
             ess=ess(self._counts) / len(self._sizes),
             coverage=coverage(self._counts),
             time=time,
+            read_ahead=read_ahead,
         )
 
 

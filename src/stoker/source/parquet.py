@@ -23,6 +23,7 @@ from stoker.source.parquet_index import (
     read_footer,
     small_file,
     walked_pages,
+    with_encodings,
 )
 from stoker.source.row_source import KEPT_BYTES, RowSource, Units
 from stoker.source.sample_format import Column, Field, SampleFormat, chosen
@@ -37,10 +38,11 @@ class ParquetSource(RowSource):
     column of the Hub's images or recordings, ``{bytes, path}``, is its bytes. Types are Parquet's
     own: what only Arrow knows, like time zones, is left out.
 
-    A read fetches the pages that hold its rows, and no other columns. Where they lie is in the
-    files' page indexes, or else in the pages' headers, which are read once, a small read each; it
-    is kept with the listings on local disk, and used as long as name, size and version of all
-    files are the same. A column of lists without a page index, and one of several nested values,
+    A read fetches the pages that hold its rows, their dictionary if they refer to it, and no other
+    columns. Where they lie is in the files' page indexes, or else in the pages' headers, which are
+    read once, a small read each, and also where only some pages have a dictionary; it is kept with
+    the listings on local disk, and used as long as name, size and version of all files are the
+    same. A column of lists without a page index, and one of several nested values,
     is read a row group at a time. Pages decoded last are kept, ``kept_bytes`` of them in each
     process that reads. Files with small pages are best for random access: pyarrow writes them with
     ``data_page_size=64 << 10, write_page_index=True``.
@@ -77,7 +79,8 @@ class ParquetSource(RowSource):
             units = found.of_each(lambda file: _units_of(found, file, opened[file]))
             return dict(vars(_joined(units, [file.num_rows for file in opened])))
 
-        cache = found.index_cache("parquet", opened[0].names) if cache_index else None
+        label = "parquet, dictionaries where needed"
+        cache = found.index_cache(label, opened[0].names) if cache_index else None
         units = kept(cache, lambda arrays: Units(**arrays), made)
         # Most files of a data set have one schema.
         self._branches = list(dict.fromkeys(file.branches for file in opened))
@@ -200,10 +203,12 @@ def _column_units(files: FileSet, file: int, opened: _Opened, column: int) -> It
             pages = indexed_pages(chunk, read) if has_index else walked_pages(chunk, read, num_rows)
             end = chunk.start + chunk.length
             pages = _checked(pages, num_rows, chunk.start, end)
+            if has_index and chunk.is_mixed:
+                pages = with_encodings(pages, read)
             before = [(chunk.start, pages[0].start - chunk.start)]
             dictionary = before if before[0][1] else []
             for page in pages:
-                ranges = [*dictionary, (page.start, page.length)]
+                ranges = [*(dictionary if page.needs_dictionary else ()), (page.start, page.length)]
                 yield _Unit(first_row + page.first_row, ranges, codecs * len(ranges), mean)
         first_row += num_rows
 

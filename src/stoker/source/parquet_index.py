@@ -7,7 +7,7 @@ footer of its own: that of the file, with one column, one row group and that pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import ConfigError, SampleCorrupt
@@ -19,6 +19,7 @@ MAGIC = b"PAR1"
 _TAIL = 64 << 10  # bytes at the end of a file that are read first; most footers fit
 _HEADER, _LARGEST_HEADER = 256, 1 << 20  # bytes read for a page's header, most and at most
 _DATA, _DATA_V2 = 0, 3  # types of pages
+_BY_DICTIONARY = (2, 8)  # encodings: the older and the newer name of one
 _REPEATED = 2
 _DEEPEST = 32
 
@@ -80,6 +81,8 @@ class Chunk:
     """Where the index of its pages lies."""
     index_length: int
     """0 without an index."""
+    is_mixed: bool
+    """Whether the file says that only some of its pages refer to the dictionary."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class Page:
     """In its row group."""
     start: int
     length: int
+    needs_dictionary: bool = True
+    """Whether its values refer to the dictionary, as far as is known."""
 
 
 def read_footer(read: Read, size: int) -> Footer:
@@ -180,8 +185,9 @@ def chunk_of(group: Struct, leaf: Leaf, size: int) -> Chunk:
             num_bytes=value(meta, 6) if exact is None else exact,
             index_start=value(about, 4, 0),
             index_length=value(about, 5, 0),
+            is_mixed=_is_mixed(meta),
         )
-        numbers = list(vars(chunk).values())
+        numbers = [number for name, number in vars(chunk).items() if name != "is_mixed"]
         is_inside = chunk.start + chunk.length <= size >= chunk.index_start + chunk.index_length
         if min(numbers) < 0 or chunk.codec > 255 or not is_inside:
             raise ValueError(f"pages at {chunk} in a file of {size} bytes")
@@ -190,6 +196,13 @@ def chunk_of(group: Struct, leaf: Leaf, size: int) -> Chunk:
     if 1 in about:
         raise ConfigError("its columns lie in other files, which is not supported")
     return chunk
+
+
+def _is_mixed(meta: Struct) -> bool:
+    """Return whether pages of data are counted that refer to a dictionary, and others."""
+    counted = value(meta, 13, (0, []))[1]
+    pages = [each for each in counted if value(each, 1) in (_DATA, _DATA_V2) and value(each, 3)]
+    return len({value(each, 2) in _BY_DICTIONARY for each in pages}) > 1
 
 
 def indexed_pages(chunk: Chunk, read: Read) -> list[Page]:
@@ -213,10 +226,27 @@ def walked_pages(chunk: Chunk, read: Read, num_rows: int) -> list[Page]:
         header, head_bytes = _header(read, at, end)
         whole = head_bytes + _number(header, 3)
         if (about := _of_data(header)) is not None:
-            pages.append(Page(row, at, whole))
+            pages.append(Page(row, at, whole, _needs_dictionary(header)))
             row += _number(about, 1 if value(header, 1) == _DATA else 3)
         at += whole
     return pages
+
+
+def with_encodings(pages: Sequence[Page], read: Read) -> list[Page]:
+    """Return pages with what their headers say of the dictionary, one read of a few bytes for each.
+
+    Raises :class:`SampleCorrupt` where headers make no sense.
+    """
+    headers = [_header(read, page.start, page.start + page.length)[0] for page in pages]
+    return [
+        replace(page, needs_dictionary=_needs_dictionary(header))
+        for page, header in zip(pages, headers, strict=True)
+    ]
+
+
+def _needs_dictionary(header: Struct) -> bool:
+    about = _of_data(header)
+    return about is None or value(about, 2 if value(header, 1) == _DATA else 4) in _BY_DICTIONARY
 
 
 def _header(read: Read, at: int, end: int) -> tuple[Struct, int]:
