@@ -16,6 +16,7 @@ from rich.text import Text
 
 from stoker.cli.caches import shared_caches
 from stoker.cli.view import NO_JOB, JobView, view_of
+from stoker.jobs.survey import Watch
 
 _MEANS = {
     "start-up": "waits for the first batch of an epoch",
@@ -53,7 +54,7 @@ def tell_of(name: str, socket: Path | None, seconds: float, *, as_json: bool) ->
 def _jobs(name: str, socket: Path | None) -> _Jobs:
     """Return the jobs of that name, with their data, by cache and process."""
     try:
-        every = [(cache, job) for cache in shared_caches(socket) for job in cache["jobs"]]
+        every = [(cache, job) for cache in shared_caches(socket, Watch()) for job in cache["jobs"]]
         found: _Jobs = {
             (cache["key"], job["pid"]): (cache["description"] or cache["key"], job)
             for cache, job in every

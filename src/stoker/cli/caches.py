@@ -19,7 +19,7 @@ from stoker.cli.web import serving_page
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.service import Service, ServiceSettings
-from stoker.jobs.survey import count_of_other_versions, survey
+from stoker.jobs.survey import Watch, count_of_other_versions, survey
 from stoker.pool.pool_address import server_name
 from stoker.store.disk import CacheDir
 from stoker.store.registry import clean as clean_registry
@@ -72,10 +72,10 @@ def _show(
             console.print(_jobs(caches))
 
 
-def shared_caches(socket: Path | None) -> list[dict[str, Any]]:
+def shared_caches(socket: Path | None, watch: Watch) -> list[dict[str, Any]]:
     """Return this user's caches and jobs, or those that the service at ``socket`` tells of."""
     if socket is None:
-        return [cache.told() for cache in survey()]
+        return [cache.told() for cache in watch.look()]
     caches: list[dict[str, Any]] = _printable(_service(socket)).get("caches", [])
     return caches
 

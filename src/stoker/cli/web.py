@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.cli.view import COLUMNS, NO_JOB, History, JobView, facts
 from stoker.errors import ConfigError, StokerError
-from stoker.jobs.survey import survey
+from stoker.jobs.survey import Watch
 from stoker.jobs.web_server import WebServer
 
 
@@ -62,7 +62,8 @@ def serving_page(where: str, group: int | None) -> Iterator[WebServer]:
     at = int(where) if where.isdecimal() else Path(where)
     if isinstance(at, int) and at > 65535:
         raise ConfigError(f"web={at} is no port: give 0 to 65535, or the path of a socket")
-    server = WebServer(at, Frames(lambda: [cache.told() for cache in survey()]), group=group)
+    watch = Watch()
+    server = WebServer(at, Frames(lambda: [cache.told() for cache in watch.look()]), group=group)
     threading.Thread(target=server.run, daemon=True).start()
     try:
         yield server

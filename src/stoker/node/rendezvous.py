@@ -76,6 +76,14 @@ class RendezvousFiles:
             matches = [_NAME.fullmatch(entry.name) for entry in entries]
         return [cls(folder, name) for name in sorted({match[1] for match in matches if match})]
 
+    def state(self) -> object:
+        """Return what stays the same for as long as the same memory is held; None: none is."""
+        try:
+            status = self._holders.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
     def try_serve(self) -> Descriptor | None:
         """Become the process that answers; None if another is, or the file was just removed."""
         serve = _open(self._serve)
