@@ -16,7 +16,7 @@ from rich.text import Text
 
 from stoker.cli.caches import shared_caches
 from stoker.cli.view import NO_JOB, JobView, view_of
-from stoker.jobs.survey import Watch
+from stoker.jobs.survey import JobInfo, Watch
 
 _MEANS = {
     "start-up": "waits for the first batch of an epoch",
@@ -24,37 +24,50 @@ _MEANS = {
     "decode": "waits while workers decode and transform",
     "compute": "does not wait",
 }
+_PATIENCE = 60.0  # seconds for a probe
 _Jobs = dict[tuple[str, int], tuple[str, Mapping[str, Any]]]
 
 
-def tell_of(name: str, socket: Path | None, seconds: float, *, as_json: bool) -> None:
+def tell_of(
+    name: str, socket: Path | None, seconds: float, *, has_probe: bool, as_json: bool
+) -> None:
     """Watch the jobs of that name for so many seconds, and print what limits them.
 
-    ``socket``: where a service tells of them; None: they are this user's. Raises ClickException
-    if no such job runs, or it ends meanwhile.
+    ``socket``: where a service tells of them; None: they are this user's. ``has_probe``: what they
+    would gain if data were free is measured too. Raises ClickException if no such job runs, or it
+    ends meanwhile.
     """
-    before = _jobs(name, socket)
+    watch = Watch()
+    before = _jobs(name, socket, watch)
     time.sleep(seconds)
-    after = _jobs(name, socket)
+    after = _jobs(name, socket, watch)
     try:
         views = [
             view_of(data, job, before[key][1] if key in before else None)
             for key, (data, job) in after.items()
         ]
+        measured = [
+            _measured(watch, job, before[key][1]) if has_probe and key in before else None
+            for key, (_, job) in after.items()
+        ]
     except NO_JOB as error:
         raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
     if as_json:
-        click.echo(json.dumps([asdict(view) for view in views], indent=1))
+        told = [
+            asdict(view) | {"headspace_measured": headspace}
+            for view, headspace in zip(views, measured, strict=True)
+        ]
+        click.echo(json.dumps(told, indent=1))
         return
     console = Console(markup=False, emoji=False)
-    for view in views:
-        _show(view, seconds, console)
+    for view, headspace in zip(views, measured, strict=True):
+        _show(view, seconds, console, _free(view, headspace, has_probe=has_probe))
 
 
-def _jobs(name: str, socket: Path | None) -> _Jobs:
+def _jobs(name: str, socket: Path | None, watch: Watch) -> _Jobs:
     """Return the jobs of that name, with their data, by cache and process."""
     try:
-        every = [(cache, job) for cache in shared_caches(socket, Watch()) for job in cache["jobs"]]
+        every = [(cache, job) for cache in shared_caches(socket, watch) for job in cache["jobs"]]
         found: _Jobs = {
             (cache["key"], job["pid"]): (cache["description"] or cache["key"], job)
             for cache, job in every
@@ -69,7 +82,28 @@ def _jobs(name: str, socket: Path | None) -> _Jobs:
     return found
 
 
-def _show(view: JobView, seconds: float, console: Console) -> None:
+def _measured(watch: Watch, job: Mapping[str, Any], earlier: Mapping[str, Any]) -> float | None:
+    """Return how many times as fast a job runs if data is free, by a probe; None: not known."""
+    batches: int = sum(job["waits"]) - sum(earlier["waits"])
+    seconds: float = job["counts"]["epoch_seconds"] - earlier["counts"]["epoch_seconds"]
+    if not batches or seconds <= 0:
+        return None
+    found = watch.probe(JobInfo(**job), _PATIENCE)
+    if found is None or not found.seconds:
+        return None
+    return max(1.0, seconds / batches / found.seconds)
+
+
+def _free(view: JobView, measured: float | None, *, has_probe: bool) -> str:
+    """Return what is known of the job's headspace, in words."""
+    if measured is not None:
+        return f"if data were free: {measured:.2f} times as fast (measured by a probe)"
+    told = f"if data were free: {view.headspace:.2f} times as fast (an estimate, from the time that"
+    why = "; the probe found nothing: too few batches came in its time" if has_probe else ""
+    return f"{told} training waits{why})"
+
+
+def _show(view: JobView, seconds: float, console: Console, free: str) -> None:
     console.print(
         Text(f"{view.name} (process {view.pid})", style="bold"),
         Text(f"over {seconds:g} s: {view.rate:,.0f} samples/s, hits {view.hits:.1%}"),
@@ -85,11 +119,6 @@ def _show(view: JobView, seconds: float, console: Console) -> None:
         mark = "  <- the limit" if stage == view.bound else ""
         table.add_row(stage, f"{share:.0%}", Text(_MEANS[stage] + mark))
     console.print(table)
-    console.print(
-        Text(
-            f"if data were free: {view.headspace:.2f} times as fast (an estimate, from the time "
-            "that training waits)"
-        )
-    )
+    console.print(Text(free))
     if view.verdict:
         console.print(Text(view.verdict))

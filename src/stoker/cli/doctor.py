@@ -60,6 +60,12 @@ _EXTRAS = {
     "--job", metavar="NAME", help="Say what limits a running job, and what it would gain."
 )
 @click.option(
+    "--probe",
+    "has_probe",
+    is_flag=True,
+    help="With --job: measure the gain. The job holds some batches back, and serves them then.",
+)
+@click.option(
     "--socket", type=click.Path(path_type=Path), help="Where another user's service tells of it."
 )
 @click.option(
@@ -79,6 +85,7 @@ def doctor(
     options: tuple[str, ...],
     compute_rate: float | None,
     job: str | None,
+    has_probe: bool,
     socket: Path | None,
     seconds: float,
     most: str,
@@ -89,16 +96,21 @@ def doctor(
     With URL, a folder or an address like s3://bucket/train, it also measures that storage and says
     what will limit training, and which cache removes that limit. With --job, it watches a running
     job instead, as `stoker top` names it, and says where its time goes and which setting to change.
+    What it would gain if data were free is estimated, or with --probe measured: the job collects up
+    to 16 batches, in 10 seconds and 256 MiB at most, and then serves them without a wait. Each is
+    served once and in its turn.
 
     Exits with status 1 if the native core is missing: nothing is cached without it.
     """
     if job is not None:
         if url is not None:
             raise click.UsageError("give an address or --job, not both")
-        tell_of(job, socket, seconds, as_json=as_json)
+        if has_probe and socket is not None:
+            raise click.UsageError("--probe changes a job: only its own user may, without --socket")
+        tell_of(job, socket, seconds, has_probe=has_probe, as_json=as_json)
         return
-    if socket is not None:
-        raise click.UsageError("--socket goes with --job")
+    if socket is not None or has_probe:
+        raise click.UsageError("--socket and --probe go with --job")
     facts = examine()
     if url is not None:
         with closing(open_url(url, image_folder, options)) as source:

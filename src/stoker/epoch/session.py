@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ from stoker.store.registry import SharedArena
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
+
+_T = TypeVar("_T")
 
 
 class Network(NamedTuple):
@@ -247,6 +249,11 @@ class Session:
             bare=partial(_is_bare, self._direct, begun.bare),
         )
         return begun
+
+    def held_back(self, arriving: Iterator[_T]) -> Iterator[_T]:
+        """Return batches on their way to the loop, with which others may have it probed."""
+        member = self.setup.member
+        return arriving if member is None else member.held_back(arriving)
 
     def begin_aside(self, ids: NDArray[np.uint32], epoch: int) -> None:
         """Make :attr:`requests` this rank's batches of ``ids`` ``u32[m]``, to be scored again."""

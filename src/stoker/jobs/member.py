@@ -8,20 +8,22 @@ import os
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.jobs.board import SLOTS, JobTable, Kind
+from stoker.jobs.headspace import HeldBack
 from stoker.jobs.merged import Merged, kind_of
 from stoker.jobs.metrics import PUBLISHED
 from stoker.jobs.partition import Partition
 from stoker.plan import Plan
 
+_T = TypeVar("_T")
 LONGEST_NAME = 64
 """Bytes of a job's name in UTF-8."""
 
@@ -371,6 +373,12 @@ class Member:
     def _is_first(self) -> bool:
         """Whether this is the job's first rank here: it represents all of them."""
         return self._slot in self._board.owners()
+
+    def held_back(self, arriving: Iterator[_T]) -> Iterator[_T]:
+        """Return batches as they are, but held back for a while when a probe is wanted."""
+        if self._slot is None:
+            return arriving
+        return HeldBack(arriving, self._board.jobs[self._slot], self._board.clock)
 
     def close(self) -> None:
         """Leave the table; may be called again."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import SegmentError
 from stoker.jobs.board import JOB, PREFIX, SLOTS, Kind
@@ -25,6 +27,7 @@ from stoker.store.registry import ARENA
 
 _FIELDS = JOB.names or ()
 _GAINS = "gain", "threshold"
+_LOOK_AGAIN = 0.05  # seconds between two looks whether a probe is over
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,38 @@ class Watch:
         ]
         return sorted(caches, key=lambda cache: cache.key)
 
+    def probe(self, job: JobInfo, patience: float) -> Probed | None:
+        """Have the headspace of a job measured, in all its ranks here; see ``jobs/headspace.py``.
+
+        None if it has not done so within ``patience`` seconds; it is not asked to any more then.
+        """
+        tables = [each.table for _, each in self._found.values() if each.table is not None]
+        rows = [row for table in tables for row in table.rows_of(job)]
+        wanted = [int(row["probes_done"]) + 1 for row in rows]
+        for row, number in zip(rows, wanted, strict=True):
+            row["probes_wanted"] = number
+        deadline = time.monotonic() + patience
+        while any(row["probes_done"] < number for row, number in zip(rows, wanted, strict=True)):
+            if time.monotonic() >= deadline:
+                for row in rows:
+                    row["probes_wanted"] = row["probes_done"]
+                return None
+            time.sleep(_LOOK_AGAIN)
+        if not rows:
+            return None
+        batches = min(int(row["probe_batches"]) for row in rows)
+        seconds = [float(row["probe_seconds"]) for row in rows]
+        return Probed(batches, max(seconds) if all(seconds) else 0.0)
+
+
+class Probed(NamedTuple):
+    """What a probe found."""
+
+    batches: int
+    """That each rank held back, at least."""
+    seconds: float
+    """That a batch takes where data is free; 0: the batches were too few to tell."""
+
 
 def count_of_other_versions() -> int:
     """Return how many memories jobs of other versions of Stoker share, which cannot be read."""
@@ -163,7 +198,7 @@ class _Table:
         rows = [
             dict(zip(_FIELDS, table[slot].item(), strict=True))
             for slot in taken
-            if is_locked(fd, start=slot, length=1)
+            if _lives(fd, slot)
         ]
         groups: dict[int, list[dict[str, Any]]] = {}
         for row in sorted(rows, key=lambda row: row["since"]):
@@ -178,6 +213,21 @@ class _Table:
             _job(group, share=float(rates[at]) / whole, eligible=bool(eligible[at]))
             for at, group in enumerate(groups.values())
         ]
+
+    def rows_of(self, job: JobInfo) -> list[NDArray[np.void]]:
+        """Return the rows of the live ranks of a job, as they are in the shared memory."""
+        table, fd = self._shared.array, self._shared.fileno()
+        rows = [table[slot] for slot in table["token"].nonzero()[0].tolist() if _lives(fd, slot)]
+        first = [row for row in rows if row["pid"] == job.pid and _name_of(row) == job.name]
+        return [row for row in rows if first and row["token"] == first[0]["token"]]
+
+
+def _lives(fd: int, slot: int) -> bool:
+    return is_locked(fd, start=slot, length=1)
+
+
+def _name_of(row: NDArray[np.void]) -> str:
+    return bytes(row["name"]).decode(errors="replace")
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,10 @@ class TorchSession:
         """Return ``envelopes`` with their batches where the user wants them."""
         return device.on_device(envelopes, self._target)
 
+    def arriving(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
+        """Return the batches of an epoch as training gets them."""
+        return self.on_device(self._session.held_back(envelopes))
+
     def end_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
         self._session.controller.end()
@@ -342,7 +346,7 @@ class LoaderIterator:
 
     def _begin(self) -> None:
         self._envelopes, self._walk = self._session.begin_epoch(self._loader)
-        self._arriving = self._session.on_device(self._envelopes)
+        self._arriving = self._session.arriving(self._envelopes)
 
     def _directed(self) -> Iterator[Envelope]:
         """Return the batches, begun again if they are not those of the epoch that is wanted."""
