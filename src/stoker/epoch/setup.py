@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -255,7 +256,7 @@ class CacheSetup:
         try:
             if self._disk is None:
                 return None
-            self._disk.announce(check_disk)
+            self._disk.announce(partial(check_disk, job=self._job, data=self._name))
             return self._disk.open(self.policy.regions())
         except SegmentError as error:
             message = f"there will be no disk cache: {error}"
@@ -313,23 +314,28 @@ class CacheSetup:
         tell_opened()
         return opened
 
+    @property
+    def _job(self) -> str:
+        """What the job calls itself."""
+        return self.cache.sharing.name or f"{self.recipe.name} {os.getpid()}"
+
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
-        sharing = self.cache.sharing
         allowed = capacity_allowed(
             key,
             self.population.num_samples,
             wanted,
             self.mean_size,
             regions,
-            wait=sharing.wait,
-            job=sharing.name or f"{self.recipe.name} {os.getpid()}",
+            wait=self.cache.sharing.wait,
+            job=self._job,
             data=self._name,
         )
         if allowed < wanted and allowed < self._largest:
             raise CapacityError(
                 f"the service of this node has room for {format_bytes(allowed)}, and the largest "
-                f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory"
+                f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory "
+                "or --quota"
             )
         if allowed < wanted:
             warn_caller(

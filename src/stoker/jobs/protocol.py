@@ -102,14 +102,17 @@ def capacity_allowed(
     return max(0, int(capacity * (room - least) / max(1, needed - least)))
 
 
-def check_disk(path: str, size: int) -> None:
-    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache."""
-    room = (_ask("admit_disk", path=path, size=size) or {}).get("room")
+def check_disk(path: str, size: int, *, job: str = "", data: str = "") -> None:
+    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache.
+
+    ``job`` and ``data`` as in :func:`capacity_allowed`.
+    """
+    room = (_ask("admit_disk", path=path, size=size, job=job, data=data) or {}).get("room")
     if room is not None:
         raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
             f"in {path} takes {format_bytes(size)}: ask for less with disk_size=, or give "
-            "`stoker serve` more with --disk"
+            "`stoker serve` more with --disk or --quota"
         )
 
 

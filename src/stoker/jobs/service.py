@@ -24,6 +24,7 @@ from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.metrics import exposition
 from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
+from stoker.jobs.quotas import Quota
 from stoker.jobs.survey import survey
 from stoker.node import descriptors
 from stoker.node.bandwidth import limit_bandwidth
@@ -50,6 +51,8 @@ class ServiceSettings:
     """Maximum bytes of memory of all caches of this user together; None: no limit."""
     disk: int | None = None
     """Bytes of disk, likewise."""
+    quotas: tuple[Quota, ...] = ()
+    """Bounds of the caches that jobs of some names made; the first that matches counts."""
     bandwidth: int | None = None
     """Bytes per second that all jobs of this user fetch together; None: no limit."""
     keep: float | None = None
@@ -123,7 +126,7 @@ class Service:
         self._threads: list[threading.Thread] = []
         self._metrics: MetricsServer | None = None
         try:
-            self.holding = Holding(settings.memory, settings.disk, settings.keep)
+            self.holding = Holding(settings.memory, settings.disk, settings.keep, settings.quotas)
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
@@ -184,6 +187,7 @@ class Service:
                 "caches": caches,
                 "idle": idle,
                 "turned_down": self.holding.turned_down(),
+                "quotas": self.holding.quotas(),
                 "bandwidth_limit": self.settings.bandwidth,
                 **self.holding.limits(),
             }
@@ -198,12 +202,13 @@ class Service:
             values = _checked(
                 message, {"name": str, "memory": int, "capacity": int, "regions": list}
             )
-            room = self.holding.admit(**values, asker=_asker(message))
-            return {"room": room, "is_final": not self.holding.could_ever(values["memory"])}
+            asker = _asker(message)
+            room = self.holding.admit(**values, asker=asker)
+            may_come = self.holding.could_ever(values["memory"], asker.job)
+            return {"room": room, "is_final": not may_come}
         if question == "admit_disk":
-            return {
-                "room": self.holding.admit_disk(**_checked(message, {"path": str, "size": int}))
-            }
+            values = _checked(message, {"path": str, "size": int})
+            return {"room": self.holding.admit_disk(**values, asker=_asker(message))}
         return {"refused": f"nothing is known of {str(question)[:40]!r}"}
 
     def _told_to_others(self, question: str) -> dict[str, Any]:
