@@ -74,6 +74,7 @@ def test_a_job_gets_what_is_left_of_its_quota_while_others_have_more(service: Se
         [ann, bob] = service.holding.quotas()
         assert 19 * MIB < ann["memory_bytes"] <= 20 * MIB
         assert 12 * MIB < bob["memory_bytes"] < 20 * MIB
+        assert 'stoker_quota_memory_limit_bytes{jobs="ann-*"} 20971520' in service.metrics()
         assert "quota of jobs named ann-*: memory" in told
         assert "1 cache in use took" in told
         assert "of the quota of jobs named ann-*, 20.0 MiB" in told

@@ -182,7 +182,8 @@ _Found = Sequence[tuple[Labels, Mapping[str, Any]]]
 def exposition(caches: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> str:
     """Return the text for ``caches``, CacheInfo as dictionaries, and the service's ``limits``.
 
-    A value that is None or missing is left out, and so is a family without values.
+    These may have ``quotas``, as :meth:`Holding.quotas` returns them. A value that is None or
+    missing is left out, and so is a family without values.
     """
     of_caches: _Found = [
         (_labels(cache), {**cache["stats"], "capacity_bytes": cache["capacity_bytes"]})
@@ -190,12 +191,14 @@ def exposition(caches: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -
     ]
     jobs = [(_labels(cache, job), job) for cache in caches for job in cache["jobs"]]
     counts: _Found = [(labels, job.get("counts", {})) for labels, job in jobs]
+    quotas = [({"jobs": each["jobs"]}, each) for each in limits.get("quotas", ())]
     lines = [
         *_families("stoker_cache_", _CACHES, of_caches),
         *_families("stoker_job_", _JOBS, jobs),
         *_families("stoker_job_", COUNTS, counts),
         *_histogram([(labels, job) for labels, job in jobs if any(job.get("waits", ()))]),
         *_families("stoker_service_", _LIMITS, [({}, limits)]),
+        *_families("stoker_quota_", _LIMITS, quotas),
     ]
     return "".join(f"{line}\n" for line in lines)
 

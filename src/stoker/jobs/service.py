@@ -172,7 +172,8 @@ class Service:
 
     def metrics(self) -> str:
         """Return what Prometheus reads."""
-        return exposition([cache.told() for cache in survey()], self.holding.limits())
+        limits = {**self.holding.limits(), "quotas": self.holding.quotas()}
+        return exposition([cache.told() for cache in survey()], limits)
 
     def answer(self, message: dict[str, Any], *, is_owner: bool) -> dict[str, Any]:
         """Return the answer to a request; those that change something are for our own user."""
