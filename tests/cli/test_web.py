@@ -20,8 +20,7 @@ from stoker.cli.root import root
 from stoker.cli.view import History, JobView, view_of
 from stoker.cli.web import Frames
 from stoker.errors import StokerError
-from stoker.jobs.metrics import PUBLISHED
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import PUBLISHED, Waits
 
 CLI = "from stoker.cli import main; main()"
 EVIL = "<script>document.title='owned'</script>"

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from stoker.epoch.stats import Stats
 from stoker.epoch.verdict import bound_of, headspace_of, shares_of
-from stoker.jobs.metrics import COUNTS
-from stoker.jobs.waits import quantile
+from stoker.jobs.metrics import COUNTS, quantile
 from stoker.types import format_bytes
 
 _WINDOW = 10.0  # seconds that figures are taken over

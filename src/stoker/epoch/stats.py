@@ -18,7 +18,7 @@ from stoker.epoch.bar import Bar
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.mixed import SourceBooks
 from stoker.epoch.verdict import bound_of, verdict_of
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.shared import SharedArray
 from stoker.types import format_bytes
 

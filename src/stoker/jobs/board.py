@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.jobs.metrics import PUBLISHED
-from stoker.jobs.waits import WAIT_SECONDS
+from stoker.jobs.metrics import PUBLISHED, WAIT_SECONDS
 from stoker.node import descriptors
 from stoker.node.locks import await_lock, is_locked, try_lock, unlock
 from stoker.store.registry import Layout, open_arrays

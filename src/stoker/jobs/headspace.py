@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 
 MOST_BATCHES = 16
 """That a probe holds back."""

@@ -60,7 +60,7 @@ class JobInfo:
     counts: dict[str, float]
     """By the names of :data:`~stoker.jobs.metrics.PUBLISHED`, of its ranks here together."""
     waits: list[int]
-    """Waits of the training loop for batches, in the buckets of ``stoker.jobs.waits``."""
+    """Waits of the training loop for batches, in the buckets of ``stoker.jobs.metrics``."""
 
     def told(self) -> dict[str, Any]:
         """Return it as a dictionary, which shares its values: ``asdict`` takes long to copy."""

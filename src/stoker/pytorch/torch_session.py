@@ -29,7 +29,7 @@ from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.feed.batch import in_order
-from stoker.node.heap import keep_freed_memory
+from stoker.node.memory import keep_freed_memory
 from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
 from stoker.pytorch.hand_over import HandOver, private_collate

@@ -27,7 +27,7 @@ from stoker.epoch.read_ahead import with_window
 from stoker.errors import CapacityError, ConfigError
 from stoker.importance.base import Neighbours
 from stoker.jobs.merged import Merged
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe

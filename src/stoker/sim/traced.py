@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.report import write_report
 from stoker.epoch.stats import Stats
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.sim.trace import EpochTrace, Trace
 from stoker.types import Outcome
 
