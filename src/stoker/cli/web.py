@@ -12,8 +12,8 @@ from typing import Any
 
 from stoker.cli.view import COLUMNS, NO_JOB, History, JobView, facts
 from stoker.errors import ConfigError, StokerError
+from stoker.jobs.http_server import WebServer
 from stoker.jobs.survey import Watch
-from stoker.jobs.web_server import WebServer
 
 
 class Frames:

@@ -9,7 +9,6 @@ import logging
 import os
 import pwd
 import socket
-import stat
 import threading
 import time
 from collections import Counter
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
 from stoker.jobs.holding import Asker, Holding
+from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
-from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.quotas import Quota
 from stoker.jobs.survey import survey
@@ -30,7 +29,7 @@ from stoker.node import descriptors
 from stoker.node.bandwidth import limit_bandwidth
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import try_lock_file
-from stoker.node.messages import is_ours, listen, parse, peer, read_line
+from stoker.node.messages import is_ours, listen, open_to, parse, peer, read_line
 from stoker.node.runtime_dir import prepare_runtime_dir
 
 log = logging.getLogger("stoker")
@@ -378,24 +377,6 @@ def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**60):
             raise ConfigError(f"{name} is no {kind.__name__} that could be meant")
     return {name: message[name] for name in kinds}
-
-
-def open_to(path: Path, group: int | None) -> int:
-    """Let the members of ``group`` connect to the socket at ``path``; return its inode."""
-    # By descriptor: in a folder of others the name may lead elsewhere by now.
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise UntrustedPath(
-                f"{path} was replaced meanwhile: use a directory that is yours alone"
-            )
-        if group is not None:
-            os.chown(f"/proc/self/fd/{fd}", -1, group)
-            Path(f"/proc/self/fd/{fd}").chmod(0o660)
-        return status.st_ino
-    finally:
-        os.close(fd)
 
 
 def _lock(path: Path) -> Descriptor:
