@@ -132,7 +132,7 @@ class Watch:
         return sorted(caches, key=lambda cache: cache.key)
 
     def probe(self, job: JobInfo, patience: float) -> Probed | None:
-        """Have the headspace of a job measured, in all its ranks here; see ``jobs/headspace.py``.
+        """Have the headspace of a job measured, in all its ranks here; see ``jobs/gain.py``.
 
         None if it has not done so within ``patience`` seconds; it is not asked to any more then.
         """

@@ -14,9 +14,9 @@ from support.parts import number_of, numbers
 import stoker
 from stoker.epoch.batch import BatchSpec
 from stoker.feed import Batch
-from stoker.jobs import Sharing, headspace
+from stoker.jobs import Sharing, gain
 from stoker.jobs.board import JOB
-from stoker.jobs.headspace import MOST_BATCHES, HeldBack, bytes_of
+from stoker.jobs.gain import MOST_BATCHES, HeldBack, bytes_of
 from stoker.pytorch import Loader, SampleDataset
 
 
@@ -74,8 +74,8 @@ def test_nothing_is_held_back_unless_somebody_asks() -> None:
 def test_time_and_bytes_are_bounded(
     name: str, value: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headspace, name, value)
-    monkeypatch.setattr(headspace, "bytes_of", lambda batch: 1)
+    monkeypatch.setattr(gain, name, value)
+    monkeypatch.setattr(gain, "bytes_of", lambda batch: 1)
     clock, row = Clock(), a_row()
     row["probes_wanted"] = 1
     assert train(HeldBack(arriving(clock, 30, 0.3), row, clock), clock, 0.1) == list(range(30))
@@ -94,8 +94,8 @@ def test_too_few_at_the_end_of_an_epoch_are_tried_again_in_the_next() -> None:
 def test_batches_too_large_to_hold_are_an_answer_without_a_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(headspace, "MOST_BYTES", 1)
-    monkeypatch.setattr(headspace, "bytes_of", lambda batch: 1)
+    monkeypatch.setattr(gain, "MOST_BYTES", 1)
+    monkeypatch.setattr(gain, "bytes_of", lambda batch: 1)
     clock, row = Clock(), a_row()
     row["probes_wanted"] = 1
     assert train(HeldBack(arriving(clock, 4, 0.3), row, clock), clock, 0.1) == [0, 1, 2, 3]
