@@ -43,6 +43,7 @@ def service() -> Iterator[Service]:
 
 def test_a_quota_is_read_from_its_text() -> None:
     assert Quota.parse("ann-*:memory=1KiB,disk=2KiB,priority=-3") == Quota("ann-*", 1024, 2048, -3)
+    assert Quota.parse("a:weight=0.5") == Quota("a", weight=0.5)
     assert Quota.parse("a:b:priority=1") == Quota("a:b", priority=1)
     first, second = Quota("ann-*"), Quota("*")
     assert quota_for("ann-1", [first, second]) is first
@@ -51,7 +52,18 @@ def test_a_quota_is_read_from_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ann", ":memory=1", "a:", "a:memory=x", "a:cpu=1", "a:memory=1,memory=2", "a:disk=-1"]
+    "text",
+    [
+        "ann",
+        ":memory=1",
+        "a:",
+        "a:memory=x",
+        "a:cpu=1",
+        "a:memory=1,memory=2",
+        "a:disk=-1",
+        "a:weight=0",
+        "a:weight=nan",
+    ],
 )
 def test_a_quota_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

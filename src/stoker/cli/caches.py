@@ -123,7 +123,8 @@ def _taken(told: dict[str, Any]) -> list[str]:
 
 
 def _quota(told: dict[str, Any]) -> str:
-    parts = [*_taken(told), *([f"priority {told['priority']}"] if told["priority"] else [])]
+    parts = _taken(told)
+    parts += [f"{name} {told[name]}" for name in ("priority", "weight") if told[name]]
     return f"quota of jobs named {told['jobs']}: {', '.join(parts)}"
 
 
@@ -211,8 +212,8 @@ def clean(folder: Path | None) -> None:
     "--quota",
     "quotas",
     multiple=True,
-    metavar="NAMES:memory=SIZE,disk=SIZE,priority=N",
-    help="For the caches that jobs of these names made together; NAMES like 'ann-*'.",
+    metavar="NAMES:memory=SIZE,disk=SIZE,priority=N,weight=W",
+    help="For jobs of these names together, their caches and what they fetch; like 'ann-*:...'.",
 )
 @click.option("--bandwidth", help="Maximum fetched by all jobs together, a second, like 500MiB.")
 @click.option(

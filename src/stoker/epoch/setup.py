@@ -83,6 +83,7 @@ class CacheSetup:
         """This job among those that share the cache, once it is open; None: it is alone."""
         self.partition: Partition | None = None
         """This job's part of the memory, once it is open; None: there is one order for all."""
+        self._fetch_share: FetchShare | None = None  # by the quota that the operator gave it
         if cache.sharing.by_weight and (len(self.policy.regions()) > 1 or cache.disk is not None):
             raise ConfigError(
                 f"Sharing(by_weight=True) needs a recipe with one region, which {recipe.name!r} "
@@ -212,7 +213,7 @@ class CacheSetup:
             claims=claims,
             stand_ins=stand_ins,
             originals=self.stage.originals,
-            fetch_share=FetchShare(own, self.cache.sharing.weight),
+            fetch_share=self._fetch_share or FetchShare(own, self.cache.sharing.weight),
         )
         if self._pool is not None:
             are_times = self.policy.looks_ahead
@@ -321,7 +322,7 @@ class CacheSetup:
 
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
-        allowed = capacity_allowed(
+        allowed, self._fetch_share = capacity_allowed(
             key,
             self.population.num_samples,
             wanted,

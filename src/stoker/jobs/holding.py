@@ -231,6 +231,7 @@ class Holding:
                 {
                     "jobs": quota.jobs,
                     "priority": quota.priority,
+                    "weight": quota.weight,
                     "memory_bytes": self._used(quota),
                     "memory_limit_bytes": quota.memory,
                     "disk_bytes": sum(n for at, n in self._disks.items() if self._is_of(quota, at)),

@@ -20,13 +20,13 @@ from stoker.jobs.gain import Block, HeldBack, PassiveGain, Probe
 from stoker.jobs.merged import Merged, kind_of
 from stoker.jobs.metrics import PUBLISHED
 from stoker.jobs.partition import Partition
+from stoker.node.bandwidth import LEAST_WEIGHT, MOST_WEIGHT
 from stoker.plan import Plan
 
 _T = TypeVar("_T")
 LONGEST_NAME = 64
 """Bytes of a job's name in UTF-8."""
 
-_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000
 _EVERY = 1.0  # seconds between two publications of the counts
 _BLOCK = 20  # batches between two looks at the counters
 _SOON = 1.0  # seconds after which it is looked at the pace
@@ -84,9 +84,9 @@ class Sharing:
             raise ConfigError(f"wait={self.wait!r} is invalid: give seconds, 0 or more")
         if not isinstance(self.by_weight, bool):
             raise ConfigError(f"by_weight={self.by_weight!r} is invalid: give True or False")
-        if not _LEAST_WEIGHT <= self.weight <= _MOST_WEIGHT:
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
             raise ConfigError(
-                f"weight={self.weight!r} is invalid: give {_LEAST_WEIGHT} to {_MOST_WEIGHT:,}"
+                f"weight={self.weight!r} is invalid: give {LEAST_WEIGHT} to {MOST_WEIGHT:,}"
             )
 
 

@@ -23,7 +23,7 @@ from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
-from stoker.jobs.quotas import Quota
+from stoker.jobs.quotas import Quota, quota_for
 from stoker.jobs.survey import survey
 from stoker.node import descriptors
 from stoker.node.bandwidth import limit_bandwidth
@@ -205,7 +205,9 @@ class Service:
             asker = _asker(message)
             room = self.holding.admit(**values, asker=asker)
             may_come = self.holding.could_ever(values["memory"], asker.job)
-            return {"room": room, "is_final": not may_come}
+            quota = quota_for(asker.job, self.settings.quotas)
+            flow = [quota.flow, quota.weight] if quota is not None and quota.weight else None
+            return {"room": room, "is_final": not may_come, "flow": flow}
         if question == "admit_disk":
             values = _checked(message, {"path": str, "size": int})
             return {"room": self.holding.admit_disk(**values, asker=_asker(message))}

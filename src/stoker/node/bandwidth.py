@@ -28,6 +28,8 @@ log = logging.getLogger("stoker")
 
 LEASE = 5.0
 """Seconds for which a limit holds unless it is renewed."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
+"""Of a job that users name."""
 _LOOK_AGAIN = 0.25  # seconds between two looks for a limit, where there is none
 _MOST_WAITED = 60.0  # seconds after which a read begins in any case
 NAME = "fetch-bandwidth"
