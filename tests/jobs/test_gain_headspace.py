@@ -61,6 +61,17 @@ def test_it_measures_the_step_without_the_wait_and_keeps_order_and_number() -> N
     assert clock.now == pytest.approx(100 + 40 * 0.4)
 
 
+def test_an_accelerator_that_goes_on_while_python_asks_is_measured_by_its_own_pace() -> None:
+    clock, row = Clock(), a_row()
+    row["probes_wanted"] = 1
+    done: list[float] = []  # when the accelerator ends each step
+    for _ in HeldBack(arriving(clock, 30, 0.3), row, clock):
+        clock.now += 0.005  # to queue a step, of which three fit
+        done.append(max(clock.now, done[-1] if done else 0.0) + 0.05)
+        clock.now = max(clock.now, done[-4] if len(done) > 3 else 0.0)
+    assert row["probe_seconds"] == pytest.approx(0.05)
+
+
 def test_nothing_is_held_back_unless_somebody_asks() -> None:
     clock = Clock()
     held = HeldBack(arriving(clock, 3, 1.0), a_row(), clock)
