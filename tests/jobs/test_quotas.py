@@ -15,10 +15,11 @@ from jobs.test_admission import MIB, capacity, capacity_of_all, listing, turned_
 from stoker import Cache, Feed
 from stoker.cli.root import root
 from stoker.errors import ConfigError
-from stoker.jobs import Sharing
+from stoker.jobs import Sharing, protocol
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.quotas import Quota, quota_for
 from stoker.jobs.service import Service, ServiceSettings
+from stoker.node.bandwidth import FetchShare
 from stoker.source.in_memory import MemorySource
 
 
@@ -148,3 +149,14 @@ def test_a_later_service_knows_whose_caches_there_are(service: Service) -> None:
     until(lambda: service.holding.idle())
     assert service.holding.admit("d", 15 * MIB, 15 * MIB, [], Asker("ann-3")) is None, "it was idle"
     assert service.holding.keys() == []
+
+
+@pytest.mark.parametrize("flow", [[0, 1], [1 << 64, 1], [1, 0], [1], "x", 3, [None, None]])
+def test_a_share_that_is_none_is_done_without(
+    flow: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"room": None, "flow": flow}
+    monkeypatch.setattr(protocol, "_ask", lambda *_, **__: answer)
+    assert protocol.capacity_allowed("k", 10, 1000, 10.0, []) == (1000, None)
+    answer["flow"] = [7, 2.0]
+    assert protocol.capacity_allowed("k", 10, 1000, 10.0, []).fetch_share == FetchShare(7, 2.0)

@@ -118,6 +118,8 @@ def _fetch_share(answer: dict[str, Any]) -> FetchShare | None:
         return None
     try:
         token, weight = answer["flow"]
+        if not 0 < int(token) < 1 << 64:
+            raise ValueError(f"{token} stands for no jobs")
         return FetchShare(int(token), float(weight))
     except (TypeError, ValueError) as error:  # ConfigError is one
         log.info("the service of this node names no share of bandwidth: %s", error)
