@@ -115,7 +115,10 @@ class Watch:
                 with contextlib.suppress(OSError):
                     self._found[files.name] = state, _found_at(files)
         found = [each for _, each in self._found.values()]
-        jobs = {each.table.cache: each.table.jobs() for each in found if each.table is not None}
+        jobs = {}
+        for table in [each.table for each in found if each.table is not None]:
+            with contextlib.suppress(OSError, ValueError):  # of rows that are none
+                jobs[table.cache] = table.jobs()
         caches = [
             CacheInfo(
                 each.said.key,
