@@ -98,10 +98,8 @@ class Holding:
         self._turned_down: dict[str, _TurnedDown] = {}  # by the name of the cache
         self._mutex = threading.Lock()
         folder = prepare_runtime_dir()
-        self._ledger, self._makers_file = (
-            folder / "service-disks.json",
-            folder / "service-jobs.json",
-        )
+        self._ledger = folder / "service-disks.json"
+        self._makers_file = folder / "service-jobs.json"
         self._disks = {path: int(size) for path, size in _read(self._ledger, int).items()}
         self._makers: dict[str, str] = _read(self._makers_file, str)
         """The jobs for which caches were made, by the name in memory or the folder on disk."""
@@ -111,12 +109,8 @@ class Holding:
         found = {files.name: files for files in RendezvousFiles.all(prepare_runtime_dir())}
         with self._mutex:
             self._others &= found.keys()
-            if (
-                gone := self._makers.keys()
-                - found.keys()
-                - self._coming.keys()
-                - self._disks.keys()
-            ):
+            known = found.keys() | self._coming.keys() | self._disks.keys()
+            if gone := self._makers.keys() - known:
                 self._note_makers(dict.fromkeys(gone))
             for name in found.keys() - self._held.keys() - self._others:
                 self._hold(found[name])
@@ -190,7 +184,7 @@ class Holding:
                     "is_of_disk": bool(each.why),
                     "why": each.why or self._why(name, each),
                 }
-                for name, each in self._turned_down.items()
+                for name, each in list(self._turned_down.items())  # why forgets who is gone
             ]
 
     def admit_disk(self, path: str, size: int, asker: Asker | None = None) -> int | None:
