@@ -16,7 +16,7 @@ from typing import Any
 
 import stoker
 from stoker.epoch.controller import Controller
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.source import MemorySource
 
 

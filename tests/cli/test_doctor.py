@@ -18,7 +18,7 @@ import stoker
 from stoker import ImageFolder, Loader, bounds
 from stoker.cli import _storage
 from stoker.cli.root import root
-from stoker.node.memory_limits import Memory
+from stoker.node.memory import Memory
 from stoker.source.image_folder import ImageFolderSource
 from stoker.testing import SlowSource
 

@@ -21,8 +21,7 @@ from support.parts import number_of, numbers
 from stoker.cli.root import root
 from stoker.cli.top import Screen
 from stoker.cli.view import History, JobView, view_of
-from stoker.jobs.metrics import PUBLISHED
-from stoker.jobs.waits import WAIT_SECONDS, Waits
+from stoker.jobs.metrics import PUBLISHED, WAIT_SECONDS, Waits
 from stoker.pytorch import Loader, SampleDataset
 
 WITH_NAME = """

@@ -19,8 +19,7 @@ from support.browser import browser, needs_browser
 from stoker.cli.root import root
 from stoker.cli.view import Frames, History, JobView, view_of
 from stoker.errors import StokerError
-from stoker.jobs.metrics import PUBLISHED
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import PUBLISHED, Waits
 
 CLI = "from stoker.cli import main; main()"
 EVIL = "<script>document.title='owned'</script>"

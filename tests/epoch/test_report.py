@@ -15,7 +15,7 @@ from stoker.epoch.report import bars, most_hits, page, table, write_report
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
 from stoker.feed import Feed
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.pytorch import Loader, SampleDataset
 from stoker.sim.result import EpochResult, SimResult
 

@@ -12,10 +12,12 @@ from click.testing import CliRunner
 from support.services import serving
 from support.waiting import until
 
+from jobs.test_admission import listing
 from stoker import Cache, Feed
 from stoker.cli.root import root
 from stoker.errors import ConfigError
 from stoker.jobs import Sharing
+from stoker.jobs.quotas import Quota
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.node.bandwidth import FetchShare, granted_bytes
 from stoker.source.held import MemorySource
@@ -85,6 +87,25 @@ def test_jobs_fetch_by_their_weights_and_use_what_an_idle_one_leaves() -> None:
         await_shares(jobs, [0, 0.5, 0.25, 0.25], within=0.05)
         jobs[0].may_read.set()
         await_shares(jobs, [0.5, 0.25, 0.125, 0.125], within=0.05)
+
+
+def test_jobs_of_a_quota_have_its_weight_together_whatever_they_say() -> None:
+    quotas = Quota("job [01]", weight=1), Quota("job 2", weight=3)
+    with serving(bandwidth=RATE, quotas=quotas), running([1000, 1, 1]) as jobs:
+        jobs[1].may_read.clear()
+        await_shares(jobs, [0.25, 0, 0.75], within=0.05)
+        jobs[1].may_read.set()
+
+        def have_their_shares() -> bool:
+            before = np.array([job.read for job in jobs])
+            until(lambda: sum(job.read for job in jobs) - before.sum() >= ENOUGH)
+            read = np.array([job.read for job in jobs]) - before
+            return bool(abs(read[2] / read.sum() - 0.75) < 0.05 and read.all())
+
+        until(have_their_shares)
+        assert len(granted_bytes()) == 2
+        assert "quota of jobs named job [01]: memory" in listing()
+        assert "weight 3" in listing()
 
 
 def test_processes_that_read_ahead_take_their_jobs_share() -> None:

@@ -12,9 +12,8 @@ from support.parts import number_of, numbers
 from support.waiting import until
 
 from stoker.epoch.stats import Stats
-from stoker.jobs.metrics import COUNTS, PUBLISHED, exposition
+from stoker.jobs.metrics import COUNTS, PUBLISHED, WAIT_SECONDS, exposition
 from stoker.jobs.survey import JobInfo, survey
-from stoker.jobs.waits import WAIT_SECONDS
 from stoker.pytorch import Loader, SampleDataset
 
 TRAINING = """

@@ -21,7 +21,8 @@ UNTIL_TOLD = "iter(lambda: __import__('os').path.exists('enough'), True)"
 """Epochs until the walk has been at all that looks at them."""
 ELSEWHERE = {
     "stoker top": "tests/cli/test_top.py, in a terminal",
-    'stoker doctor --job "vit-b lr=3e-4"': "tests/cli/test_job.py",
+    'stoker doctor --job "vit-b lr=3e-4"': "tests/cli/test_doctor_job.py",
+    'stoker doctor --job "vit-b lr=3e-4" --probe': "tests/cli/test_doctor_job.py",
     "stoker serve --web 9401": "the walk, and tests/cli/test_web.py",
     "ssh -N -L 9401:127.0.0.1:9401 node": "needs another machine",
     "ssh -N -L 9401:/home/ann/jobs.sock node": "needs another machine",

@@ -120,7 +120,7 @@ def test_a_service_of_another_version_is_done_without_and_named_in_the_log(
     with serving(memory=1):
         monkeypatch.setattr(protocol, "VERSION", 99)  # of who asks; the service has its own
         asked = ("k", 100, 1 << 20, 100.0, LRU().regions())
-        assert protocol.capacity_allowed(*asked) == 1 << 20
+        assert protocol.capacity_allowed(*asked).capacity == 1 << 20
         [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
         assert "without the service" in record.message
         assert f"messages of version {VERSION} and not 99" in record.message

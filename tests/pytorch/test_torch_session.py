@@ -15,7 +15,7 @@ import torch
 from support.processes import warm
 
 from stoker import Cache
-from stoker.node import heap
+from stoker.node import memory
 from stoker.pytorch import Loader, SampleDataset, torch_session
 from stoker.pytorch.torch_session import BeginWorker
 from stoker.source.held import MemorySource
@@ -109,7 +109,7 @@ def test_a_worker_uses_the_memory_of_earlier_batches_again() -> None:
         ({}, ["another", "worker"], [False, True]),
         ({"MALLOC_TRIM_THRESHOLD_": "131072"}, ["worker"], [False]),
     ):
-        users_own = heap._USERS_OWN
+        users_own = memory._USERS_OWN
         clean = {name: text for name, text in os.environ.items() if name not in users_own}
         command = [sys.executable, "-c", ALLOCATING, *who]
         done = subprocess.run(command, env=clean | more, capture_output=True, text=True, check=True)

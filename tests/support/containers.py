@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.node import memory_limits
+from stoker.node import memory
 
 KINDS = ("mnt", "pid", "user", "net", "ipc", "uts")
 _OUTER = [
@@ -117,7 +117,7 @@ def memory_groups(count: int) -> Iterator[list[MemoryGroup]]:
 
 def _new_group() -> MemoryGroup:
     why = "no memory controller is mounted"
-    for _, _, parent in memory_limits.memory_groups():
+    for _, _, parent in memory.memory_groups():
         folder = parent / f"stoker-test-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             folder.mkdir()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, ConfigError, SegmentError
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.store import arena as arena_module
 from stoker.store.arena import Arena, Handle
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from stoker import bounds
 from stoker.errors import SampleCorrupt, StokerError
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.source.base import Source
 from stoker.source.image_folder import IMAGE_EXTENSIONS
 from stoker.types import format_bytes

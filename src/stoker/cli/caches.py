@@ -17,8 +17,9 @@ from rich.table import Table
 from stoker.cli.view import printable, serving_page
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
+from stoker.jobs.quotas import Quota
 from stoker.jobs.service import Service, ServiceSettings
-from stoker.jobs.survey import count_of_other_versions, survey
+from stoker.jobs.survey import Watch, count_of_other_versions, survey
 from stoker.pool.pool_address import server_name
 from stoker.store.disk import CacheDir
 from stoker.store.registry import clean as clean_registry
@@ -60,6 +61,8 @@ def _show(
     else:
         if service:
             click.echo(_said(service))
+        for each in service.get("quotas", []):
+            click.echo(_quota(each))
         for each in service.get("turned_down", []):
             click.echo(_turned_down(each))
         if not caches:
@@ -71,10 +74,10 @@ def _show(
             console.print(_jobs(caches))
 
 
-def shared_caches(socket: Path | None) -> list[dict[str, Any]]:
+def shared_caches(socket: Path | None, watch: Watch) -> list[dict[str, Any]]:
     """Return this user's caches and jobs, or those that the service at ``socket`` tells of."""
     if socket is None:
-        return [cache.told() for cache in survey()]
+        return [cache.told() for cache in watch.look()]
     caches: list[dict[str, Any]] = _printable(_service(socket)).get("caches", [])
     return caches
 
@@ -101,24 +104,37 @@ def _service(socket: Path | None = None) -> dict[str, Any]:
 
 
 def _said(service: dict[str, Any]) -> str:
+    parts = _taken(service)
+    if bandwidth := service.get("bandwidth_limit"):
+        parts.append(f"fetches {format_bytes(bandwidth)} a second at most")
+    return ", ".join([f"service: process {service['pid']}", *parts])
+
+
+def _taken(told: dict[str, Any]) -> list[str]:
+    """Return what is taken of memory and disk, in words."""
     parts = []
     for name in ("memory", "disk"):
-        used, limit = service[f"{name}_bytes"], service[f"{name}_limit_bytes"]
+        used, limit = told[f"{name}_bytes"], told[f"{name}_limit_bytes"]
         if used or limit is not None:
             of = "" if limit is None else f" of {format_bytes(limit)}"
             parts.append(f"{name} {format_bytes(used)}{of}")
-    if bandwidth := service.get("bandwidth_limit"):
-        parts.append(f"fetches {format_bytes(bandwidth)} a second at most")
-    return f"service: process {service['pid']}" + "".join(f", {part}" for part in parts)
+    return parts
+
+
+def _quota(told: dict[str, Any]) -> str:
+    parts = _taken(told)
+    parts += [f"{name} {told[name]}" for name in ("priority", "weight") if told[name]]
+    return f"quota of jobs named {told['jobs']}: {', '.join(parts)}"
 
 
 def _turned_down(told: dict[str, Any]) -> str:
     wanted, room = format_bytes(told["wanted_bytes"]), format_bytes(told["room_bytes"])
-    what = (
-        f"has waited {told['seconds']:.0f} s for {wanted}"
-        if told["waits"]
-        else (f"got {room} of the {wanted} asked for")
-    )
+    if told["waits"]:
+        what = f"has waited {told['seconds']:.0f} s for {wanted}"
+    elif told.get("is_of_disk"):
+        what = f"has no disk cache: it takes {wanted}, and there is room for {room}"
+    else:
+        what = f"got {room} of the {wanted} asked for"
     return f"{told['job'] or 'a job'} ({told['data']}) {what}: {told['why']}"
 
 
@@ -191,6 +207,13 @@ def clean(folder: Path | None) -> None:
 @click.command()
 @click.option("--memory", help="Maximum memory of all caches together, like 64GiB.")
 @click.option("--disk", help="Maximum disk space of all disk caches together.")
+@click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="NAMES:memory=SIZE,disk=SIZE,priority=N,weight=W",
+    help="For jobs of these names together, their caches and what they fetch; like 'ann-*:...'.",
+)
 @click.option("--bandwidth", help="Maximum fetched by all jobs together, a second, like 500MiB.")
 @click.option(
     "--keep", type=float, help="Seconds to keep a cache without a job; by default for ever."
@@ -212,6 +235,7 @@ def clean(folder: Path | None) -> None:
 def serve(
     memory: str | None,
     disk: str | None,
+    quotas: tuple[str, ...],
     bandwidth: str | None,
     keep: float | None,
     metrics_port: int | None,
@@ -225,6 +249,9 @@ def serve(
     Jobs of this user find it by themselves, and continue when it ends. It runs until Ctrl-C or
     SIGTERM. `stoker ls` shows what it holds.
 
+    Of several --quota, the first that matches a job's name counts. Of jobs that wait for memory
+    those of the highest priority are served first; without a quota that is 0.
+
     The page of --web at a port needs a token, which is part of the URL that is printed. A socket
     is for this user and the members of --group.
     """
@@ -232,6 +259,7 @@ def serve(
     settings = ServiceSettings(
         memory=None if memory is None else parse_bytes(memory, name="--memory"),
         disk=None if disk is None else parse_bytes(disk, name="--disk"),
+        quotas=tuple(map(Quota.parse, quotas)),
         bandwidth=None if bandwidth is None else parse_bytes(bandwidth, name="--bandwidth"),
         keep=keep,
         socket=socket,

@@ -1,4 +1,4 @@
-"""``stoker doctor``: what is installed, which limits apply, what a storage delivers."""
+"""``stoker doctor``: what is installed, what a storage delivers, what limits a running job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import os
 import platform
 import shutil
 import sys
+import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -18,13 +20,16 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import stoker
-from stoker.cli._job import tell_of
 from stoker.cli._options import open_url
 from stoker.cli._storage import diagnose, probe, show_diagnosis
+from stoker.cli.caches import shared_caches
+from stoker.cli.view import NO_JOB, JobView, view_of
 from stoker.images.resize import native
-from stoker.node.memory_limits import Memory, read_memory
+from stoker.jobs.survey import JobInfo, Watch
+from stoker.node.memory import Memory, read_memory
 from stoker.node.runtime_dir import runtime_dir
 from stoker.types import format_bytes, parse_bytes
 
@@ -40,6 +45,14 @@ _EXTRAS = {
     "plot": ("matplotlib",),
     "tui": ("click", "rich"),
 }
+_MEANS = {
+    "start-up": "waits for the first batch of an epoch",
+    "storage": "waits while workers read, or wait for reads",
+    "decode": "waits while workers decode and transform",
+    "compute": "does not wait",
+}
+_PATIENCE = 60.0  # seconds for a probe
+_Jobs = dict[tuple[str, int], tuple[str, Mapping[str, Any]]]
 
 
 @click.command()
@@ -58,6 +71,12 @@ _EXTRAS = {
 )
 @click.option(
     "--job", metavar="NAME", help="Say what limits a running job, and what it would gain."
+)
+@click.option(
+    "--probe",
+    "has_probe",
+    is_flag=True,
+    help="With --job: measure the gain. The job holds some batches back, and serves them then.",
 )
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="Where another user's service tells of it."
@@ -79,6 +98,7 @@ def doctor(
     options: tuple[str, ...],
     compute_rate: float | None,
     job: str | None,
+    has_probe: bool,
     socket: Path | None,
     seconds: float,
     most: str,
@@ -89,16 +109,21 @@ def doctor(
     With URL, a folder or an address like s3://bucket/train, it also measures that storage and says
     what will limit training, and which cache removes that limit. With --job, it watches a running
     job instead, as `stoker top` names it, and says where its time goes and which setting to change.
+    What it would gain if data were free is estimated, or with --probe measured: the job collects up
+    to 16 batches, in 10 seconds and 256 MiB at most, and then serves them without a wait. Each is
+    served once and in its turn.
 
     Exits with status 1 if the native core is missing: nothing is cached without it.
     """
     if job is not None:
         if url is not None:
             raise click.UsageError("give an address or --job, not both")
-        tell_of(job, socket, seconds, as_json=as_json)
+        if has_probe and socket is not None:
+            raise click.UsageError("--probe changes a job: only its own user may, without --socket")
+        _tell_of(job, socket, seconds, has_probe=has_probe, as_json=as_json)
         return
-    if socket is not None:
-        raise click.UsageError("--socket goes with --job")
+    if socket is not None or has_probe:
+        raise click.UsageError("--socket and --probe go with --job")
     facts = examine()
     if url is not None:
         with closing(open_url(url, image_folder, options)) as source:
@@ -253,3 +278,99 @@ def _shm_line(shm: dict[str, int] | None) -> str:
         return "missing; the cache does not need it, torch's workers do"
     size = f"{format_bytes(shm['free'])} free of {format_bytes(shm['total'])}"
     return size if shm["total"] > 1 << 30 else f"{size}; small for torch's workers, not for caches"
+
+
+def _tell_of(
+    name: str, socket: Path | None, seconds: float, *, has_probe: bool, as_json: bool
+) -> None:
+    """Watch the jobs of that name for so many seconds, and print what limits them.
+
+    ``socket``: where a service tells of them; None: they are this user's. ``has_probe``: what they
+    would gain if data were free is measured too. Raises ClickException if no such job runs, or it
+    ends meanwhile.
+    """
+    watch = Watch()
+    before = _jobs(name, socket, watch)
+    time.sleep(seconds)
+    after = _jobs(name, socket, watch)
+    try:
+        views = [
+            view_of(data, job, before[key][1] if key in before else None)
+            for key, (data, job) in after.items()
+        ]
+        measured = [
+            _measured(watch, job, before[key][1]) if has_probe and key in before else None
+            for key, (_, job) in after.items()
+        ]
+    except NO_JOB as error:
+        raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
+    if as_json:
+        told = [
+            asdict(view) | {"headspace_measured": headspace}
+            for view, headspace in zip(views, measured, strict=True)
+        ]
+        click.echo(json.dumps(told, indent=1))
+        return
+    console = Console(markup=False, emoji=False)
+    for view, headspace in zip(views, measured, strict=True):
+        _show_job(view, seconds, console, _free(view, headspace, has_probe=has_probe))
+
+
+def _jobs(name: str, socket: Path | None, watch: Watch) -> _Jobs:
+    """Return the jobs of that name, with their data, by cache and process."""
+    try:
+        every = [(cache, job) for cache in shared_caches(socket, watch) for job in cache["jobs"]]
+        found: _Jobs = {
+            (cache["key"], job["pid"]): (cache["description"] or cache["key"], job)
+            for cache, job in every
+            if job["name"] == name
+        }
+        others = ", ".join(sorted({repr(job["name"]) for _, job in every}))
+    except NO_JOB as error:
+        raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
+    if not found:
+        running = f"these share a cache: {others}" if others else "no running job shares a cache"
+        raise click.ClickException(f"no job is named {name!r}; {running}")
+    return found
+
+
+def _measured(watch: Watch, job: Mapping[str, Any], earlier: Mapping[str, Any]) -> float | None:
+    """Return how many times as fast a job runs if data is free, by a probe; None: not known."""
+    batches: int = sum(job["waits"]) - sum(earlier["waits"])
+    seconds: float = job["counts"]["epoch_seconds"] - earlier["counts"]["epoch_seconds"]
+    if not batches or seconds <= 0:
+        return None
+    found = watch.probe(JobInfo(**job), _PATIENCE)
+    if found is None or not found.seconds:
+        return None
+    return max(1.0, seconds / batches / found.seconds)
+
+
+def _free(view: JobView, measured: float | None, *, has_probe: bool) -> str:
+    """Return what is known of the job's headspace, in words."""
+    if measured is not None:
+        return f"if data were free: {measured:.2f} times as fast (measured by a probe)"
+    told = f"if data were free: {view.headspace:.2f} times as fast (an estimate, from the time that"
+    why = "; the probe found nothing: too few batches came in its time" if has_probe else ""
+    return f"{told} training waits{why})"
+
+
+def _show_job(view: JobView, seconds: float, console: Console, free: str) -> None:
+    console.print(
+        Text(f"{view.name} (process {view.pid})", style="bold"),
+        Text(f"over {seconds:g} s: {view.rate:,.0f} samples/s, hits {view.hits:.1%}"),
+    )
+    if view.bound == "idle":
+        console.print(Text("no batch came in this time: it is idle, or a batch takes longer"))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage")
+    table.add_column("time", justify="right")
+    table.add_column("training")
+    for stage, share in sorted(view.stages.items(), key=lambda item: -item[1]):
+        mark = "  <- the limit" if stage == view.bound else ""
+        table.add_row(stage, f"{share:.0%}", Text(_MEANS[stage] + mark))
+    console.print(table)
+    console.print(Text(free))
+    if view.verdict:
+        console.print(Text(view.verdict))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from stoker.errors import ConfigError
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.pool.credentials import read_users
 from stoker.pool.own_server import PoolService, default_directory
 from stoker.pool.pool_address import PoolAddress

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from stoker.cli.caches import shared_caches
 from stoker.cli.view import COLUMNS, NO_JOB, History, JobView, facts
+from stoker.jobs.survey import Watch
 
 _OTHER_LINES = 4  # of the table's head and of the verdict
 _NAME = 16  # letters of a name in the table
@@ -133,7 +134,7 @@ def top(once: bool, as_json: bool, sort: str, every: float, socket: Path | None)
         raise click.UsageError("--json goes with --once")
     screen = Screen(sort)
     if once:
-        views = screen.ordered(_look(History(), socket))
+        views = screen.ordered(_Looks(socket).look())
         if as_json:
             click.echo(json.dumps([asdict(view) for view in views], indent=1))
         else:
@@ -144,22 +145,31 @@ def top(once: bool, as_json: bool, sort: str, every: float, socket: Path | None)
     _live(screen, every, socket)
 
 
-def _look(history: History, socket: Path | None) -> list[JobView]:
-    try:
-        return history.add(shared_caches(socket), time.monotonic())
-    except NO_JOB as error:
-        raise click.ClickException(f"what answers at {socket} is no service: {error!r}") from error
+class _Looks:
+    """Looks at the jobs of this user, or of the service at ``socket``, again and again."""
+
+    def __init__(self, socket: Path | None) -> None:
+        self._socket, self._watch, self._history = socket, Watch(), History()
+
+    def look(self) -> list[JobView]:
+        """Return the jobs as they are now; ClickException if what answers is no service."""
+        try:
+            caches = shared_caches(self._socket, self._watch)
+            return self._history.add(caches, time.monotonic())
+        except NO_JOB as error:
+            message = f"what answers at {self._socket} is no service: {error!r}"
+            raise click.ClickException(message) from error
 
 
 def _live(screen: Screen, every: float, socket: Path | None) -> None:
     """Show jobs until a key ends it."""
-    history, console = History(), Console(markup=False, emoji=False)
+    looks, console = _Looks(socket), Console(markup=False, emoji=False)
     views: list[JobView] = []
     due = 0.0
     with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.is_over:
             if time.monotonic() >= due:
-                views, due = _look(history, socket), time.monotonic() + every
+                views, due = looks.look(), time.monotonic() + every
             live.update(screen.frame(views, console.height), refresh=True)
             ready, _, _ = select.select([keyboard], [], [], max(0.0, due - time.monotonic()))
             if ready:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from stoker.epoch.stats import Stats, bound_of, headspace_of, shares_of
 from stoker.errors import ConfigError, StokerError
-from stoker.jobs.metrics import COUNTS
-from stoker.jobs.survey import survey
-from stoker.jobs.waits import quantile
-from stoker.jobs.web_server import WebServer
+from stoker.jobs.http_server import WebServer
+from stoker.jobs.metrics import COUNTS, quantile
+from stoker.jobs.survey import Watch
 from stoker.types import format_bytes
 
 _WINDOW = 10.0  # seconds that figures are taken over
@@ -247,7 +246,8 @@ def serving_page(where: str, group: int | None) -> Iterator[WebServer]:
     at = int(where) if where.isdecimal() else Path(where)
     if isinstance(at, int) and at > 65535:
         raise ConfigError(f"web={at} is no port: give 0 to 65535, or the path of a socket")
-    server = WebServer(at, Frames(lambda: [cache.told() for cache in survey()]), group=group)
+    watch = Watch()
+    server = WebServer(at, Frames(lambda: [cache.told() for cache in watch.look()]), group=group)
     threading.Thread(target=server.run, daemon=True).start()
     try:
         yield server

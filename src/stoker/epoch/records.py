@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.stats import Stats, bound_of, from_counters, verdict_of
 from stoker.errors import ConfigError
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.sampler.mixture import Mixture, MixtureSampler
 from stoker.shared import SharedArray
 from stoker.types import Outcome

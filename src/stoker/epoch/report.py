@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
-from stoker.jobs.waits import WAIT_SECONDS, quantile
+from stoker.jobs.metrics import WAIT_SECONDS, quantile
 from stoker.types import format_bytes
 
 _BUCKETS = 24  # of sizes
@@ -51,7 +51,7 @@ def write_report(
     """Write the page to ``path``.
 
     ``epochs`` are the counts of each; ``waits`` for batches are in the buckets of
-    ``stoker.jobs.waits``; ``sizes`` (``i64[n]``) are those of the samples that are visited.
+    ``stoker.jobs.metrics``; ``sizes`` (``i64[n]``) are those of the samples that are visited.
     Raises :class:`~stoker.errors.ConfigError` without an epoch, and OSError.
     """
     if not epochs:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ from stoker.scores import Scores
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
+
+_T = TypeVar("_T")
 
 
 class Session:
@@ -230,6 +232,11 @@ class Session:
             bare=partial(_is_bare, self._direct, begun.bare),
         )
         return begun
+
+    def held_back(self, arriving: Iterator[_T]) -> Iterator[_T]:
+        """Return batches on their way to the loop, with which others may have it probed."""
+        member = self.setup.member
+        return arriving if member is None else member.held_back(arriving)
 
     def begin_aside(self, ids: NDArray[np.uint32], epoch: int) -> None:
         """Make :attr:`requests` this rank's batches of ``ids`` ``u32[m]``, to be scored again."""

@@ -7,6 +7,7 @@ import math
 import os
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ class CacheSetup:
         """This job among those that share the cache, once it is open; None: it is alone."""
         self.partition: Partition | None = None
         """This job's part of the memory, once it is open; None: there is one order for all."""
+        self._fetch_share: FetchShare | None = None  # by the quota that the operator gave it
         if cache.sharing.by_weight and (len(self.policy.regions()) > 1 or cache.disk is not None):
             raise ConfigError(
                 f"Sharing(by_weight=True) needs a recipe with one region, which {recipe.name!r} "
@@ -205,7 +207,7 @@ class CacheSetup:
             claims=claims,
             stand_ins=stand_ins,
             originals=self.stage.originals,
-            fetch_share=FetchShare(own, self.cache.sharing.weight),
+            fetch_share=self._fetch_share or FetchShare(own, self.cache.sharing.weight),
         )
         if self._pool is not None:
             are_times = self.policy.looks_ahead
@@ -249,7 +251,7 @@ class CacheSetup:
         try:
             if self._disk is None:
                 return None
-            self._disk.announce(check_disk)
+            self._disk.announce(partial(check_disk, job=self._job, data=self._name))
             return self._disk.open(self.policy.regions())
         except SegmentError as error:
             message = f"there will be no disk cache: {error}"
@@ -324,23 +326,28 @@ class CacheSetup:
         tell_opened()
         return opened
 
+    @property
+    def _job(self) -> str:
+        """What the job calls itself."""
+        return self.cache.sharing.name or f"{self.recipe.name} {os.getpid()}"
+
     def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
         """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
-        sharing = self.cache.sharing
-        allowed = capacity_allowed(
+        allowed, self._fetch_share = capacity_allowed(
             key,
             self.population.num_samples,
             wanted,
             self.mean_size,
             regions,
-            wait=sharing.wait,
-            job=sharing.name or f"{self.recipe.name} {os.getpid()}",
+            wait=self.cache.sharing.wait,
+            job=self._job,
             data=self._name,
         )
         if allowed < wanted and allowed < self._largest:
             raise CapacityError(
                 f"the service of this node has room for {format_bytes(allowed)}, and the largest "
-                f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory"
+                f"sample has {format_bytes(self._largest)}: give `stoker serve` more with --memory "
+                "or --quota"
             )
         if allowed < wanted:
             warn_caller(

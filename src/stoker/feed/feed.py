@@ -262,10 +262,11 @@ class Feed(FrontEnd):
         """Yield the batches of the epoch that has begun, and note how long they are waited for."""
         walk, records = self._controller.walk, self._session.records
         assert walk is not None
+        arriving = self._session.held_back(served)
         try:
             while True:
                 began, computed = time.perf_counter(), time.thread_time()
-                item = next(served, None)
+                item = next(arriving, None)
                 waited = time.perf_counter() - began
                 records.add_stall(waited, min(waited, time.thread_time() - computed))
                 if item is None:

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.jobs.metrics import PUBLISHED
-from stoker.jobs.waits import WAIT_SECONDS
+from stoker.jobs.metrics import PUBLISHED, WAIT_SECONDS
 from stoker.node import descriptors
 from stoker.node.locks import await_lock, is_locked, try_lock, unlock
 from stoker.store.registry import Layout, open_arrays
@@ -41,6 +40,10 @@ JOB = np.dtype(
         ("is_probed", "i8"),
         ("fetch_seconds", "f8"),  # per batch, if all of it came from the source
         ("compute_seconds", "f8"),  # per batch
+        ("probes_wanted", "i8"),  # of the headspace, so far; written by those who ask
+        ("probes_done", "i8"),
+        ("probe_batches", "i8"),  # held back for the latest
+        ("probe_seconds", "f8"),  # that one of them took; 0: they were too few
         *((name, "f8") for name in PUBLISHED),  # counts since the job began
         ("waits", "i8", len(WAIT_SECONDS) + 1),  # of the training loop, by length
         ("name", "S64"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import SegmentError, StokerError
+from stoker.jobs.quotas import Quota, quota_for
 from stoker.node.descriptors import Handle
 from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
@@ -24,6 +26,7 @@ from stoker.types import format_bytes
 log = logging.getLogger("stoker")
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
+_SHOWN = 600.0  # seconds for which it is told that a job got no disk cache
 _SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
 
 
@@ -57,21 +60,24 @@ class Asker:
 
 @dataclass
 class _TurnedDown:
-    """A job that did not get the memory that it asked for."""
+    """A job that did not get the memory or disk that it asked for."""
 
     asker: Asker
-    memory: int
+    size: int
     room: int
     since: float
     asked: float
     """When it did so last."""
+    why: str = ""
+    """Where it asked for disk."""
 
 
 class Holding:
     """Holds every cache in memory that it finds of this user, and counts those on disk.
 
     ``memory`` and ``disk``: maximum bytes of all caches together, None: no limit. ``keep``:
-    seconds for which a cache without a job is held, None: until its memory is needed. A cache that
+    seconds for which a cache without a job is held, None: until its memory is needed. ``quotas``
+    are for the caches that jobs of some names made; the first that matches counts. A cache that
     jobs use is never taken from them, so earlier caches may exceed the limits. Caches on
     disk stay by themselves; those that jobs asked for are remembered in the runtime directory, and
     count until they are removed. Safe in any thread. Raises :class:`OSError` where the runtime
@@ -79,22 +85,33 @@ class Holding:
     """
 
     def __init__(
-        self, memory: int | None = None, disk: int | None = None, keep: float | None = None
+        self,
+        memory: int | None = None,
+        disk: int | None = None,
+        keep: float | None = None,
+        quotas: Sequence[Quota] = (),
     ) -> None:
-        self._memory, self._disk, self._keep = memory, disk, keep
+        self._memory, self._disk, self._keep, self._quotas = memory, disk, keep, tuple(quotas)
         self._held: dict[str, _Held] = {}
         self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
         self._turned_down: dict[str, _TurnedDown] = {}  # by the name of the cache
         self._mutex = threading.Lock()
-        self._ledger = prepare_runtime_dir() / "service-disks.json"
-        self._disks = _read_ledger(self._ledger)
+        folder = prepare_runtime_dir()
+        self._ledger = folder / "service-disks.json"
+        self._makers_file = folder / "service-jobs.json"
+        self._disks = {path: int(size) for path, size in _read(self._ledger, int).items()}
+        self._makers: dict[str, str] = _read(self._makers_file, str)
+        """The jobs for which caches were made, by the name in memory or the folder on disk."""
 
     def look(self) -> None:
         """Hold new caches, and release those that have been idle for too long."""
         found = {files.name: files for files in RendezvousFiles.all(prepare_runtime_dir())}
         with self._mutex:
             self._others &= found.keys()
+            known = found.keys() | self._coming.keys() | self._disks.keys()
+            if gone := self._makers.keys() - known:
+                self._note_makers(dict.fromkeys(gone))
             for name in found.keys() - self._held.keys() - self._others:
                 self._hold(found[name])
             now = time.monotonic()
@@ -118,10 +135,11 @@ class Holding:
         Returns None if it may, else the bytes that there is room for. Idle caches are released to
         make room, those idle longest first. An idle cache of that name with another payload
         ``capacity`` or other ``regions`` is released too. Of jobs that wait the one that asked
-        first is admitted first; one that does not wait takes what room there is.
+        first is admitted first, those of a higher priority before; one that does not wait takes
+        what room there is.
         """
         asker = asker or Asker()
-        if not self.could_ever(memory):
+        if not self.could_ever(memory, asker.job):
             asker = replace(asker, waits=False)
         with self._mutex:
             held = self._held.get(name)
@@ -133,24 +151,25 @@ class Holding:
                     return None
                 self._drop(name)
             self._coming.pop(name, None)
-            if asker.waits and self._is_behind(name):
+            if asker.waits and self._is_behind(name, asker.job, memory):
                 return self._turn_down(name, memory, asker)
-            while self._memory is not None and self._used() + memory > self._memory:
-                idle = [other for other, each in self._held.items() if each.is_alone]
+            while self._room(asker.job) < memory:
+                idle = self._idle_in_the_way(asker.job, memory)
                 if not idle:
                     return self._turn_down(name, memory, asker)
-                now = time.monotonic()
-                self._drop(min(idle, key=lambda other: self._held[other].idle_since or now))
+                self._drop(idle[0])
             self._turned_down.pop(name, None)
-            self._coming[name] = time.monotonic() + _COMING, memory
+            self._expect(name, memory, asker.job)
             return None
 
-    def could_ever(self, memory: int) -> bool:
+    def could_ever(self, memory: int, job: str = "") -> bool:
         """Whether there is room for so much memory if there are no other caches."""
-        return self._memory is None or memory <= self._memory
+        quota = self._quota(job)
+        bounds = (self._memory, None if quota is None else quota.memory)
+        return all(bound is None or memory <= bound for bound in bounds)
 
     def turned_down(self) -> list[dict[str, Any]]:
-        """Return the jobs that wait for memory or got less than they asked for, and why."""
+        """Return the jobs that wait for memory, or got less of it or of disk, and why."""
         now = time.monotonic()
         with self._mutex:
             self._forget_gone(now)
@@ -160,25 +179,32 @@ class Holding:
                     "data": each.asker.data,
                     "waits": each.asker.waits,
                     "seconds": now - each.since,
-                    "wanted_bytes": each.memory,
+                    "wanted_bytes": each.size,
                     "room_bytes": each.room,
-                    "why": self._why(name),
+                    "is_of_disk": bool(each.why),
+                    "why": each.why or self._why(name, each),
                 }
-                for name, each in self._turned_down.items()
+                for name, each in list(self._turned_down.items())  # why forgets who is gone
             ]
 
-    def admit_disk(self, path: str, size: int) -> int | None:
+    def admit_disk(self, path: str, size: int, asker: Asker | None = None) -> int | None:
         """Ask whether a job may have a disk cache of ``size`` bytes in the directory ``path``.
 
         Returns None if it may, or has it, else the bytes that there is room for.
         """
+        asker, name = asker or Asker(), f"disk {path}"
         with self._mutex:
             self._disks = {at: n for at, n in self._disks.items() if _is_cache(at)}
-            others = sum(n for at, n in self._disks.items() if at != path)
-            if self._disk is not None and others + size > self._disk:
-                return max(0, self._disk - others)
+            room, why = self._room_on_disk(path, self._quota(asker.job))
+            if size > room:
+                now, left = time.monotonic(), max(0, int(room))
+                asker = replace(asker, waits=False)
+                self._turned_down[name] = _TurnedDown(asker, size, left, now, now, why)
+                return left
+            self._turned_down.pop(name, None)
             self._disks[path] = size
             write_file(self._ledger, json.dumps(self._disks).encode())
+            self._note_makers({path: asker.job})
             return None
 
     def limits(self) -> dict[str, int | None]:
@@ -191,6 +217,22 @@ class Holding:
             "disk_bytes": sum(self._disks.values()),
             "disk_limit_bytes": self._disk,
         }
+
+    def quotas(self) -> list[dict[str, Any]]:
+        """Return the quotas, and what is taken of each, in bytes."""
+        with self._mutex:
+            return [
+                {
+                    "jobs": quota.jobs,
+                    "priority": quota.priority,
+                    "weight": quota.weight,
+                    "memory_bytes": self._used(quota),
+                    "memory_limit_bytes": quota.memory,
+                    "disk_bytes": sum(n for at, n in self._disks.items() if self._is_of(quota, at)),
+                    "disk_limit_bytes": quota.disk,
+                }
+                for quota in self._quotas
+            ]
 
     def keys(self) -> list[str]:
         """Return the keys of all caches that are held."""
@@ -214,32 +256,111 @@ class Holding:
     def _turn_down(self, name: str, memory: int, asker: Asker) -> int:
         """Note that a job does not get so much memory now; return what there is room for."""
         now, before = time.monotonic(), self._turned_down.get(name)
-        room = max(0, (self._memory or 0) - self._used())
+        room = max(0, int(self._room(asker.job)))
         since = now if before is None else before.since
         self._turned_down[name] = _TurnedDown(asker, memory, room, since, now)
+        if not asker.waits:  # it makes what there is room for
+            self._expect(name, room, asker.job)
         return room
 
-    def _is_behind(self, name: str) -> bool:
-        """Whether another job has waited for longer than that which asks for ``name``."""
-        now, own = time.monotonic(), self._turned_down.get(name)
-        self._forget_gone(now)
-        return any(
-            each.asker.waits and (own is None or each.since < own.since)
-            for other, each in self._turned_down.items()
-            if other != name
+    def _expect(self, name: str, memory: int, job: str) -> None:
+        """Count a cache from now on that is about to be made."""
+        self._coming[name] = time.monotonic() + _COMING, memory
+        self._note_makers({name: job})
+
+    def _room(self, job: str) -> float:
+        """Return the bytes of memory that there are for a job's cache."""
+        quota = self._quota(job)
+        room = math.inf if self._memory is None else self._memory - self._used()
+        if quota is not None and quota.memory is not None:
+            room = min(room, quota.memory - self._used(quota))
+        return room
+
+    def _room_on_disk(self, path: str, quota: Quota | None) -> tuple[float, str]:
+        """Return the bytes that there are for a cache in ``path``, and what bounds them."""
+        others = {at: n for at, n in self._disks.items() if at != path}
+        room, why = math.inf, ""
+        if self._disk is not None:
+            room = self._disk - sum(others.values())
+            why = f"disk caches have {format_bytes(self._disk)} together"
+        if quota is not None and quota.disk is not None:
+            left = quota.disk - sum(n for at, n in others.items() if self._is_of(quota, at))
+            if left < room:
+                size = format_bytes(quota.disk)
+                room, why = left, f"the quota of jobs named {quota.jobs} is {size} of disk"
+        return room, why
+
+    def _lacks_quota(self, job: str, memory: int) -> bool:
+        """Whether so much memory is more than what is left of the job's quota."""
+        quota = self._quota(job)
+        if quota is None or quota.memory is None:
+            return False
+        return self._used(quota) + memory > quota.memory
+
+    def _idle_in_the_way(self, job: str, memory: int) -> list[str]:
+        """Return idle caches that take the room for a job's; the first is missed least."""
+        quota = self._quota(job) if self._lacks_quota(job, memory) else None
+        now = time.monotonic()
+        idle = [
+            name
+            for name, held in self._held.items()
+            if held.is_alone and (quota is None or self._is_of(quota, name))
+        ]
+        return sorted(
+            idle,
+            key=lambda name: (self._priority(name), self._held[name].idle_since or now),
         )
 
-    def _why(self, name: str) -> str:
-        others = [held for other, held in self._held.items() if other != name and not held.is_alone]
-        taken = format_bytes(sum(held.memory for held in others))
-        behind = "another job has waited longer; " if self._is_behind(name) else ""
+    def _is_behind(self, name: str, job: str, memory: int) -> bool:
+        """Whether another job that waits for the same is before that which asks for ``name``."""
+        own = self._turned_down.get(name)
+        self._forget_gone(time.monotonic())
+        quota = self._quota(job)
+        place = (-(quota.priority if quota else 0), math.inf if own is None else own.since)
+        for other, each in self._turned_down.items():
+            theirs = self._quota(each.asker.job)
+            is_before = (-(theirs.priority if theirs else 0), each.since) < place
+            is_apart = self._lacks_quota(each.asker.job, each.size) and theirs is not quota
+            if other != name and each.asker.waits and is_before and not is_apart:
+                return True
+        return False
+
+    def _why(self, name: str, each: _TurnedDown) -> str:
+        job, quota = each.asker.job, self._quota(each.asker.job)
+        is_behind = self._is_behind(name, job, each.size)
+        behind = "another job has waited longer or is first; " if is_behind else ""
+        others = [
+            other for other, held in self._held.items() if other != name and not held.is_alone
+        ]
+        limit, whose = self._memory, ""
+        if quota is not None and self._lacks_quota(job, each.size):
+            others = [other for other in others if self._is_of(quota, other)]
+            limit, whose = quota.memory, f"the quota of jobs named {quota.jobs}, "
+        taken = format_bytes(sum(self._held[other].memory for other in others))
         count = f"{len(others)} cache{'' if len(others) == 1 else 's'} in use"
-        return f"{behind}{count} took {taken} of {format_bytes(self._memory or 0)}"
+        return f"{behind}{count} took {taken} of {whose}{format_bytes(limit or 0)}"
+
+    def _quota(self, job: str) -> Quota | None:
+        return quota_for(job, self._quotas)
+
+    def _is_of(self, quota: Quota, cache: str) -> bool:
+        """Whether a cache in memory or on disk counts for that quota."""
+        return self._quota(self._makers.get(cache, "")) is quota
+
+    def _priority(self, cache: str) -> int:
+        quota = self._quota(self._makers.get(cache, ""))
+        return 0 if quota is None else quota.priority
+
+    def _note_makers(self, changed: Mapping[str, str | None]) -> None:
+        """Note for which jobs caches were made; None: they are gone. A later service reads it."""
+        makers = {**self._makers, **changed}
+        self._makers = {name: job for name, job in makers.items() if job is not None}
+        write_file(self._makers_file, json.dumps(self._makers).encode())
 
     def _forget_gone(self, now: float) -> None:
         """Forget jobs that wait no more, and those whose smaller cache is gone."""
         for name, each in list(self._turned_down.items()):
-            is_there = name in self._held or now - each.asked < _COMING
+            is_there = name in self._held or now - each.asked < (_SHOWN if each.why else _COMING)
             if now - each.asked > _SILENT if each.asker.waits else not is_there:
                 del self._turned_down[name]
 
@@ -260,10 +381,12 @@ class Holding:
         held.joined.participant.close()
         held.joined.held.close()
 
-    def _used(self) -> int:
+    def _used(self, quota: Quota | None = None) -> int:
+        """Return the bytes of memory of all caches, or of those that count for ``quota``."""
         now = time.monotonic()
-        coming = sum(memory for until, memory in self._coming.values() if until > now)
-        return coming + sum(held.memory for held in self._held.values())
+        sizes = {name: size for name, (until, size) in self._coming.items() if until > now}
+        sizes |= {name: held.memory for name, held in self._held.items()}
+        return sum(n for name, n in sizes.items() if quota is None or self._is_of(quota, name))
 
 
 def _keys(held: Iterable[_Held]) -> list[str]:
@@ -284,10 +407,10 @@ def _is_cache(path: str) -> bool:
         return False
 
 
-def _read_ledger(path: Path) -> dict[str, int]:
-    """Return the disk caches that are known from before; none if that cannot be read."""
+def _read(path: Path, kind: type) -> dict[str, Any]:
+    """Return what an earlier service noted; nothing if that cannot be read."""
     try:
         found = json.loads(read_file(path))
-        return {str(at): int(size) for at, size in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        return {str(name): value for name, value in found.items() if type(value) is kind}
+    except (OSError, ValueError, AttributeError):
         return {}

@@ -7,29 +7,26 @@ import math
 import os
 import uuid
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.jobs.board import SLOTS, JobTable, Kind
+from stoker.jobs.gain import Block, HeldBack, PassiveGain, Probe
 from stoker.jobs.merged import Merged, kind_of
 from stoker.jobs.metrics import PUBLISHED
 from stoker.jobs.partition import Partition
+from stoker.node.bandwidth import LEAST_WEIGHT, MOST_WEIGHT
 from stoker.plan import Plan
 
+_T = TypeVar("_T")
 LONGEST_NAME = 64
 """Bytes of a job's name in UTF-8."""
 
-_STALLED = 0.1  # share of the time from which on the loop is said to wait
-_BUSY = 0.9  # share of the time from which on storage is said to be what it waits for
-_NEW_BLOCK = 0.3  # weight of the latest block
-_LEAST = 2  # batches of half a probe, of which the first only starts the clock
-_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000
 _EVERY = 1.0  # seconds between two publications of the counts
 _BLOCK = 20  # batches between two looks at the counters
 _SOON = 1.0  # seconds after which it is looked at the pace
@@ -42,144 +39,6 @@ _LAUNCHERS = (
     "SLURM_STEP_ID",
     "RAY_JOB_ID",
 )
-
-
-class Block(NamedTuple):
-    """Some batches in a row, as the training loop got them, and the reads in that time."""
-
-    batches: int
-    seconds: float
-    stall_seconds: float
-    """Of these the loop waited for batches."""
-    accesses: int
-    read: int
-    """Samples that were read from the source, by workers and by the prefetch process."""
-    worker_seconds: float
-    """Spent in the workers' reads, summed over these."""
-    ahead_seconds: float
-    """Seconds in which the prefetch process was reading, with any number of reads in progress."""
-
-    @property
-    def busy_seconds(self) -> float:
-        """In which something was being read, at most: which reads overlapped is unknown."""
-        return min(self.seconds, self.worker_seconds + self.ahead_seconds)
-
-
-class PassiveGain:
-    """The gain, estimated from existing measurements. Not thread-safe.
-
-    A batch takes max(work, m x fetch), where ``fetch`` is what reading all of it would take, m the
-    share that is read, and ``work`` all that happens meanwhile. So without the cache it would take
-    max(work, fetch), and the gain, iCache's T_without / T_with (HPCA 2023), is fetch / the time
-    that a batch does take, or 1.
-
-    To read a sample takes the time in which the source was being read / the samples that were
-    read then. That is exact while the loop waits for nothing else; at other times the source could
-    do more, and it is an upper bound. So what was known when the loop waited is kept while it does
-    not, as it does not once the cache works.
-
-    Times are means over as many accesses as an epoch has: what is read varies within one.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: deque[Block] = deque()
-        self._sums = np.zeros(6)  # batches, seconds, stalled, accesses, read, busy
-        self._length = math.inf  # accesses of an epoch
-        self._accesses = 0  # of this one so far
-        self._sample_seconds = math.inf  # to read one, for all who read together
-
-    def begin_epoch(self) -> None:
-        """Note that the blocks to come are of another epoch."""
-        if self._accesses:
-            self._length = self._accesses
-        self._accesses = 0
-
-    def add(self, block: Block) -> None:
-        """Add the next batches."""
-        if not block.batches or not block.accesses or block.seconds <= 0:
-            return
-        self._accesses += block.accesses
-        self._blocks.append(block)
-        self._sums += _row(block)
-        while self._sums[3] - self._blocks[0].accesses >= self._length:
-            self._sums -= _row(self._blocks.popleft())
-        self._learn(block)
-
-    @property
-    def gain(self) -> float:
-        """At least 1."""
-        batches, seconds = self._sums[:2]
-        return max(1.0, self.fetch_seconds * float(batches / seconds)) if seconds > 0 else 1.0
-
-    @property
-    def fetch_seconds(self) -> float:
-        """Of a batch, if all of it were read; 0: not known."""
-        batches, accesses = self._sums[[0, 3]].tolist()
-        return self._sample_seconds * accesses / batches if self._is_known else 0.0
-
-    @property
-    def compute_seconds(self) -> float:
-        """Of a batch, without waiting."""
-        batches, seconds, stalled = self._sums[:3].tolist()
-        return max(0.0, seconds - stalled) / batches if batches else 0.0
-
-    @property
-    def _is_known(self) -> bool:
-        return math.isfinite(self._sample_seconds)
-
-    def _learn(self, block: Block) -> None:
-        """Learn what it takes to read a sample; see the class."""
-        is_stalled = block.stall_seconds > _STALLED * block.seconds
-        if block.read and is_stalled and block.busy_seconds > _BUSY * block.seconds:
-            new = block.busy_seconds / block.read
-            weight = _NEW_BLOCK if self._is_known else 1.0
-            known = self._sample_seconds if self._is_known else 0.0
-            self._sample_seconds = known + weight * (new - known)
-            return
-        read, busy = self._sums[4:].tolist()
-        if read:
-            self._sample_seconds = min(self._sample_seconds, busy / read)
-
-
-def _row(block: Block) -> tuple[float, ...]:
-    return *block[:5], block.busy_seconds
-
-
-class Probe:
-    """The gain, measured: ``count`` batches without the cache, and then as many with it.
-
-    iCache, HPCA 2023: T_without / T_with of 20 mini-batches each, at the start of an epoch. The
-    first batch of each half only starts the clock. Nothing is to be read ahead meanwhile: what
-    lies ready would have been read in the other half's time, or before. Not thread-safe.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._most = count
-        self.count = 0
-        """Batches that are to be read past the cache, from the start of this epoch; 0: none."""
-        self._times: list[float] = []
-
-    @property
-    def is_over(self) -> bool:
-        """Whether batches are ordinary ones again."""
-        return len(self._times) == 2 * self.count
-
-    def begin(self, batches: int) -> None:
-        """Begin an epoch of so many batches. One too short for both halves gets shorter ones."""
-        half = min(self._most, batches // 2)
-        self.count = half if half >= _LEAST else 0
-        self._times = []
-
-    def add(self, now: float) -> float | None:
-        """Note that the loop got a batch at ``now`` seconds; return the gain once it is known."""
-        if self.is_over:
-            return None
-        self._times.append(now)
-        if not self.is_over:
-            return None
-        without = self._times[self.count - 1] - self._times[0]
-        with_it = self._times[-1] - self._times[self.count]
-        return without / with_it if with_it > 0 else None
 
 
 @dataclass(frozen=True)
@@ -225,9 +84,9 @@ class Sharing:
             raise ConfigError(f"wait={self.wait!r} is invalid: give seconds, 0 or more")
         if not isinstance(self.by_weight, bool):
             raise ConfigError(f"by_weight={self.by_weight!r} is invalid: give True or False")
-        if not _LEAST_WEIGHT <= self.weight <= _MOST_WEIGHT:
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
             raise ConfigError(
-                f"weight={self.weight!r} is invalid: give {_LEAST_WEIGHT} to {_MOST_WEIGHT:,}"
+                f"weight={self.weight!r} is invalid: give {LEAST_WEIGHT} to {MOST_WEIGHT:,}"
             )
 
 
@@ -371,6 +230,12 @@ class Member:
     def _is_first(self) -> bool:
         """Whether this is the job's first rank here: it represents all of them."""
         return self._slot in self._board.owners()
+
+    def held_back(self, arriving: Iterator[_T]) -> Iterator[_T]:
+        """Return batches as they are, but held back for a while when a probe is wanted."""
+        if self._slot is None:
+            return arriving
+        return HeldBack(arriving, self._board.jobs[self._slot], self._board.clock)
 
     def close(self) -> None:
         """Leave the table; may be called again."""

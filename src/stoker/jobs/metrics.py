@@ -1,4 +1,4 @@
-"""The one list of metrics, and the text in which Prometheus reads them.
+"""The one list of metrics, how long the loop waited, and the text in which Prometheus reads both.
 
 Names follow `Prometheus' conventions <https://prometheus.io/docs/practices/naming/>`_: base units,
 ``_total`` at the end of counters. Jobs publish the fields of :data:`PUBLISHED`, which are those of
@@ -7,10 +7,9 @@ Names follow `Prometheus' conventions <https://prometheus.io/docs/practices/nami
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from stoker.jobs.waits import WAIT_SECONDS
 
 
 class Metric(NamedTuple):
@@ -143,6 +142,37 @@ COUNTS = (
 PUBLISHED = tuple(metric.field for metric in COUNTS)
 """Fields that jobs publish, in the order of the table that they share."""
 
+WAIT_SECONDS: tuple[float, ...] = tuple(1e-4 * 2**power for power in range(20))
+"""Upper ends of the buckets, 0.1 ms to 52 s; one more bucket has what is longer."""
+
+
+class Waits:
+    """Counts of waits by length. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(WAIT_SECONDS) + 1)
+        """Waits in each bucket."""
+
+    def add(self, seconds: float) -> None:
+        """Count a wait."""
+        self.counts[bisect_left(WAIT_SECONDS, seconds)] += 1
+
+
+def quantile(counts: Sequence[int], share: float) -> float:
+    """Return the seconds that ``share`` (0 to 1) of the waits did not exceed; 0 without waits.
+
+    Between the ends of a bucket it is interpolated, as Prometheus does; what is longer than the
+    last bucket counts as its end.
+    """
+    left = share * sum(counts)
+    low = 0.0
+    for high, count in zip(WAIT_SECONDS, counts, strict=False):
+        if left <= count and count:
+            return low + (high - low) * left / count
+        left, low = left - count, high
+    return low if any(counts) else 0.0
+
+
 _WAITS = Metric(
     "waits", "batch_wait_seconds", "histogram", "Seconds that the training loop waited for a batch."
 )
@@ -182,7 +212,8 @@ _Found = Sequence[tuple[Labels, Mapping[str, Any]]]
 def exposition(caches: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> str:
     """Return the text for ``caches``, CacheInfo as dictionaries, and the service's ``limits``.
 
-    A value that is None or missing is left out, and so is a family without values.
+    These may have ``quotas``, as :meth:`Holding.quotas` returns them. A value that is None or
+    missing is left out, and so is a family without values.
     """
     of_caches: _Found = [
         (_labels(cache), {**cache["stats"], "capacity_bytes": cache["capacity_bytes"]})
@@ -190,12 +221,14 @@ def exposition(caches: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -
     ]
     jobs = [(_labels(cache, job), job) for cache in caches for job in cache["jobs"]]
     counts: _Found = [(labels, job.get("counts", {})) for labels, job in jobs]
+    quotas = [({"jobs": each["jobs"]}, each) for each in limits.get("quotas", ())]
     lines = [
         *_families("stoker_cache_", _CACHES, of_caches),
         *_families("stoker_job_", _JOBS, jobs),
         *_families("stoker_job_", COUNTS, counts),
         *_histogram([(labels, job) for labels, job in jobs if any(job.get("waits", ()))]),
         *_families("stoker_service_", _LIMITS, [({}, limits)]),
+        *_families("stoker_quota_", _LIMITS, quotas),
     ]
     return "".join(f"{line}\n" for line in lines)
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker._core import segment_bytes
 from stoker.errors import SegmentError
 from stoker.node import descriptors
+from stoker.node.bandwidth import FetchShare
 from stoker.node.messages import OtherVersion, connect, parse, read_line
 from stoker.node.rendezvous import RendezvousFiles
 from stoker.node.runtime_dir import runtime_dir
@@ -59,6 +60,15 @@ def ask(question: str, at: Path | None = None, /, **values: Any) -> dict[str, An
     return answer
 
 
+class Allowed(NamedTuple):
+    """What a new cache may have."""
+
+    capacity: int
+    """Payload bytes: those asked for, or less."""
+    fetch_share: FetchShare | None = None
+    """What the job has of the fetch bandwidth, together with others; None: a share of its own."""
+
+
 def capacity_allowed(
     key: str,
     num_ids: int,
@@ -69,11 +79,11 @@ def capacity_allowed(
     wait: float = 0.0,
     job: str = "",
     data: str = "",
-) -> int:
-    """Return the payload bytes that a new cache may have: ``capacity``, or less.
+) -> Allowed:
+    """Return the payload bytes that a new cache may have, of ``capacity``, and the job's share.
 
     Its name and other properties are the arguments of ``open_arena``. Without a service, or if it
-    does not answer, returns ``capacity``. For up to ``wait`` seconds it is asked again until there
+    does not answer, that is all of it. For up to ``wait`` seconds it is asked again until there
     is room for all. ``job`` and ``data`` are told to people who ask the service.
     """
     mean = max(1, round(mean_size))
@@ -93,23 +103,40 @@ def capacity_allowed(
         )
         room = None if answer is None else answer.get("room")
         if answer is None or room is None:
-            return capacity
+            return Allowed(capacity, _fetch_share(answer or {}))
         if is_last or answer.get("is_final", True):
             break
         time.sleep(min(_ASK_AGAIN, max(0.0, deadline - time.monotonic())))
     # What comes on top of the payload grows with it, but for what each sample takes.
     least = segment_bytes(num_ids, 0, mean, False)
-    return max(0, int(capacity * (room - least) / max(1, needed - least)))
+    left = max(0, int(capacity * (room - least) / max(1, needed - least)))
+    return Allowed(left, _fetch_share(answer))
 
 
-def check_disk(path: str, size: int) -> None:
-    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache."""
-    room = (_ask("admit_disk", path=path, size=size) or {}).get("room")
+def _fetch_share(answer: dict[str, Any]) -> FetchShare | None:
+    if answer.get("flow") is None:
+        return None
+    try:
+        token, weight = answer["flow"]
+        if not 0 < int(token) < 1 << 64:
+            raise ValueError(f"{token} stands for no jobs")
+        return FetchShare(int(token), float(weight))
+    except (TypeError, ValueError) as error:  # ConfigError is one
+        log.info("the service of this node names no share of bandwidth: %s", error)
+        return None
+
+
+def check_disk(path: str, size: int, *, job: str = "", data: str = "") -> None:
+    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache.
+
+    ``job`` and ``data`` as in :func:`capacity_allowed`.
+    """
+    room = (_ask("admit_disk", path=path, size=size, job=job, data=data) or {}).get("room")
     if room is not None:
         raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
             f"in {path} takes {format_bytes(size)}: ask for less with disk_size=, or give "
-            "`stoker serve` more with --disk"
+            "`stoker serve` more with --disk or --quota"
         )
 
 

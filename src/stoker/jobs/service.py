@@ -9,7 +9,6 @@ import logging
 import os
 import pwd
 import socket
-import stat
 import threading
 import time
 from collections import Counter
@@ -21,15 +20,16 @@ from typing import Any, NamedTuple
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
 from stoker.jobs.holding import Asker, Holding
+from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
-from stoker.jobs.metrics_server import MetricsServer
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
+from stoker.jobs.quotas import Quota, quota_for
 from stoker.jobs.survey import survey
 from stoker.node import descriptors
 from stoker.node.bandwidth import limit_bandwidth
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import try_lock_file
-from stoker.node.messages import is_ours, listen, parse, peer, read_line
+from stoker.node.messages import is_ours, listen, open_to, parse, peer, read_line
 from stoker.node.runtime_dir import prepare_runtime_dir
 
 log = logging.getLogger("stoker")
@@ -50,6 +50,8 @@ class ServiceSettings:
     """Maximum bytes of memory of all caches of this user together; None: no limit."""
     disk: int | None = None
     """Bytes of disk, likewise."""
+    quotas: tuple[Quota, ...] = ()
+    """Bounds of the caches that jobs of some names made; the first that matches counts."""
     bandwidth: int | None = None
     """Bytes per second that all jobs of this user fetch together; None: no limit."""
     keep: float | None = None
@@ -123,7 +125,7 @@ class Service:
         self._threads: list[threading.Thread] = []
         self._metrics: MetricsServer | None = None
         try:
-            self.holding = Holding(settings.memory, settings.disk, settings.keep)
+            self.holding = Holding(settings.memory, settings.disk, settings.keep, settings.quotas)
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
@@ -169,7 +171,8 @@ class Service:
 
     def metrics(self) -> str:
         """Return what Prometheus reads."""
-        return exposition([cache.told() for cache in survey()], self.holding.limits())
+        limits = {**self.holding.limits(), "quotas": self.holding.quotas()}
+        return exposition([cache.told() for cache in survey()], limits)
 
     def answer(self, message: dict[str, Any], *, is_owner: bool) -> dict[str, Any]:
         """Return the answer to a request; those that change something are for our own user."""
@@ -184,6 +187,7 @@ class Service:
                 "caches": caches,
                 "idle": idle,
                 "turned_down": self.holding.turned_down(),
+                "quotas": self.holding.quotas(),
                 "bandwidth_limit": self.settings.bandwidth,
                 **self.holding.limits(),
             }
@@ -198,12 +202,15 @@ class Service:
             values = _checked(
                 message, {"name": str, "memory": int, "capacity": int, "regions": list}
             )
-            room = self.holding.admit(**values, asker=_asker(message))
-            return {"room": room, "is_final": not self.holding.could_ever(values["memory"])}
+            asker = _asker(message)
+            room = self.holding.admit(**values, asker=asker)
+            may_come = self.holding.could_ever(values["memory"], asker.job)
+            quota = quota_for(asker.job, self.settings.quotas)
+            flow = [quota.flow, quota.weight] if quota is not None and quota.weight else None
+            return {"room": room, "is_final": not may_come, "flow": flow}
         if question == "admit_disk":
-            return {
-                "room": self.holding.admit_disk(**_checked(message, {"path": str, "size": int}))
-            }
+            values = _checked(message, {"path": str, "size": int})
+            return {"room": self.holding.admit_disk(**values, asker=_asker(message))}
         return {"refused": f"nothing is known of {str(question)[:40]!r}"}
 
     def _told_to_others(self, question: str) -> dict[str, Any]:
@@ -372,24 +379,6 @@ def _checked(message: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**60):
             raise ConfigError(f"{name} is no {kind.__name__} that could be meant")
     return {name: message[name] for name in kinds}
-
-
-def open_to(path: Path, group: int | None) -> int:
-    """Let the members of ``group`` connect to the socket at ``path``; return its inode."""
-    # By descriptor: in a folder of others the name may lead elsewhere by now.
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise UntrustedPath(
-                f"{path} was replaced meanwhile: use a directory that is yours alone"
-            )
-        if group is not None:
-            os.chown(f"/proc/self/fd/{fd}", -1, group)
-            Path(f"/proc/self/fd/{fd}").chmod(0o660)
-        return status.st_ino
-    finally:
-        os.close(fd)
 
 
 def _lock(path: Path) -> Descriptor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ from stoker.node.runtime_dir import existing_runtime_dir
 from stoker.shared import SharedArray
 from stoker.store.registry import ARENA
 
-_COLUMNS = [list(JOB.names or ()).index(metric.field) for metric in COUNTS]
+_FIELDS = JOB.names or ()
+_GAINS = "gain", "threshold"
+_LOOK_AGAIN = 0.05  # seconds between two looks whether a probe is over
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class JobInfo:
     counts: dict[str, float]
     """By the names of :data:`~stoker.jobs.metrics.PUBLISHED`, of its ranks here together."""
     waits: list[int]
-    """Waits of the training loop for batches, in the buckets of ``stoker.jobs.waits``."""
+    """Waits of the training loop for batches, in the buckets of ``stoker.jobs.metrics``."""
 
     def told(self) -> dict[str, Any]:
         """Return it as a dictionary, which shares its values: ``asdict`` takes long to copy."""
@@ -86,37 +89,82 @@ class CacheInfo:
 
 def survey() -> list[CacheInfo]:
     """Return this user's live caches that answer, sorted by key."""
-    folder = existing_runtime_dir()
-    caches: list[tuple[int, Announcement, bool, int]] = []
-    jobs: dict[str, list[JobInfo]] = {}
-    for files in RendezvousFiles.all(folder) if folder else []:
-        try:
-            said, fds, pid = rendezvous.inquire(files.socket)
-        except OSError:
-            continue
-        try:
-            if said.kind == ARENA and fds:
-                inode = os.fstat(fds[0].fileno()).st_ino
-                caches.append((inode, said, len(fds) > 1, pid))
-            elif said.kind == "arrays" and said.key.startswith(f"{PREFIX} "):
-                with contextlib.suppress(OSError, ValueError, SegmentError):
-                    jobs[said.key.rsplit(" ", 1)[1]] = _jobs(said, fds)
-        finally:
-            for fd in fds:
-                descriptors.drop(fd)
-    found = [
-        CacheInfo(
-            said.key,
-            said.description,
-            said.capacity_bytes,
-            on_disk,
-            said.stats,
-            pid,
-            jobs.get(str(inode), []),
-        )
-        for inode, said, on_disk, pid in caches
-    ]
-    return sorted(found, key=lambda cache: cache.key)
+    return Watch().look()
+
+
+class Watch:
+    """The live caches and jobs of this user, for who looks again and again.
+
+    Each holder is asked once, for as long as it has the same memory: the tables of jobs stay
+    mapped. So the counters of a cache are those of the first look at it. For one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[object, _Found]] = {}  # by name, with the state of its files
+
+    def look(self) -> list[CacheInfo]:
+        """Return the caches that are there now, sorted by key, with what their jobs published."""
+        folder = existing_runtime_dir()
+        before, self._found = self._found, {}
+        for files in RendezvousFiles.all(folder) if folder else []:
+            state = files.state()
+            known = before.get(files.name)
+            if known is not None and known[0] == state:
+                self._found[files.name] = known
+            elif state is not None:
+                with contextlib.suppress(OSError):
+                    self._found[files.name] = state, _found_at(files)
+        found = [each for _, each in self._found.values()]
+        jobs = {}
+        for table in [each.table for each in found if each.table is not None]:
+            with contextlib.suppress(OSError, ValueError):  # of rows that are none
+                jobs[table.cache] = table.jobs()
+        caches = [
+            CacheInfo(
+                each.said.key,
+                each.said.description,
+                each.said.capacity_bytes,
+                each.on_disk,
+                each.said.stats,
+                each.pid,
+                jobs.get(each.inode, []),
+            )
+            for each in found
+            if each.inode
+        ]
+        return sorted(caches, key=lambda cache: cache.key)
+
+    def probe(self, job: JobInfo, patience: float) -> Probed | None:
+        """Have the headspace of a job measured, in all its ranks here; see ``jobs/gain.py``.
+
+        None if it has not done so within ``patience`` seconds; it is not asked to any more then.
+        """
+        tables = [each.table for _, each in self._found.values() if each.table is not None]
+        rows = [row for table in tables for row in table.rows_of(job)]
+        wanted = [int(row["probes_done"]) + 1 for row in rows]
+        for row, number in zip(rows, wanted, strict=True):
+            row["probes_wanted"] = number
+        deadline = time.monotonic() + patience
+        while any(row["probes_done"] < number for row, number in zip(rows, wanted, strict=True)):
+            if time.monotonic() >= deadline:
+                for row in rows:
+                    row["probes_wanted"] = row["probes_done"]
+                return None
+            time.sleep(_LOOK_AGAIN)
+        if not rows:
+            return None
+        batches = min(int(row["probe_batches"]) for row in rows)
+        seconds = [float(row["probe_seconds"]) for row in rows]
+        return Probed(batches, max(seconds) if all(seconds) else 0.0)
+
+
+class Probed(NamedTuple):
+    """What a probe found."""
+
+    batches: int
+    """That each rank held back, at least."""
+    seconds: float
+    """That a batch takes where data is free; 0: the batches were too few to tell."""
 
 
 def count_of_other_versions() -> int:
@@ -133,50 +181,107 @@ def count_of_other_versions() -> int:
     return found
 
 
-def _jobs(said: Announcement, fds: Sequence[Descriptor]) -> list[JobInfo]:
-    """Return the live jobs of a table; ValueError or SegmentError if it is none."""
-    fd = fds[list(said.meta["arrays"]).index("jobs")].fileno()
-    is_ours = said.meta["arrays"]["jobs"][0] == SLOTS * JOB.itemsize
-    if not is_ours or os.fstat(fd).st_size < SLOTS * JOB.itemsize:
-        raise SegmentError("the table of jobs is another version's")
-    table = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs").array
-    taken = np.flatnonzero(table["token"]).tolist()
-    rows = table[[slot for slot in taken if is_locked(fd, start=slot, length=1)]]
-    rows = rows[np.argsort(rows["since"], kind="stable")]
-    groups = [rows[rows["token"] == t] for t in dict.fromkeys(rows["token"].tolist())]
-    if not groups:
-        return []
-    first = np.stack([group[0] for group in groups])
-    rates = known_rates(first["rate"])
-    eligible = counted(first["gain"], first["threshold"])
-    return [
-        JobInfo(
-            name=bytes(group["name"][0]).decode(errors="replace"),
-            pid=int(group["pid"][0]),
-            processes=len(group),
-            kind=Kind(int(group["kind"][0])).name.lower(),
-            **{
-                name: int(group[name].sum())
-                for name in ("accesses", "hits", "fetched", "bytes_from_source")
-            },
-            rate=float(group["rate"][0]),
-            share=float(rates[at] / rates.sum()),
-            benefit=float(group["gain"][0]),
-            probed=bool(group["is_probed"][0]),
-            eligible=bool(eligible[at]),
-            fetch_seconds=float(group["fetch_seconds"][0]),
-            compute_seconds=float(group["compute_seconds"][0]),
-            counts=_counts(group),
-            waits=group["waits"].sum(axis=0).tolist(),
-        )
-        for at, group in enumerate(groups)
-    ]
+class _Table:
+    """A table of jobs, mapped. Raises ValueError, OSError or SegmentError if it is none."""
+
+    def __init__(self, said: Announcement, fds: Sequence[Descriptor]) -> None:
+        fd = fds[list(said.meta["arrays"]).index("jobs")].fileno()
+        is_ours = said.meta["arrays"]["jobs"][0] == SLOTS * JOB.itemsize
+        if not is_ours or os.fstat(fd).st_size < SLOTS * JOB.itemsize:
+            raise SegmentError("the table of jobs is another version's")
+        self._shared = SharedArray.attach(fd, SLOTS, JOB, "stoker-jobs")
+        self.cache = int(said.key.rsplit(" ", 1)[1])
+        """The inode of the cache that the jobs share."""
+
+    def jobs(self) -> list[JobInfo]:
+        """Return the live jobs, the oldest first."""
+        table, fd = self._shared.array, self._shared.fileno()
+        taken = table["token"].nonzero()[0].tolist()
+        # As plain numbers: NumPy takes far longer for so few.
+        rows = [
+            dict(zip(_FIELDS, table[slot].item(), strict=True))
+            for slot in taken
+            if _lives(fd, slot)
+        ]
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in sorted(rows, key=lambda row: row["since"]):
+            groups.setdefault(row["token"], []).append(row)
+        if not groups:
+            return []
+        first = [group[0] for group in groups.values()]
+        rates = known_rates(np.array([row["rate"] for row in first]))
+        eligible = counted(*(np.array([row[name] for row in first]) for name in _GAINS))
+        whole = float(rates.sum())
+        return [
+            _job(group, share=float(rates[at]) / whole, eligible=bool(eligible[at]))
+            for at, group in enumerate(groups.values())
+        ]
+
+    def rows_of(self, job: JobInfo) -> list[NDArray[np.void]]:
+        """Return the rows of the live ranks of a job, as they are in the shared memory."""
+        table, fd = self._shared.array, self._shared.fileno()
+        rows = [table[slot] for slot in table["token"].nonzero()[0].tolist() if _lives(fd, slot)]
+        first = [row for row in rows if row["pid"] == job.pid and _name_of(row) == job.name]
+        return [row for row in rows if first and row["token"] == first[0]["token"]]
 
 
-def _counts(group: NDArray[Any]) -> dict[str, float]:
-    """Return what the ranks of a job counted together."""
-    rows = group.tolist()  # plain numbers: a sum by NumPy for each field takes far longer
-    return {
-        metric.field: (max if metric.of_node else sum)(row[column] for row in rows)
-        for metric, column in zip(COUNTS, _COLUMNS, strict=True)
-    }
+def _lives(fd: int, slot: int) -> bool:
+    return is_locked(fd, start=slot, length=1)
+
+
+def _name_of(row: NDArray[np.void]) -> str:
+    return bytes(row["name"]).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a holder said, and the table of jobs if it is one."""
+
+    said: Announcement
+    pid: int
+    inode: int = 0
+    """Of the memory, if it is a cache."""
+    on_disk: bool = False
+    table: _Table | None = None
+
+
+def _found_at(files: RendezvousFiles) -> _Found:
+    """Ask who answers there; OSError if no Stoker of this version does."""
+    said, fds, pid = rendezvous.inquire(files.socket)
+    try:
+        if said.kind == ARENA and fds:
+            return _Found(said, pid, os.fstat(fds[0].fileno()).st_ino, len(fds) > 1)
+        if said.kind == "arrays" and said.key.startswith(f"{PREFIX} "):
+            with contextlib.suppress(OSError, ValueError, SegmentError):
+                return _Found(said, pid, table=_Table(said, fds))
+        return _Found(said, pid)
+    finally:
+        for fd in fds:
+            descriptors.drop(fd)
+
+
+def _job(group: Sequence[dict[str, Any]], *, share: float, eligible: bool) -> JobInfo:
+    """Return what the ranks of a job published, of which the first says what is said once."""
+    first = group[0]
+    return JobInfo(
+        name=first["name"].decode(errors="replace"),
+        pid=first["pid"],
+        processes=len(group),
+        kind=Kind(first["kind"]).name.lower(),
+        **{
+            name: int(sum(row[name] for row in group))
+            for name in ("accesses", "hits", "fetched", "bytes_from_source")
+        },
+        rate=first["rate"],
+        share=share,
+        benefit=first["gain"],
+        probed=bool(first["is_probed"]),
+        eligible=eligible,
+        fetch_seconds=first["fetch_seconds"],
+        compute_seconds=first["compute_seconds"],
+        counts={
+            metric.field: (max if metric.of_node else sum)(row[metric.field] for row in group)
+            for metric in COUNTS
+        },
+        waits=np.sum([row["waits"] for row in group], axis=0).tolist(),
+    )

@@ -5,7 +5,7 @@ Left needs nothing of what stands to the right::
     descriptors ─► owned ─► locks, runtime_dir ─► messages ─► rendezvous, supervisor
 
 - :mod:`~stoker.node.owned`: which files are believed; :mod:`~stoker.node.runtime_dir`: where ours
-  lie; :mod:`~stoker.node.memory_limits`: how much memory there is.
+  lie; :mod:`~stoker.node.memory`: how much memory there is.
 - :mod:`~stoker.node.descriptors`: owned once, kept from forked children, passed to spawned ones.
 - :mod:`~stoker.node.locks`: of open file descriptions, so that they end with their process.
 - :mod:`~stoker.node.messages`: lines and packets of JSON, with descriptors, between our processes.

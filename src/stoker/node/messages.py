@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import struct
 import time
 from array import array
@@ -87,6 +88,24 @@ def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.s
         descriptors.drop(listener)
         raise
     return listener
+
+
+def open_to(path: Path, group: int | None) -> int:
+    """Let the members of ``group`` connect to the socket at ``path``; return its inode."""
+    # By descriptor: in a folder of others the name may lead elsewhere by now.
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+            raise UntrustedPath(
+                f"{path} was replaced meanwhile: use a directory that is yours alone"
+            )
+        if group is not None:
+            os.chown(f"/proc/self/fd/{fd}", -1, group)
+            Path(f"/proc/self/fd/{fd}").chmod(0o660)
+        return status.st_ino
+    finally:
+        os.close(fd)
 
 
 def connect(

@@ -56,10 +56,7 @@ class RendezvousFiles:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        self.socket = folder / f"{name}.sock"
-        self._serve = folder / f"{name}.serve"
-        self._holders = folder / f"{name}.holders"
+        self._folder, self.name = folder, name
 
     @classmethod
     def of(cls, folder: Path, key: str) -> RendezvousFiles:
@@ -75,6 +72,29 @@ class RendezvousFiles:
         with os.scandir(folder) as entries:  # hundreds may share caches, and be looked at often
             matches = [_NAME.fullmatch(entry.name) for entry in entries]
         return [cls(folder, name) for name in sorted({match[1] for match in matches if match})]
+
+    # Made when they are needed: hundreds of names are looked at, often.
+
+    @property
+    def socket(self) -> Path:
+        """Where the memory is passed on."""
+        return self._folder / f"{self.name}.sock"
+
+    @property
+    def _serve(self) -> Path:
+        return self._folder / f"{self.name}.serve"
+
+    @property
+    def _holders(self) -> Path:
+        return self._folder / f"{self.name}.holders"
+
+    def state(self) -> object:
+        """Return what stays the same for as long as the same memory is held; None: none is."""
+        try:
+            status = self._holders.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
     def try_serve(self) -> Descriptor | None:
         """Become the process that answers; None if another is, or the file was just removed."""

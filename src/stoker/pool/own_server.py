@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stoker.errors import CapacityError, ConfigError, SegmentError, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import await_lock
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.pool import credentials
 from stoker.pool.credentials import USER, read_password, read_users
 from stoker.pool.pool_address import PoolAddress, server_name

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.node.heap import keep_freed_memory
+from stoker.node.memory import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import ALIVE_EVERY, mapped
 from stoker.prefetch.lanes import Work

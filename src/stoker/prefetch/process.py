@@ -18,7 +18,7 @@ import numpy as np
 
 from stoker.errors import StokerError
 from stoker.node.bandwidth import FetchShare
-from stoker.node.heap import keep_freed_memory
+from stoker.node.memory import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
 from stoker.prefetch.crew import Crew, Headcount

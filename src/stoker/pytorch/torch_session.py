@@ -28,7 +28,7 @@ from stoker.epoch.session import Session
 from stoker.epoch.settings import Population
 from stoker.epoch.state import RankState
 from stoker.errors import CapacityError, ConfigError, SegmentError
-from stoker.node.heap import keep_freed_memory
+from stoker.node.memory import keep_freed_memory
 from stoker.pytorch import device
 from stoker.pytorch.batch_server import BatchServer, Prepared, as_it_is
 from stoker.pytorch.hand_over import Envelope, HandOver, attach, private_collate
@@ -119,6 +119,10 @@ class TorchSession:
     def on_device(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
         """Return ``envelopes`` with their batches where the user wants them."""
         return device.on_device(envelopes, self._target)
+
+    def arriving(self, envelopes: Iterator[Envelope]) -> Iterator[Envelope]:
+        """Return the batches of an epoch as training gets them."""
+        return self.on_device(self._session.held_back(envelopes))
 
     def end_epoch(self) -> None:
         """Close the books of the epoch in progress, if there is one."""
@@ -340,7 +344,7 @@ class LoaderIterator:
 
     def _begin(self) -> None:
         self._envelopes, self._walk = self._session.begin_epoch(self._loader)
-        self._arriving = self._session.on_device(self._envelopes)
+        self._arriving = self._session.arriving(self._envelopes)
 
     def _directed(self) -> Iterator[Envelope]:
         """Return the batches, begun again if they are not those of the epoch that is wanted."""

@@ -17,7 +17,7 @@ from stoker.bundles.depot import Pieces
 from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack

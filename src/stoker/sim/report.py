@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.epoch.report import page, write_report
 from stoker.epoch.stats import Stats
 from stoker.errors import ConfigError
-from stoker.jobs.waits import Waits
+from stoker.jobs.metrics import Waits
 from stoker.sim import limits
 from stoker.sim.trace import EpochTrace, Trace
 from stoker.types import Outcome

@@ -16,7 +16,7 @@ from stoker._core import ABI, segment_bytes
 from stoker._core import Arena as Core
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.descriptors import Handle
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.policy.base import Admission, Order, Pop, Region
 from stoker.types import format_bytes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch, UntrustedPath
 from stoker.node import owned
 from stoker.node.locks import try_lock
-from stoker.node.memory_limits import read_memory
+from stoker.node.memory import read_memory
 from stoker.tiering.config import SHORTAGES
 from stoker.tiering.copier import Origin
 from stoker.types import FileIdentity, format_bytes

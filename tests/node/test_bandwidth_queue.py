@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.node.fair_queue import (
+from stoker.node.bandwidth import (
     BURST,
     FLOWS,
     INSTALMENT,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.node.memory_limits import CgroupLimit, read_memory
+from stoker.node.memory import CgroupLimit, read_memory
 
 GIB = 1 << 30
 

@@ -70,10 +70,27 @@ def test_a_job_bound_by_its_own_step_has_nothing_to_gain() -> None:
         assert "no job is named '<other>'; these share a cache: 'busy'" in missing.output
 
 
+def test_a_probe_measures_what_a_job_would_gain() -> None:
+    with training("probed", latency=0.02, step=0.02):  # no wait: 0.02 s a batch, else 0.2 or so
+        told = doctor("--job", "probed", "--seconds", "3", "--probe", "--json")
+        (view,) = json.loads(told.output)
+        assert 2 < view["headspace_measured"] < 20
+        told = doctor("--job", "probed", "--seconds", "3", "--probe")
+        assert "(measured by a probe)" in told.output
+
+
 def test_without_a_job_it_says_so() -> None:
     assert "no running job shares a cache" in doctor("--job", "x").output
 
 
-@pytest.mark.parametrize("arguments", [["--job", "x", "data"], ["--socket", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--job", "x", "data"],
+        ["--socket", "x"],
+        ["--probe"],
+        ["--job", "x", "--probe", "--socket", "s"],
+    ],
+)
 def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
     assert doctor(*arguments).exit_code == 2

@@ -22,8 +22,8 @@ from support.servers import free_port
 from support.waiting import until
 
 from stoker.errors import ConfigError, StokerError
-from stoker.jobs import http_server, web_server
-from stoker.jobs.web_server import WebServer
+from stoker.jobs import http_server
+from stoker.jobs.http_server import WebServer
 
 
 @contextmanager
@@ -172,14 +172,14 @@ def test_a_thousand_silent_clients_keep_nobody_out_and_take_few_threads() -> Non
         for _ in range(1000):
             silent.enter_context(socket.create_connection(address(server), timeout=60))
         assert urllib.request.urlopen(server.url, timeout=60).status == 200
-        assert threading.active_count() - before <= web_server._MOST + 1
+        assert threading.active_count() - before <= http_server._MOST + 1
 
 
 def test_open_pages_are_bounded_and_one_that_closes_makes_room() -> None:
     with serving() as server, contextlib.ExitStack() as pages:
         streams = [
             pages.enter_context(urllib.request.urlopen(events(server), timeout=60))
-            for _ in range(web_server._MOST_VIEWERS)
+            for _ in range(http_server._MOST_VIEWERS)
         ]
         assert {stream.readline() for stream in streams} == {b"data: [1]\n"}
         with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -198,7 +198,7 @@ def test_open_pages_are_bounded_and_one_that_closes_makes_room() -> None:
 
 
 def test_a_page_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "EVERY", 0.0)
+    monkeypatch.setattr(http_server, "EVERY", 0.0)
     monkeypatch.setattr(http_server, "_TO_TAKE", 0.3)
     with serving(frame="x" * 1_000_000) as server:
         connection = http.client.HTTPConnection(*address(server), timeout=60)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from stoker.jobs.member import Block, PassiveGain, Probe
+from stoker.jobs.gain import Block, PassiveGain, Probe
 
 BATCH = 100  # samples
 LONG = 200  # batches of an epoch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.jobs.waits import WAIT_SECONDS, Waits, quantile
+from stoker.jobs.metrics import WAIT_SECONDS, Waits, quantile
 
 
 def test_waits_fall_into_buckets_that_double() -> None:
