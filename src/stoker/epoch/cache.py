@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker.epoch.stage import check_stage
 from stoker.errors import ConfigError
 from stoker.jobs.member import Sharing
-from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_address import check_pool
 from stoker.store.disk import CacheDir
 from stoker.types import parse_bytes
 
@@ -36,7 +36,8 @@ class Cache:
     """Size of the cache on disk; None: all samples, or as it was made. 0: there is none."""
     pool: str | None = field(default=None, repr=False)  # it may have a password
     """Servers that all nodes share, ``"valkey://h1:6379,h2:6379"``, where samples are looked for
-    before the source is read."""
+    before the source is read; or ``"unix:/run/stoker.sock"``, a cache that the service there shares
+    among the users of a group."""
     pool_size: Size | None = None
     """What this data set may take of the pool; None: what the servers have. 0: there is none."""
     stage: str = "encoded"
@@ -67,7 +68,7 @@ class Cache:
         if self.disk is not None:
             CacheDir(self.disk)
         if self.pool is not None:
-            PoolAddress.parse(self.pool)
+            check_pool(self.pool)
         check_stage(self.stage)
         parse_bytes(self.prefetch, name="prefetch")
         if self.fetchers != "auto" and not _is_count(self.fetchers):

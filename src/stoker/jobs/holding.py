@@ -82,6 +82,8 @@ class Holding:
         self, memory: int | None = None, disk: int | None = None, keep: float | None = None
     ) -> None:
         self._memory, self._disk, self._keep = memory, disk, keep
+        self.memory_aside = 0
+        """Bytes of memory that caches take which are not held here, but count."""
         self._held: dict[str, _Held] = {}
         self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
@@ -145,9 +147,14 @@ class Holding:
             self._coming[name] = time.monotonic() + _COMING, memory
             return None
 
+    def has_room(self, memory: int) -> bool:
+        """Whether there is room for so much more memory now."""
+        with self._mutex:
+            return self._memory is None or self._used() + memory <= self._memory
+
     def could_ever(self, memory: int) -> bool:
         """Whether there is room for so much memory if there are no other caches."""
-        return self._memory is None or memory <= self._memory
+        return self._memory is None or memory + self.memory_aside <= self._memory
 
     def turned_down(self) -> list[dict[str, Any]]:
         """Return the jobs that wait for memory or got less than they asked for, and why."""
@@ -263,7 +270,7 @@ class Holding:
     def _used(self) -> int:
         now = time.monotonic()
         coming = sum(memory for until, memory in self._coming.values() if until > now)
-        return coming + sum(held.memory for held in self._held.values())
+        return self.memory_aside + coming + sum(held.memory for held in self._held.values())
 
 
 def _keys(held: Iterable[_Held]) -> list[str]:
