@@ -67,7 +67,7 @@ _NO_LIST = {errno.ENODATA, errno.EOPNOTSUPP}
 # What file systems decide by, beside owner, group and mode.
 _LISTS = ("system.posix_acl_access", "system.nfs4_acl", "system.cifs_acl", "security.selinux")
 
-Rights = tuple[tuple[object, ...], ...]
+Rights = tuple[tuple[Any, ...], ...]
 """What decides about reading a file, of each folder on the way and of the file."""
 
 
@@ -124,7 +124,7 @@ class Folder:
             raise
 
 
-def _rights(fd: int) -> tuple[object, ...]:
+def _rights(fd: int) -> tuple[Any, ...]:
     status = os.fstat(fd)
     lists = []
     for name in _LISTS:
@@ -137,14 +137,25 @@ def _rights(fd: int) -> tuple[object, ...]:
     return status.st_dev, status.st_uid, status.st_gid, status.st_mode, *lists
 
 
-def proves(proof: int, fd: int) -> bool:
-    """Whether ``proof``, from somebody else, is open for reading the very file that ``fd`` is."""
+def proves(proof: int, fd: int, rights: Rights) -> bool:
+    """Whether ``proof`` shows that who opened it may read what has these ``rights``, as ``fd`` has.
+
+    That is: it is open for reading, and of the very file.
+    """
     flags = fcntl.fcntl(proof, fcntl.F_GETFL)
     # A descriptor of a mere path can be had without permission to read.
     if flags & os.O_PATH or flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_RDWR):
         return False
     status = os.fstat(proof)
-    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(fd))
+    if not (stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(fd))):
+        return False
+    # By another name it can be reached by who may not enter these folders.
+    return status.st_nlink == 1 or all(map(_lets_everybody_in, rights[:-1]))
+
+
+def _lets_everybody_in(rights: tuple[Any, ...]) -> bool:
+    _, _, _, mode, *lists = rights
+    return mode & 0o111 == 0o111 and not any(lists[:3])
 
 
 class _Readable(PackedSource):
@@ -223,6 +234,7 @@ class GroupCache:
         self._arena.abandon(np.flatnonzero(self._arena.claim([0])))
         self._mutex = threading.Lock()
         self._room = self.capacity
+        self._is_charged = np.zeros(len(self._sizes), np.bool_)
         self._stores: dict[int, tuple[_Readable, Store]] = {}  # by user
 
     @property
@@ -230,23 +242,28 @@ class GroupCache:
         """Bytes of memory that it takes."""
         return self._arena.capacity_bytes + self._arena.overhead_bytes
 
-    @property
     def examples(self) -> list[int]:
-        """A file of each class, which a member must be able to read."""
-        return list(self._classes.values())
+        """Return a file of each class, which a member must be able to read, as far as there is."""
+        found = []
+        for rights, samples in self._classes.items():
+            found += [sample for sample in samples if self._rights(sample) == rights][:1]
+        return found
 
-    def accepts(self, proofs: Sequence[int]) -> bool:
-        """Whether these descriptors are of the :attr:`examples`, each open for reading."""
-        if len(proofs) != len(self._classes):
-            return False
-        for (rights, sample), proof in zip(self._classes.items(), proofs, strict=True):
-            fd, now = self._open(sample)
+    def accepts(self, samples: Sequence[int], proofs: Sequence[int]) -> bool:
+        """Whether ``proofs`` are of these :meth:`examples`, each open to read, of all classes."""
+        shown = set()
+        for sample, proof in zip(samples, proofs, strict=False):
             try:
-                if now != rights or not proves(proof, fd):
+                fd, rights = self._open(sample)
+            except OSError:
+                return False
+            try:
+                if not proves(proof, fd, rights):
                     return False
             finally:
                 os.close(fd)
-        return True
+            shown.add(rights)
+        return shown >= self._classes.keys()
 
     def open_to_read(self) -> int:
         """Return a descriptor of the memory by which nothing can be written."""
@@ -270,9 +287,7 @@ class GroupCache:
                 read = served.ids[fetched]
                 read = read[self._arena.contains(read)]
         finally:
-            unused = np.setdiff1d(chosen, read, assume_unique=True)
-            with self._mutex:
-                self._room += int(self._sizes[unused].sum())
+            self._settle(chosen)
         return read, len(chosen) < len(missing)
 
     def read(self, sample: int) -> bytes:
@@ -311,28 +326,46 @@ class GroupCache:
     def _open(self, sample: int) -> tuple[int, Rights]:
         return self._folder.open(self.files.name(sample).removeprefix(self._root))
 
-    def _find_classes(self) -> dict[Rights, int]:
-        """Return the commonest classes of rights, each with a file of it."""
+    def _rights(self, sample: int) -> Rights | None:
+        """Return what decides about reading a file now; None if it cannot be opened."""
+        try:
+            fd, rights = self._open(sample)
+        except OSError:  # a link, or not for us
+            return None
+        os.close(fd)
+        return rights
+
+    def _find_classes(self) -> dict[Rights, list[int]]:
+        """Return the commonest classes of rights, each with some files of it."""
         count = len(self._sizes)
         some = np.random.default_rng().choice(count, min(count, _LOOKED_AT), replace=False)
-        found, examples = Counter[Rights](), dict[Rights, int]()
+        found: dict[Rights, list[int]] = {}
         for sample in some.tolist():
-            with contextlib.suppress(OSError):  # a link, or not for us
-                fd, rights = self._open(sample)
-                os.close(fd)
-                found[rights] += 1
-                examples[rights] = sample
+            if (rights := self._rights(sample)) is not None:
+                found.setdefault(rights, []).append(sample)
         if not found:
             raise ConfigError(f"{self._root}: no file can be read without following a link")
-        return {rights: examples[rights] for rights, _ in found.most_common(MOST_PROOFS)}
+        commonest = sorted(found, key=lambda rights: -len(found[rights]))
+        return {rights: found[rights] for rights in commonest[:MOST_PROOFS]}
 
     def _reserve(self, ids: Ids) -> Ids:
-        """Return the first of ``ids`` that there is room for, and keep it for them."""
+        """Return those of ``ids``, each once, that there is room for, and keep it for them."""
         with self._mutex:
-            ends = np.cumsum(self._sizes[ids])
-            chosen = ids[: int(np.searchsorted(ends, self._room, "right"))]
-            self._room -= int(self._sizes[chosen].sum())
+            is_charged = self._is_charged[ids]  # or on its way for somebody else
+            ends = np.cumsum(np.where(is_charged, 0, self._sizes[ids]))
+            chosen = ids[is_charged | (ends <= self._room)]
+            self._charge(chosen, np.ones(len(chosen), np.bool_))
             return chosen
+
+    def _settle(self, ids: Ids) -> None:
+        """Keep room for those that are there, and no other."""
+        with self._mutex:
+            self._charge(ids, self._arena.contains(ids))
+
+    def _charge(self, ids: Ids, are: npt.NDArray[np.bool_]) -> None:
+        change = are.astype(np.int64) - self._is_charged[ids]
+        self._room -= int((change * self._sizes[ids]).sum())
+        self._is_charged[ids] = are
 
     def _store(self, user: int) -> Store:
         with self._mutex:
@@ -402,7 +435,6 @@ class GroupCaches:
             return
         try:
             cache = self._cache_of(message)
-            _send(connection, prove=cache.examples)
             self._let_in(connection, cache)
             while True:
                 ids = _ids(connection, len(cache.files))
@@ -456,14 +488,16 @@ class GroupCaches:
 
     def _let_in(self, connection: socket.socket, cache: GroupCache) -> None:
         """Send the memory to a member that proves that it may read the files."""
+        samples = cache.examples()
+        _send(connection, prove=samples)
         proofs = _receive_proofs(connection)
         try:
-            is_proved = cache.accepts(proofs)
+            is_proved = cache.accepts(samples, proofs)
         finally:
             for proof in proofs:
                 os.close(proof)
         if not is_proved:
-            raise ConfigError("not all files that were asked for were shown")
+            raise ConfigError("not all files that were asked for were shown open to be read")
         memory = cache.open_to_read()
         try:
             socket.send_fds(connection, [_line()], [memory])
