@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def colour(image: Any) -> int:
 
 
 def loader(place: Path, root: Path, **options: Any) -> Loader:
-    data = stoker.ImageFolder(root, colour, cache_listing=False)
+    data = stoker.ImageFolder(root, colour)
     memory = options.pop("memory", "20%")
     prefetch = options.pop("prefetch", 0)
     cache = stoker.Cache(memory, pool=f"unix:{place}/s.sock", prefetch=prefetch, stands_aside=False)
@@ -54,6 +56,7 @@ def test_two_users_train_and_each_file_is_read_once(
     place: Path, root: Path, memory: int | str
 ) -> None:
     def other() -> None:
+        os.environ["STOKER_RUNTIME_DIR"] = tempfile.mkdtemp()
         with loader(place, root, memory=memory) as theirs:
             assert colours(theirs) == ALL
             assert theirs.stats.fetched == 0
@@ -101,6 +104,6 @@ def test_what_does_not_fit_a_training_reads_itself(place: Path, root: Path) -> N
 def test_what_a_group_cannot_share_is_refused(
     root: Path, options: dict[str, str], why: str
 ) -> None:
-    data = stoker.ImageFolder(root, colour, cache_listing=False)
+    data = stoker.ImageFolder(root, colour)
     with pytest.raises(ConfigError, match=why):
         Loader(data, 4, cache=stoker.Cache(**({"pool": "unix:/run/s.sock"} | options)))
