@@ -5,11 +5,12 @@ All read one folder of files (20 KB each). In each round, in alternating order:
 - two users: the service shares the folder (``--share``) with a group; each user's jobs have a small
   cache of their own above that, half as large as
 - one user: the same service, and all four jobs are one user's;
+- two users, nothing of their own: the same without those small caches, so that nothing is read ahead;
 - alone: one user's four jobs share a cache of their own, as large as both together, no service.
 
-Shares of the folder that the service keeps: all of it, and two fifths. Bytes of the source are those
-that jobs count. Processor time is that of all jobs, their workers, processes that read ahead and the
-service together; the storage is this machine's page cache, and accelerators sleep. Needs root, to be
+The service keeps all of the folder, or two fifths. Bytes of the source are those that jobs count.
+Processor time is that of all jobs, their workers, processes that read ahead and the service
+together; the storage is this machine's page cache, and accelerators sleep. Needs root, to be
 several users, and a Python that other users may run.
 """
 
@@ -87,7 +88,7 @@ def why_not() -> str:
 
 def compare(report: Report, folder: Path, share: float, epochs: int, rounds: int) -> None:
     """Run all cases in each round; add a row for each, and the ratios."""
-    names = ["two users", "one user", "alone"]
+    names = ["two users", "one user", "two users, nothing of their own", "alone"]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 else reversed(names):
@@ -106,8 +107,9 @@ def compare(report: Report, folder: Path, share: float, epochs: int, rounds: int
 
 def run(folder: Path, case: str, share: float, epochs: int) -> dict[str, float]:
     """Run four jobs at once; return what they and the service took."""
-    users = USERS if case == "two users" else USERS[:1]
+    users = USERS if case.startswith("two users") else USERS[:1]
     own = OWN / len(users) if case != "alone" else min(1.0, share + OWN)
+    own = 0.0 if "nothing" in case else own
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         place.chmod(0o755)
@@ -247,7 +249,7 @@ def hear(process: subprocess.Popen[str]) -> str:
 
 
 def say(process: subprocess.Popen[str], word: str) -> None:
-    """Tell a job to go on."""
+    """Tell a job to continue."""
     assert process.stdin is not None
     process.stdin.write(f"{word}\n")
     process.stdin.flush()

@@ -351,7 +351,7 @@ class GroupCache:
     def _reserve(self, ids: Ids) -> Ids:
         """Return those of ``ids``, each once, that there is room for, and keep it for them."""
         with self._mutex:
-            is_charged = self._is_charged[ids]  # or on its way for somebody else
+            is_charged = self._is_charged[ids]  # or on its way for another member
             ends = np.cumsum(np.where(is_charged, 0, self._sizes[ids]))
             chosen = ids[is_charged | (ends <= self._room)]
             self._charge(chosen, np.ones(len(chosen), np.bool_))
@@ -395,7 +395,7 @@ class GroupCaches:
         self._folders, self._admit = tuple(folders), admit
         self._caches: dict[SharedFolder, GroupCache] = {}
         self._listed: dict[SharedFolder, float] = {}  # when, last
-        self._asked = threading.Event()  # somebody asked for what is not known
+        self._asked = threading.Event()  # a member asked for what is not known
         self._mutex = threading.Lock()
         self._members: Counter[int] = Counter()  # connections by user
         self._connections: set[socket.socket] = set()
@@ -413,7 +413,7 @@ class GroupCaches:
         return [{"folder": folder.path.name, **cache.told()} for folder, cache in caches]
 
     def look(self) -> None:
-        """List folders that have no cache yet; and those that changed, where somebody asked."""
+        """List folders that have no cache yet; and those that changed, where a member asked."""
         asked = self._asked.is_set()
         self._asked.clear()
         for folder in self._folders:

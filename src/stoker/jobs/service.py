@@ -57,7 +57,7 @@ class ServiceSettings:
     socket: Path | None = None
     """Where it listens beside the runtime directory, for members of ``group``."""
     group: str | None = None
-    """Name of the group whose members may read at ``socket``, and use caches of ``shares``."""
+    """Name or number of the group whose members may read at ``socket``, and use caches of ``shares``."""
     shares: tuple[SharedFolder, ...] = ()
     """Folders of which members of the group share a cache."""
     metrics_port: int | None = None
@@ -89,8 +89,11 @@ class ServiceSettings:
 
     def group_id(self) -> int:
         """Return the number of :attr:`group`; ConfigError if there is none of that name."""
+        name = str(self.group)
+        if name.isdecimal():
+            return int(name)
         try:
-            return grp.getgrnam(str(self.group)).gr_gid
+            return grp.getgrnam(name).gr_gid
         except KeyError as error:
             raise ConfigError(f"group={self.group!r} does not exist: see `getent group`") from error
 

@@ -5,8 +5,8 @@ A member maps the memory to read it, takes hits from there without asking anyone
 is not there over a Unix socket, in lines of JSON:
 
 - ``join`` names the data set by its fingerprints; the answer is some ids to ``prove``.
-- The member sends open descriptors of these files: the kernel lets nobody have them who may not
-  read the files. The answer brings a descriptor of the memory, open for reading.
+- The member sends open descriptors of these files, which the kernel gives only to users who may
+  read them. The answer brings a descriptor of the memory, open for reading.
 - ``bring`` has ids; once the answer is there, they are too, as far as there is room.
 """
 
@@ -196,7 +196,7 @@ class GroupPool:
             self._changed.notify()
 
     def _lose(self, link: socket.socket | None, error: Exception) -> None:
-        """Go on without the service for a while; say so once."""
+        """Continue without the service for a while; say so once."""
         if link is not None:
             descriptors.drop(link)
         with self._changed:
