@@ -5,7 +5,7 @@ All read one folder of files (20 KB each). In each round, in alternating order:
 - two users: the service shares the folder (``--share``) with a group; each user's jobs have a small
   cache of their own above that, half as large as
 - one user: the same service, and all four jobs are one user's;
-- two users, nothing of their own: the same without those small caches, so that nothing is read ahead;
+- two users, nothing of their own: without those small caches, so that nothing is read ahead;
 - alone: one user's four jobs share a cache of their own, as large as both together, no service.
 
 The service keeps all of the folder, or two fifths. Bytes of the source are those that jobs count.

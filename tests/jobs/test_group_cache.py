@@ -432,7 +432,7 @@ def test_what_makes_no_sense_ends_only_that_connection(
 def test_one_user_cannot_take_all_connections(
     place: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_cache, "_MOST_OF_ONE", 3)
+    monkeypatch.setattr(group_cache, "_MOST", 12)
     files = files_of(root)
     with serving(place, str(root)), contextlib.ExitStack() as silent:
         for _ in range(3):

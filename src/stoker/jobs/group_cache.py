@@ -18,6 +18,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import socket
 import stat
 import threading
@@ -39,6 +40,7 @@ from stoker.errors import (
     ConfigError,
     SampleCorrupt,
     SampleNotFound,
+    SegmentError,
     SourceError,
     StokerError,
 )
@@ -56,8 +58,9 @@ from stoker.types import Outcome, format_bytes, parse_bytes
 
 log = logging.getLogger("stoker")
 
-_MOST_OF_ONE = 128  # connections of one user: 16 processes with 8 each
-_MOST = 1024
+_MOST = 2048  # connections, if the limit of open files is twice that
+_OF_ONE = 0.25  # of those, that one user may have
+_JOINING = 4  # of those of one user, that may show descriptors at the same time
 _READS = 32  # files that are read at once for one user
 _LOOK_AGAIN = 60.0  # seconds between two listings of a folder
 _LOOKED_AT = 512  # files whose rights are looked at to find the classes there are
@@ -397,7 +400,10 @@ class GroupCaches:
         self._listed: dict[SharedFolder, float] = {}  # when, last
         self._asked = threading.Event()  # a member asked for what is not known
         self._mutex = threading.Lock()
+        self._is_closed = False
+        self._most = min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._members: Counter[int] = Counter()  # connections by user
+        self._joining: dict[int, threading.BoundedSemaphore] = {}  # by user
         self._connections: set[socket.socket] = set()
 
     @property
@@ -410,7 +416,11 @@ class GroupCaches:
         """Return what there is to tell of each; folders are not named in full."""
         with self._mutex:
             caches = list(self._caches.items())
-        return [{"folder": folder.path.name, **cache.told()} for folder, cache in caches]
+        told = []
+        for folder, cache in caches:
+            with contextlib.suppress(SegmentError):  # it was closed meanwhile
+                told.append({"folder": folder.path.name, **cache.told()})
+        return told
 
     def look(self) -> None:
         """List folders that have no cache yet; and those that changed, where a member asked."""
@@ -435,7 +445,13 @@ class GroupCaches:
             return
         try:
             cache = self._cache_of(message)
-            self._let_in(connection, cache)
+            joining = self._joining[user]
+            if not joining.acquire(timeout=WAIT):
+                raise ConfigError("too many processes of this user join at the same time")
+            try:
+                self._let_in(connection, cache)
+            finally:
+                joining.release()
             while True:
                 ids = _ids(connection, len(cache.files))
                 read, is_full = cache.bring(user, ids)
@@ -449,7 +465,7 @@ class GroupCaches:
         """End all connections and caches; members keep what they have mapped."""
         with self._mutex:
             connections, caches = list(self._connections), list(self._caches.values())
-            self._caches = {}
+            self._caches, self._is_closed = {}, True
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -468,7 +484,11 @@ class GroupCaches:
             old.close()
         cache = GroupCache(folder.path, folder.size, self._admit)
         with self._mutex:
-            self._caches[folder] = cache
+            if not self._is_closed:
+                self._caches[folder] = cache
+        if self._is_closed:
+            cache.close()
+            return
         log.info(
             "%s: %d files, of which %s are shared",
             folder.path,
@@ -506,8 +526,10 @@ class GroupCaches:
 
     def _admit_member(self, user: int, connection: socket.socket) -> bool:
         with self._mutex:
-            if self._members.total() >= _MOST or self._members[user] >= _MOST_OF_ONE:
+            most_of_one = max(1, int(_OF_ONE * self._most))
+            if self._members.total() >= self._most or self._members[user] >= most_of_one:
                 return False
+            self._joining.setdefault(user, threading.BoundedSemaphore(_JOINING))
             self._members[user] += 1
             self._connections.add(connection)
             return True

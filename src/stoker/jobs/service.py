@@ -57,9 +57,9 @@ class ServiceSettings:
     socket: Path | None = None
     """Where it listens beside the runtime directory, for members of ``group``."""
     group: str | None = None
-    """Name or number of the group whose members may read at ``socket``, and use caches of ``shares``."""
+    """Name or number of the group whose members may read at ``socket``, and use ``shares``."""
     shares: tuple[SharedFolder, ...] = ()
-    """Folders of which members of the group share a cache."""
+    """Folders of which they share a cache, if they may read them."""
     metrics_port: int | None = None
     """Port for Prometheus; 0: any free port."""
     metrics_host: str = "127.0.0.1"
