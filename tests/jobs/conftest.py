@@ -25,3 +25,5 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("XDG_CACHE_HOME", str(Path(name, "cache")))
         monkeypatch.setattr(group_pool, "_AGAIN", 0.02)
         yield Path(name)
+        for pool in list(group_pool._LIVE):
+            pool.close()
