@@ -31,6 +31,7 @@ _PAGE_OF = {
     "feed": "feeding",
     "formats": "formats",
     "frontier": "foresight",
+    "group": "many-processes",
     "hit_ratio": "hit-ratio",
     "ids_scale": "hit-path",
     "images": "images",

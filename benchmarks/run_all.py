@@ -39,6 +39,7 @@ BENCHMARKS = (
     "shim_cost",
     "jobs",
     "many_processes",
+    "group",
     "fairness",
     "operate",
     "nodes",

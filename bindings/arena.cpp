@@ -258,6 +258,20 @@ nb::tuple get(const PyArena& self, const IdArray& ids) {
   return nb::make_tuple(data->array(), offsets.array(), found.array());
 }
 
+nb::tuple peek(const stoker::View& self, const IdArray& ids) {
+  const stoker::Arena& arena = self.arena();
+  Buffer<std::int64_t> offsets(ids.size() + 1);
+  Buffer<bool> found(ids.size());
+  std::optional<Buffer<std::uint8_t>> data;
+  {
+    const GilReleased released;
+    std::vector<stoker::Arena::Snapshot> snapshots(ids.size());
+    data.emplace(arena.measure(span(ids), snapshots.data()));
+    data->size = arena.peek(span(ids), snapshots.data(), data->get(), offsets.get(), found.get());
+  }
+  return nb::make_tuple(data->array(), offsets.array(), found.array());
+}
+
 nb::dict stats(const PyArena& self) {
   const auto arena = self.open();
   stoker::Counters counters;
@@ -526,4 +540,15 @@ void bind_arena(nb::module_& m) {
       .def("verify",
            [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.verify(); }); })
       .def("stats", &stats);
+  nb::class_<stoker::View>(m, "View", "An arena mapped to be read only; it ends with the object.")
+      .def(nb::init<int>(), "memory"_a, release)
+      .def_prop_ro("num_ids",
+                   [](const stoker::View& self) { return self.arena().header().num_ids; })
+      .def("get", &peek, "ids"_a)
+      .def(
+          "contains",
+          [](const stoker::View& self, const IdArray& ids) {
+            return flags(ids, [&](bool* found) { self.arena().contains(span(ids), found); });
+          },
+          "ids"_a);
 }

@@ -119,6 +119,12 @@ Arena::Arena(int memory, int file) : Arena(attach(memory, file)) {
   if (file >= 0) blocks_store_ = std::make_unique<FileBlocks>(header_, file);
 }
 
+View::View(int memory) : arena_(Segment::attach_to_read(memory)) {
+  if (arena_.header().on_disk != 0) {
+    throw SegmentError("the segment lies on disk: only memory can be shared with other users");
+  }
+}
+
 Arena::~Arena() {
   if (!slots_.taken()) return;
   try {

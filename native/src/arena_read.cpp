@@ -15,7 +15,7 @@ constexpr std::size_t kDataAhead = 4;  // samples
 
 }  // namespace
 
-std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) {
+std::uint64_t Arena::measure(Ids ids, Snapshot* snapshots) const {
   check(ids);
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -40,38 +40,60 @@ std::uint64_t Arena::get(Ids ids, const Snapshot* snapshots, unsigned char* out,
   offsets[0] = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kDataAhead < ids.size()) {
-      if (snapshots[i + kDataAhead].length != 0) {
-        const Entry& later = entries_[ids[i + kDataAhead]];
-        const Extent extent{later.extents[0].load(std::memory_order_relaxed), 0};
-        if (extent.first < header_->num_blocks) blocks_store_->prefetch(extent);
-      }
+      expect(snapshots[i + kDataAhead], ids[i + kDataAhead]);
       __builtin_prefetch(&ranks_[ids[i + kDataAhead]], 1);
     }
-    const Entry& entry = entries_[ids[i]];
-    const auto [word, length] = snapshots[i];
-    found[i] = false;
-    if (word != 0) {
-      const std::uint32_t crc = entry.crc.load(std::memory_order_relaxed);
-      const bool copied = copy_out(entry, length, out + at);
-      read_fence();
-      if (entry.word.load(std::memory_order_relaxed) != word) {
-        mine.torn.fetch_add(1, std::memory_order_relaxed);
-      } else if (!copied || (blocks_store_->checksummed() && crc32c(0, out + at, length) != crc)) {
-        mine.corrupt.fetch_add(1, std::memory_order_relaxed);
-        if (!copied) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
-        discard({&ids[i], 1});
-      } else {
-        found[i] = true;
-        ++hits;
-        at += length;
-        touch(ids[i], now + i);
-      }
+    const Read read = this->read(ids[i], snapshots[i], out + at);
+    found[i] = read == Read::kWhole;
+    if (read == Read::kWhole) {
+      ++hits;
+      at += snapshots[i].length;
+      touch(ids[i], now + i);
+    } else if (read == Read::kTorn) {
+      mine.torn.fetch_add(1, std::memory_order_relaxed);
+    } else if (read != Read::kAbsent) {
+      mine.corrupt.fetch_add(1, std::memory_order_relaxed);
+      if (read == Read::kUnreadable) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
+      discard({&ids[i], 1});
     }
     offsets[i + 1] = static_cast<std::int64_t>(at);
   }
   mine.hits.fetch_add(hits, std::memory_order_relaxed);
   mine.misses.fetch_add(ids.size() - hits, std::memory_order_relaxed);
   return at;
+}
+
+std::uint64_t Arena::peek(Ids ids, const Snapshot* snapshots, unsigned char* out,
+                          std::int64_t* offsets, bool* found) const {
+  std::uint64_t at = 0;
+  offsets[0] = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kDataAhead < ids.size()) expect(snapshots[i + kDataAhead], ids[i + kDataAhead]);
+    found[i] = read(ids[i], snapshots[i], out + at) == Read::kWhole;
+    if (found[i]) at += snapshots[i].length;
+    offsets[i + 1] = static_cast<std::int64_t>(at);
+  }
+  return at;
+}
+
+// Copies one sample out, as it was when its snapshot was taken.
+Arena::Read Arena::read(std::uint32_t id, Snapshot snapshot, unsigned char* out) const {
+  if (snapshot.word == 0) return Read::kAbsent;
+  const Entry& entry = entries_[id];
+  const std::uint32_t crc = entry.crc.load(std::memory_order_relaxed);
+  const bool copied = copy_out(entry, snapshot.length, out);
+  read_fence();
+  if (entry.word.load(std::memory_order_relaxed) != snapshot.word) return Read::kTorn;
+  if (!copied) return Read::kUnreadable;
+  const bool whole = !blocks_store_->checksummed() || crc32c(0, out, snapshot.length) == crc;
+  return whole ? Read::kWhole : Read::kDamaged;
+}
+
+// Has the first bytes of a sample, which is read soon, brought near.
+void Arena::expect(Snapshot snapshot, std::uint32_t id) const {
+  if (snapshot.length == 0) return;
+  const Extent extent{entries_[id].extents[0].load(std::memory_order_relaxed), 0};
+  if (extent.first < header_->num_blocks) blocks_store_->prefetch(extent);
 }
 
 // False when what the entry says is impossible: it changed in the meantime, or a disk failed.

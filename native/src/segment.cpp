@@ -28,9 +28,10 @@ std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * 
 
 // A blank segment is not shared: its memory is private,
 // which the kernel gives in large pages.
-unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false) {
+unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false, bool to_read = false) {
   const int how = blank ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, blank ? -1 : descriptor, 0);
+  const int may = to_read ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* base = mmap(nullptr, bytes, may, how, blank ? -1 : descriptor, 0);
   if (blank && base != MAP_FAILED) madvise(base, bytes, MADV_HUGEPAGE);
   if (base != MAP_FAILED) return static_cast<unsigned char*>(base);
   const int code = errno;
@@ -130,6 +131,8 @@ Segment Segment::create(const Geometry& geometry) {
             std::to_string(header.capacity) + " payload bytes; ask for a smaller cache",
         code));
   }
+  // A user who gets a descriptor to read could open it again to write: its mode says who may.
+  if (fchmod(descriptor, 0600) != 0) throw SegmentError(describe_errno("fchmod", errno));
   fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   unsigned char* base = map(descriptor, header.total_bytes, geometry.blank);
   Segment segment(std::move(memory), base, header.total_bytes);
@@ -157,7 +160,7 @@ bool is_laid_out(const Header& found, std::uint64_t bytes) {
 
 }  // namespace
 
-Segment Segment::attach(int descriptor) {
+Segment Segment::attach(int descriptor, bool to_read) {
   OwnDescriptor memory(descriptor);
   // Before its size is trusted: memory that shrinks later would be a SIGBUS in some memcpy.
   const int seals = fcntl(descriptor, F_GET_SEALS);
@@ -170,7 +173,7 @@ Segment Segment::attach(int descriptor) {
     throw SegmentError("the descriptor is not a Stoker segment: its memory may shrink");
   }
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  unsigned char* base = map(descriptor, bytes);
+  unsigned char* base = map(descriptor, bytes, false, to_read);
   Segment segment(std::move(memory), base, bytes);
   const Header& header = *segment.header();
   if (header.magic != kMagic) throw SegmentError("the descriptor is not a Stoker segment");

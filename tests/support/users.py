@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -16,20 +16,23 @@ needs_two_users = pytest.mark.skipif(
 )
 
 
-def as_other(act: Callable[[], object]) -> None:
+def as_other(act: Callable[[], object], *, user: int = OTHER, groups: Sequence[int] = ()) -> None:
     """Do something as the other user, in a child of its own; it must not fail."""
-    assert os.waitstatus_to_exitcode(os.waitpid(begin_as_other(act), 0)[1]) == 0
+    child = begin_as_other(act, user=user, groups=groups)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def begin_as_other(act: Callable[[], object]) -> int:
+def begin_as_other(
+    act: Callable[[], object], *, user: int = OTHER, groups: Sequence[int] = ()
+) -> int:
     """Begin that, and return the child's number; the caller waits for it."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            os.setgroups([])
-            os.setresgid(OTHER, OTHER, OTHER)
-            os.setresuid(OTHER, OTHER, OTHER)
+            os.setgroups(groups)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
             act()
             status = 0
         except BaseException:

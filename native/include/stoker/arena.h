@@ -76,11 +76,14 @@ class Arena {
     std::uint32_t length;
   };
   // Looks at each id and returns the bytes that get() needs at most.
-  std::uint64_t measure(Ids ids, Snapshot* snapshots);
+  std::uint64_t measure(Ids ids, Snapshot* snapshots) const;
   // Copies samples out one after another; offsets has one more element than ids. A sample that is
   // not there has no bytes. Returns the bytes written.
   std::uint64_t get(Ids ids, const Snapshot* snapshots, unsigned char* out, std::int64_t* offsets,
                     bool* found);
+  // The same, but that nothing is written: no access is noted, and a damaged copy stays.
+  std::uint64_t peek(Ids ids, const Snapshot* snapshots, unsigned char* out, std::int64_t* offsets,
+                     bool* found) const;
   void contains(Ids ids, bool* found) const;
 
   // --- writing ---
@@ -175,6 +178,7 @@ class Arena {
   int file_descriptor() const { return blocks_store_->descriptor(); }
 
  private:
+  friend class View;
   explicit Arena(Segment segment);
 
   static constexpr std::size_t kAtOnce = 1024;  // small steps under one lock
@@ -216,6 +220,9 @@ class Arena {
   std::uint32_t blocks_of(std::uint64_t length) const;
 
   // reading (arena_read.cpp)
+  enum class Read { kAbsent, kTorn, kDamaged, kUnreadable, kWhole };
+  Read read(std::uint32_t id, Snapshot snapshot, unsigned char* out) const;
+  void expect(Snapshot snapshot, std::uint32_t id) const;
   bool copy_out(const Entry& entry, std::uint32_t length, unsigned char* out) const;
   bool load_extents(const Entry& entry, std::vector<Extent>& extents, Extent* list) const;
   void touch(std::uint32_t id, std::uint64_t now);
@@ -311,6 +318,17 @@ class Arena {
   std::mutex undone_mutex_;
   std::vector<std::uint32_t> undone_;  // reservations to give back at the next lock
   std::atomic<bool> any_undone_{false};
+};
+
+// An arena of another user's that this process may only read, by a descriptor that is open to read.
+class View {
+ public:
+  // Takes the descriptor over. Throws SegmentError for a segment on disk and for what is none.
+  explicit View(int memory);
+  const Arena& arena() const { return arena_; }
+
+ private:
+  const Arena arena_;
 };
 
 // Holds the arena's lock, repaired and swept if need be; false when it could not be acquired in

@@ -32,7 +32,9 @@ class Segment {
   static Segment create(const Geometry& geometry);
   // Maps a segment that another process passed: its layout is checked, and that its memory cannot
   // shrink. Takes over the descriptor. Throws SegmentError.
-  static Segment attach(int descriptor);
+  static Segment attach(int descriptor) { return attach(descriptor, false); }
+  // The same for a descriptor that may only be read: nothing of this process can write there.
+  static Segment attach_to_read(int descriptor) { return attach(descriptor, true); }
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
   ~Segment();
@@ -50,6 +52,7 @@ class Segment {
  private:
   Segment(OwnDescriptor descriptor, unsigned char* base, std::uint64_t bytes)
       : descriptor_(std::move(descriptor)), base_(base), bytes_(bytes) {}
+  static Segment attach(int descriptor, bool to_read);
 
   OwnDescriptor descriptor_;
   unsigned char* base_;

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker.cli.view import printable, serving_page
+from stoker.jobs.group_cache import SharedFolder
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.quotas import Quota
@@ -65,6 +66,8 @@ def _show(
             click.echo(_quota(each))
         for each in service.get("turned_down", []):
             click.echo(_turned_down(each))
+        for each in service.get("shared", []):
+            click.echo(_shared(each))
         if not caches:
             click.echo("no running process shares a cache")
             return
@@ -72,6 +75,17 @@ def _show(
         console.print(_caches(caches, service.get("idle", [])))
         if any(cache["jobs"] for cache in caches):
             console.print(_jobs(caches))
+
+
+def _shared(cache: dict[str, Any]) -> str:
+    """Return a line on the cache of a folder that a group shares."""
+    users = ", ".join(
+        f"{user} ({format_bytes(books['read_bytes'])})" for user, books in cache["users"].items()
+    )
+    return (
+        f"shared by the group: {cache['folder']}, {format_bytes(cache['payload_bytes'])} of "
+        f"{format_bytes(cache['capacity_bytes'])}; read for users: {users or 'none'}"
+    )
 
 
 def shared_caches(socket: Path | None, watch: Watch) -> list[dict[str, Any]]:
@@ -232,6 +246,12 @@ def clean(folder: Path | None) -> None:
     "--socket", type=click.Path(path_type=Path), help="A second socket, for members of --group."
 )
 @click.option("--group", help="Group whose members may use --socket, and the socket of --web.")
+@click.option(
+    "--share",
+    metavar="DIR[=SIZE]",
+    multiple=True,
+    help="A folder of images of which the group's members share a cache, all of it by default.",
+)
 def serve(
     memory: str | None,
     disk: str | None,
@@ -243,6 +263,7 @@ def serve(
     web: str | None,
     socket: Path | None,
     group: str | None,
+    share: tuple[str, ...],
 ) -> None:
     """Keep caches alive between jobs, and list them.
 
@@ -264,6 +285,7 @@ def serve(
         keep=keep,
         socket=socket,
         group=group,
+        shares=tuple(map(SharedFolder.parse, share)),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
     )

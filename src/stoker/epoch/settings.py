@@ -18,7 +18,7 @@ from stoker.epoch.stage import check_stage
 from stoker.errors import ConfigError, warn_caller
 from stoker.importance.base import Scorer
 from stoker.jobs.member import Sharing
-from stoker.pool.pool_address import PoolAddress
+from stoker.pool.pool_address import check_pool
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, mixed, uniform
 from stoker.recipes.baselines import minio
@@ -53,7 +53,8 @@ class Cache:
     """Size of the cache on disk; None: all samples, or as it was made. 0: there is none."""
     pool: str | None = field(default=None, repr=False)  # it may have a password
     """Servers that all nodes share, ``"valkey://h1:6379,h2:6379"``, where samples are looked for
-    before the source is read."""
+    before the source is read; or ``"unix:/run/stoker.sock"``, a cache that the service there shares
+    among the users of a group."""
     pool_size: Size | None = None
     """What this data set may take of the pool; None: what the servers have. 0: there is none."""
     stage: str = "encoded"
@@ -84,7 +85,7 @@ class Cache:
         if self.disk is not None:
             CacheDir(self.disk)
         if self.pool is not None:
-            PoolAddress.parse(self.pool)
+            check_pool(self.pool)
         check_stage(self.stage)
         parse_bytes(self.prefetch, name="prefetch")
         if self.fetchers != "auto" and not _is_count(self.fetchers):

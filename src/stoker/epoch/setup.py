@@ -127,7 +127,8 @@ class CacheSetup:
         )
         is_private = self.stage.is_private
         # Servers keep samples by id, so that one visited part of a data set may help another.
-        self._pool = plan_pool(cache.pool, cache.pool_size, wanted, is_private=is_private)
+        files = dataset.source if self.stage.is_bytes_of_source else None
+        self._pool = plan_pool(cache.pool, cache.pool_size, wanted, files, is_private=is_private)
         on_disk = replace(wanted, key=self.name_of(self.stage.key))
         self._disk = plan_disk(cache.disk, cache.disk_size, on_disk, is_private=is_private)
 

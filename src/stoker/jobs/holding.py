@@ -92,6 +92,8 @@ class Holding:
         quotas: Sequence[Quota] = (),
     ) -> None:
         self._memory, self._disk, self._keep, self._quotas = memory, disk, keep, tuple(quotas)
+        self.memory_aside = 0
+        """Bytes of memory that caches take which are not held here, but count."""
         self._held: dict[str, _Held] = {}
         self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
@@ -162,10 +164,16 @@ class Holding:
             self._expect(name, memory, asker.job)
             return None
 
+    def has_room(self, memory: int) -> bool:
+        """Whether there is room for so much more memory now."""
+        with self._mutex:
+            return self._memory is None or self._used() + memory <= self._memory
+
     def could_ever(self, memory: int, job: str = "") -> bool:
         """Whether there is room for so much memory if there are no other caches."""
         quota = self._quota(job)
-        bounds = (self._memory, None if quota is None else quota.memory)
+        of_all = None if self._memory is None else self._memory - self.memory_aside
+        bounds = (of_all, None if quota is None else quota.memory)
         return all(bound is None or memory <= bound for bound in bounds)
 
     def turned_down(self) -> list[dict[str, Any]]:
@@ -386,7 +394,9 @@ class Holding:
         now = time.monotonic()
         sizes = {name: size for name, (until, size) in self._coming.items() if until > now}
         sizes |= {name: held.memory for name, held in self._held.items()}
-        return sum(n for name, n in sizes.items() if quota is None or self._is_of(quota, name))
+        if quota is None:
+            return self.memory_aside + sum(sizes.values())
+        return sum(size for name, size in sizes.items() if self._is_of(quota, name))
 
 
 def _keys(held: Iterable[_Held]) -> list[str]:

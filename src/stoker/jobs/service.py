@@ -7,7 +7,6 @@ import grp
 import json
 import logging
 import os
-import pwd
 import socket
 import threading
 import time
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
+from stoker.jobs.group_cache import GroupCaches, SharedFolder
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
 from stoker.jobs.quotas import Quota, quota_for
 from stoker.jobs.survey import survey
-from stoker.node import descriptors
+from stoker.node import descriptors, messages
 from stoker.node.bandwidth import limit_bandwidth
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import try_lock_file
@@ -59,7 +59,9 @@ class ServiceSettings:
     socket: Path | None = None
     """Where it listens beside the runtime directory, for members of ``group``."""
     group: str | None = None
-    """Name of the group whose members may read at ``socket``, and do nothing else."""
+    """Name or number of the group whose members may read at ``socket``, and use ``shares``."""
+    shares: tuple[SharedFolder, ...] = ()
+    """Folders of which they share a cache, if they may read them."""
     metrics_port: int | None = None
     """Port for Prometheus; 0: any free port."""
     metrics_host: str = "127.0.0.1"
@@ -79,13 +81,21 @@ class ServiceSettings:
                 f"socket={self.socket} and group={self.group!r}: give both or neither, as the "
                 "runtime directory admits no other user"
             )
+        if self.shares and self.socket is None:
+            raise ConfigError(
+                f"share={[str(each.path) for each in self.shares]} needs a group: give socket and "
+                "group too"
+            )
         if self.group is not None:
             self.group_id()
 
     def group_id(self) -> int:
         """Return the number of :attr:`group`; ConfigError if there is none of that name."""
+        name = str(self.group)
+        if name.isdecimal():
+            return int(name)
         try:
-            return grp.getgrnam(str(self.group)).gr_gid
+            return grp.getgrnam(name).gr_gid
         except KeyError as error:
             raise ConfigError(f"group={self.group!r} does not exist: see `getent group`") from error
 
@@ -126,6 +136,7 @@ class Service:
         self._metrics: MetricsServer | None = None
         try:
             self.holding = Holding(settings.memory, settings.disk, settings.keep, settings.quotas)
+            self._groups = GroupCaches(settings.shares, self.holding.has_room)
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
@@ -150,6 +161,8 @@ class Service:
         serving: list[Callable[[], None]] = [self._accepting(each) for each in self._listeners]
         if self._metrics is not None:
             serving.append(self._metrics.run)
+        if self.settings.shares:
+            serving.append(self._list_shares)  # which may take minutes
         self._threads = [threading.Thread(target=each, daemon=True) for each in serving]
         for thread in self._threads:
             thread.start()
@@ -159,6 +172,12 @@ class Service:
                 self._renew_limit()
             except (StokerError, OSError) as error:
                 log.warning("cannot look for caches: %s", error)
+
+    def _list_shares(self) -> None:
+        while not self._stopping.is_set():
+            self._groups.look()
+            self.holding.memory_aside = self._groups.memory
+            self._stopping.wait(_LOOK)
 
     def _renew_limit(self) -> None:
         """Limit the bandwidth of fetches for a while; without a service there is no limit."""
@@ -189,6 +208,7 @@ class Service:
                 "turned_down": self.holding.turned_down(),
                 "quotas": self.holding.quotas(),
                 "bandwidth_limit": self.settings.bandwidth,
+                "shared": self._groups.told(),
                 **self.holding.limits(),
             }
         if question == "metrics":
@@ -235,6 +255,8 @@ class Service:
         self._listeners = []
         if self._metrics is not None:
             self._metrics.close()
+        if hasattr(self, "_groups"):
+            self._groups.close()
         for thread in self._threads:
             thread.join(PATIENCE)
         if hasattr(self, "holding"):
@@ -294,9 +316,9 @@ class Service:
 
     def _hear_others(self, connection: socket.socket) -> None:
         """Serve a member of the group, unless there are too many, or too many of the same user."""
-        _, user, group = peer(connection)
-        is_owner = user == os.geteuid()
-        if not (is_owner or self._is_member(user, group)) or not self._admit_looker(user):
+        user, is_owner = peer(connection).user, is_ours(connection)
+        is_member = is_owner or messages.is_member(connection, self.settings.group_id())
+        if not is_member or not self._admit_looker(user):
             connection.close()
             return
         self._serve_aside(connection, lambda: self._dismiss_looker(user), is_owner=is_owner)
@@ -312,13 +334,6 @@ class Service:
         with self._counting:
             self._lookers[user] -= 1
             self._lookers += Counter()  # forget those of whom there is none
-
-    def _is_member(self, user: int, group: int) -> bool:
-        wanted = self.settings.group_id()
-        try:
-            return wanted in os.getgrouplist(pwd.getpwuid(user).pw_name, group)
-        except KeyError:
-            return wanted == group
 
     def _serve_aside(
         self, connection: socket.socket, leave: Callable[[], object], *, is_owner: bool
@@ -338,24 +353,32 @@ class Service:
     ) -> None:
         deadline = time.monotonic() + PATIENCE
         try:
-            with connection:
-                answer = self._hear(connection, deadline, is_owner)
-                line = json_line(answer)
+            with contextlib.ExitStack() as until_left, connection:
+                until_left.callback(leave)
+                message, answer = self._hear(connection, deadline, is_owner)
+                if answer is None:
+                    until_left.close()  # a member stays, and counts as one
+                    self._groups.attend(connection, peer(connection).user, message)
+                    return
                 connection.settimeout(PATIENCE)
-                connection.sendall(line)
+                connection.sendall(json_line(answer))
         except OSError:
             pass  # it has gone, or never said anything
-        finally:
-            leave()
 
-    def _hear(self, connection: socket.socket, deadline: float, is_owner: bool) -> dict[str, Any]:
+    def _hear(
+        self, connection: socket.socket, deadline: float, is_owner: bool
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return a request and its answer; None for one to join, which begins a conversation."""
+        message: dict[str, Any] = {}
         try:
             message = parse(read_line(connection, MAX_REQUEST, deadline), VERSION)
-            return self.answer(message, is_owner=is_owner)
+            if message.get("ask") == "join":
+                return message, None
+            return message, self.answer(message, is_owner=is_owner)
         except TimeoutError:
             raise
         except (OSError, ConfigError) as error:
-            return {"refused": str(error)}
+            return message, {"refused": str(error)}
 
 
 def json_line(answer: dict[str, Any]) -> bytes:

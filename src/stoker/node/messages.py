@@ -28,6 +28,8 @@ MAX_BYTES = 1 << 16
 """Of a packet, and of a line that one process tells another unasked."""
 
 _MAX_FDS = 16
+_PEERGROUPS = 59  # SO_PEERGROUPS, which Python does not name
+_MOST_GROUPS = 256  # that Python can be told
 _LONGEST_ADDRESS = 107  # bytes in sockaddr_un, less the closing zero
 
 
@@ -48,6 +50,17 @@ def peer(connection: socket.socket) -> Peer:
     size = struct.calcsize("iII")
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return Peer(*struct.unpack("iII", raw))
+
+
+def is_member(connection: socket.socket, group: int) -> bool:
+    """Whether who is at the other end was in ``group`` when it connected, by the kernel."""
+    if peer(connection).group == group:
+        return True
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _MOST_GROUPS * 4)
+    except OSError:
+        return False  # too many to be told
+    return group in struct.unpack(f"{len(raw) // 4}I", raw)
 
 
 def is_ours(connection: socket.socket) -> bool:

@@ -50,6 +50,12 @@ def trusts(status: os.stat_result) -> bool:
     return trusted.everybody or status.st_uid in trusted.users
 
 
+def trusts_user(user: int) -> bool:
+    """Whether that is this user, root or a trusted one; raises as :func:`trusts` does."""
+    trusted = _trusted()
+    return trusted.everybody or user in trusted.users
+
+
 def check(status: os.stat_result, path: Path) -> None:
     """Raise :class:`~stoker.errors.UntrustedPath` unless only trusted users may write it.
 

@@ -15,10 +15,29 @@ from stoker.errors import ConfigError
 PASSWORD_VARIABLE = "STOKER_POOL_PASSWORD"
 """Where the password comes from if the address has none."""
 
+SOCKET = "unix:"
+"""Begins the address of a service on this node, which shares a cache among users of a group."""
+
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
 _FORM = 'give it as "valkey://h1:6379,h2:6379", or "valkeys://..." for TLS'
 _OPTIONS = ("username", "password_file", "ca_certs", "certfile", "keyfile", "check_hostname")
 _TIMEOUT, _PORT = 0.5, 6379
+
+
+def check_pool(url: str) -> None:
+    """Raise :class:`~stoker.errors.ConfigError` for what is no address of a pool."""
+    if isinstance(url, str) and url.startswith(SOCKET):
+        socket_path(url)
+    else:
+        PoolAddress.parse(url)
+
+
+def socket_path(url: str) -> Path:
+    """Return where ``unix:/path`` or ``unix:///path`` leads; ConfigError unless it is absolute."""
+    path = Path(url.removeprefix(SOCKET).removeprefix("//"))
+    if not path.is_absolute():
+        raise ConfigError(f"pool={url!r} is no address: give it as 'unix:/run/stoker.sock'")
+    return path
 
 
 @dataclass(frozen=True)

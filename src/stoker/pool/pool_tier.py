@@ -17,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.pool.pool_address import PoolAddress
+from stoker.pool.group_pool import GroupPlan, plan_group
+from stoker.pool.pool_address import SOCKET, PoolAddress
 from stoker.pool.pool_client import FIELDS, ROUTES, PoolClient
 from stoker.pool.servers import Breakers, require_redis
 from stoker.pool.values import PoolKeys, PoolOrder
+from stoker.source.base import Source
 from stoker.source.packed import Packed, pick
 from stoker.store.counters import Counters
 from stoker.store.disk import Wanted
-from stoker.store.tier import Ids, Keys, Mask, NullTier
+from stoker.store.tier import Found, Ids, Keys, Mask, NullTier
 from stoker.types import format_bytes, parse_bytes
 
 POLICY = "volatile-ttl"
@@ -89,6 +91,13 @@ class PoolTier(NullTier):
         self._share(data_bytes if capacity_bytes is None else capacity_bytes)
 
     # --- samples ---
+
+    reads = False
+    """Servers have only what was stored there."""
+
+    def find(self, ids: Ids, keys: Keys = None) -> Found:
+        """Return what :meth:`get_many` does."""
+        return Found(*self.get_many(ids, keys), np.zeros(len(ids), np.bool_))
 
     def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
         """Return what the pool has, after :meth:`limit` seconds at the latest."""
@@ -306,17 +315,21 @@ def plan_pool(
     pool: str | None,
     pool_size: int | float | str | None,
     wanted: Wanted,
+    files: Source | None,
     *,
     is_private: bool = False,
-) -> PoolPlan | None:
+) -> PoolPlan | GroupPlan | None:
     """Return the pool as the user asked for it, or None for none.
 
     Without ``pool_size``, or if the servers have less, it is as large as they are together.
-    ``is_private``: the key says nothing to other nodes.
+    ``files``: the data set's source, if what is cached are its bytes. ``is_private``: the key says
+    nothing to other nodes.
 
     Raises :class:`~stoker.errors.ConfigError` for invalid values, and if redis-py is
     missing.
     """
+    if pool is not None and pool.startswith(SOCKET):
+        return plan_group(pool, pool_size, files)
     if pool is None:
         return None
     capacity = None

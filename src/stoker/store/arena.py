@@ -12,7 +12,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker._core import ABI, segment_bytes
+from stoker._core import ABI, View, segment_bytes
 from stoker._core import Arena as Core
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.descriptors import Handle
@@ -420,6 +420,34 @@ def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or np.isnan(array).any():
         raise ConfigError(f"keys of shape {array.shape} are invalid: give f64[n] without NaN")
     return array
+
+
+class ArenaView:
+    """An arena in memory of another user's, by a descriptor ``fd`` that is open for reading.
+
+    Nothing of this process can change the memory: accesses are not noted, so that what stays is up
+    to the arena's own processes. The descriptor is copied, and the memory stays mapped as long as
+    the object lives. Safe in any thread and in forked children. Raises
+    :class:`~stoker.errors.SegmentError` for what is no arena in memory of this version.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._core = View(os.dup(fd))
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids."""
+        return self._core.num_ids
+
+    def get_many(
+        self, ids: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return data u8[total], offsets i64[n+1] and found bool[n]; see :meth:`Arena.get_many`."""
+        return self._core.get(ids)
+
+    def contains(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return bool[n], True where an id is cached now."""
+        return self._core.contains(ids)
 
 
 def _rules(region: Region, budget: int) -> dict[str, Any]:

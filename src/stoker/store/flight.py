@@ -34,7 +34,7 @@ class Brought(NamedTuple):
     errors: dict[int, SourceError]
     """Index in the batch -> why it could not be read."""
     pooled: Mask
-    """Which came from the pool, without a read of the source."""
+    """Which came from the pool, and were not read from the source for that."""
     source_seconds: float
     """Seconds that the source took."""
 
@@ -108,10 +108,11 @@ class Upstream:
         """
         if self._pool is None or not len(ids):
             return self._read_source(ids, meter)
-        held, pooled = self._pool.get_many(ids, keys)
-        if pooled.all():
-            return Brought(held, {}, pooled, 0.0)
-        rest = np.flatnonzero(~pooled)
+        held, found, fetched, seconds = self._look(self._pool, ids, keys, meter)
+        pooled = found & ~fetched
+        if found.all():
+            return Brought(held, {}, pooled, seconds)
+        rest = np.flatnonzero(~found)
         read = self._read_source(ids[rest], meter)
         good = np.ones(len(rest), np.bool_)
         good[list(read.errors)] = False
@@ -123,8 +124,29 @@ class Upstream:
         part[rest], index[rest] = 1, np.arange(len(rest))
         errors = {int(rest[row]): error for row, error in read.errors.items()}
         return Brought(
-            gather([held, read.samples], part, index), errors, pooled, read.source_seconds
+            gather([held, read.samples], part, index),
+            errors,
+            pooled,
+            seconds + read.source_seconds,
         )
+
+    def _look(
+        self, pool: Pool, ids: Ids, keys: Keys, meter: Meter | None
+    ) -> tuple[Packed, Mask, Mask, float]:
+        """Return what the pool has, and for how long the source was read for that."""
+        if not pool.reads:
+            return *pool.find(ids, keys), 0.0
+        begin = time.perf_counter()
+        if meter is not None:
+            meter.begin()
+        count = 0
+        try:
+            samples, found, fetched = pool.find(ids, keys)
+            count = int(np.count_nonzero(fetched))
+        finally:
+            if meter is not None:
+                meter.end(count)
+        return samples, found, fetched, time.perf_counter() - begin if count else 0.0
 
     def _read_source(self, ids: Ids, meter: Meter | None) -> Brought:
         if self._await_turn is not None and len(ids):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,15 +134,31 @@ class RegionTier(Tier, Protocol):
         ...
 
 
-class Pool(Protocol):
-    """Samples on other machines, looked for where the tier misses.
+class Found(NamedTuple):
+    """What a pool has of a batch."""
 
-    :class:`stoker.pool.pool_tier.PoolTier` is one. It guarantees what a :class:`Tier` guarantees,
-    and never makes a caller wait for a write.
+    samples: Packed
+    """One that was not found has no bytes."""
+    found: Mask
+    fetched: Mask
+    """Which of those found were read from the source for this: they are no hits."""
+
+
+class Pool(Protocol):
+    """Samples that others keep, looked for where the tier misses.
+
+    :class:`stoker.pool.pool_tier.PoolTier` keeps them on other machines,
+    :class:`stoker.pool.group_pool.GroupPool` has them from this node's service. It guarantees what
+    a :class:`Tier` guarantees, and never makes a caller wait for a write.
     """
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
-        """Return the samples found, and which were; see :meth:`Tier.get_many`."""
+    @property
+    def reads(self) -> bool:
+        """Whether it reads the source for those who ask, so that finding takes that long."""
+        ...
+
+    def find(self, ids: Ids, keys: Keys = None) -> Found:
+        """Return what it has; ``keys`` as those of :meth:`Tier.get_many`."""
         ...
 
     def offer(self, ids: Ids, samples: Packed, keys: Keys = None) -> None:
