@@ -12,8 +12,7 @@ import numpy as np
 
 from stoker.policy.base import Region
 from stoker.prefetch.fetcher import Fetcher
-from stoker.prefetch.progress import SERVED, Marks
-from stoker.prefetch.walk import Group, Segment, Walk
+from stoker.prefetch.walk import SERVED, Group, Marks, Segment, Walk
 from stoker.source.base import Source
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.arena import Arena

@@ -25,7 +25,7 @@ from stoker.importance.base import as_scorer
 from stoker.jobs.merged import Merged
 from stoker.recipes import Recipe
 from stoker.recipes.base import make_store
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import Room
 from stoker.scores import Scores
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache

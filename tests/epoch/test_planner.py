@@ -12,7 +12,7 @@ from stoker.epoch.planner import Cursor, Planner, Walk
 from stoker.epoch.ranks import LazyRanks, launched_ranks
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
-from stoker.sampler.windows import Windows
+from stoker.sampler.super_epochs import Windows
 from stoker.scores import Scores
 
 N = 50

@@ -22,8 +22,7 @@ from support.waiting import await_true, until
 from stoker.errors import SampleCorrupt
 from stoker.node.messages import Channel
 from stoker.prefetch.crew import Crew, Headcount
-from stoker.prefetch.progress import Marks
-from stoker.prefetch.walk import Group, Segment
+from stoker.prefetch.walk import Group, Marks, Segment
 from stoker.source.held import MemorySource
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter

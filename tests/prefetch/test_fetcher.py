@@ -14,8 +14,7 @@ from stoker.node.bandwidth import FetchShare
 from stoker.policy.base import Region
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.lanes import ConcurrencyLimit
-from stoker.prefetch.progress import SERVED, STARTED, Marks
-from stoker.prefetch.walk import Blocks, Segment, Walk
+from stoker.prefetch.walk import SERVED, STARTED, Blocks, Marks, Segment, Walk
 from stoker.source.base import PackedRead
 from stoker.source.held import MemorySource
 from stoker.source.packed import Packed, pack

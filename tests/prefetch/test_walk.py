@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.prefetch.progress import SERVED, STARTED, Marks
-from stoker.prefetch.walk import Blocks, Segment, Walk
+from stoker.prefetch.walk import SERVED, STARTED, Blocks, Marks, Segment, Walk
 
 SIZES = np.array([10, 20, 30, 40, 50, 60, 70, 80], np.int64)
 

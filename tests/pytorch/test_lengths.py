@@ -11,8 +11,7 @@ from support.parts import number_of, numbers
 from torch.utils.data import Subset
 
 from stoker.policy.score import Score
-from stoker.prefetch.progress import Marks, Progress
-from stoker.prefetch.walk import Segment, Walk
+from stoker.prefetch.walk import Marks, Progress, Segment, Walk
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part

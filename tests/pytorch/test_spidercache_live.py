@@ -20,7 +20,7 @@ from support.waiting import until
 from torch import distributed
 
 from stoker import Cache, recipes
-from stoker.prefetch.progress import SERVED
+from stoker.prefetch.walk import SERVED
 from stoker.pytorch import Loader, SampleDataset
 from stoker.recipes import Recipe
 from stoker.recipes.base import part

@@ -11,7 +11,7 @@ from stoker.policy import AsPlanned, NextBlock, OnceAnEpoch
 from stoker.policy.score import Score
 from stoker.recipes.base import part
 from stoker.sampler import BlockSampler, ImportanceSampler, InfoBatchSampler, SuperEpochSampler
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import Room
 from stoker.sim import Conditions, replay
 
 JOB = {"seed": 1, "shuffle": True, "pad_to": 1, "drop_last": False, "epochs": 16}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.sampler import BlockSampler, Sampler, UniformSampler, neighbour_distances
 from stoker.sampler.blocks import block_starts, fit_window
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import Room
 from stoker.testing.sampler_conformance import SamplerConformance
 
 

@@ -3,8 +3,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.sampler import AdaptiveSampler, Sampler, SuperEpochSampler
-from stoker.sampler.super_epochs import MOST
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import MOST, Room
 from stoker.scores import Scores
 from stoker.testing.sampler_conformance import SamplerConformance
 

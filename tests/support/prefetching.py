@@ -9,7 +9,7 @@ import numpy as np
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.prefetcher import Job
-from stoker.prefetch.progress import Progress
+from stoker.prefetch.walk import Progress
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource
 from stoker.store.arena import Arena

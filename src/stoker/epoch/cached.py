@@ -16,7 +16,7 @@ from stoker.epoch.read_ahead import DirectReading
 from stoker.epoch.stage import Samples, Stage
 from stoker.errors import ConfigError, SampleCorrupt, SourceError
 from stoker.images import Canvas
-from stoker.prefetch.progress import Progress
+from stoker.prefetch.walk import Progress
 from stoker.source.packed import Packed
 from stoker.store.claims import ASIDE, Served, Turns
 from stoker.store.registry import SharedArena, SharedArrays

@@ -18,8 +18,8 @@ from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
 from stoker.prefetch.prefetcher import Job
-from stoker.prefetch.progress import Progress
 from stoker.prefetch.reading import WINDOW
+from stoker.prefetch.walk import Progress
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.source.held import MemorySource

@@ -37,7 +37,7 @@ from stoker.prefetch.reading import WINDOW
 from stoker.recipes import as_recipe
 from stoker.recipes.base import Recipe, SamplerFactory, fit, make_store
 from stoker.sampler.homes import Homes
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import Room
 from stoker.store.arena import Arena
 from stoker.store.claims import Claims
 from stoker.store.disk import Wanted, plan_disk

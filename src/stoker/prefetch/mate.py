@@ -26,9 +26,8 @@ from stoker.node.messages import Channel
 from stoker.node.supervised import ALIVE_EVERY, mapped
 from stoker.prefetch.lanes import Work
 from stoker.prefetch.prefetcher import Job
-from stoker.prefetch.progress import Marks
 from stoker.prefetch.reading import Reader, entering
-from stoker.prefetch.walk import Group, Segment
+from stoker.prefetch.walk import Group, Marks, Segment
 from stoker.source.packed import Buffer
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.node.bandwidth import FetchShare
 from stoker.node.messages import Channel
 from stoker.node.supervisor import Supervisor
-from stoker.prefetch.progress import Marks
+from stoker.prefetch.walk import Marks
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.store.memory_tier import MemoryTier

@@ -24,9 +24,8 @@ from stoker.node.supervised import Members, mapped, run
 from stoker.prefetch.crew import Crew, Headcount
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.prefetcher import Job
-from stoker.prefetch.progress import Marks
 from stoker.prefetch.reading import WINDOW, entering
-from stoker.prefetch.walk import Blocks, Group, Segment, Walk
+from stoker.prefetch.walk import Blocks, Group, Marks, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
 from stoker.store.substitutes import ByNeighbour, StandIns

@@ -20,8 +20,8 @@ from stoker.policy.next_use import InPasses, OnceAnEpoch
 from stoker.policy.shares import Shares, as_shares
 from stoker.sampler.base import Sampler
 from stoker.sampler.mixture import Mixture, MixtureSampler
+from stoker.sampler.super_epochs import Room
 from stoker.sampler.uniform import UniformSampler
-from stoker.sampler.windows import Room
 from stoker.shared import SharedArray
 from stoker.source.base import Source
 from stoker.store.claims import Claims

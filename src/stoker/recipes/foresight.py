@@ -10,8 +10,7 @@ from stoker.recipes.base import Recipe, SamplerFactory, part
 from stoker.sampler.baselines import InfoBatchSampler
 from stoker.sampler.blocks import BlockSampler, check_blocks, fit_window
 from stoker.sampler.importance import ImportanceSampler
-from stoker.sampler.super_epochs import AdaptiveSampler, SuperEpochSampler
-from stoker.sampler.windows import Room, unfitted
+from stoker.sampler.super_epochs import AdaptiveSampler, Room, SuperEpochSampler, unfitted
 
 
 def foresight(
@@ -39,9 +38,9 @@ def foresight(
       of some epochs. A cache that holds the samples which are within theirs reads each sample once
       in R epochs: 77 % of all accesses hit at a cache of 20 % with R = 4, 88 % with R = 8. If sizes
       differ the smallest samples are static: they stay cached and come once an epoch. Windows are
-      chosen for the cache (:class:`~stoker.sampler.windows.Room`), unless ``window`` says how many
-      epochs they take, and ``static`` which share of the cache's bytes static samples have. No
-      batch has a sample twice: the Loader refuses windows too short for that.
+      chosen for the cache (:class:`~stoker.sampler.super_epochs.Room`), unless ``window`` says how
+      many epochs they take, and ``static`` which share of the cache's bytes static samples have.
+      No batch has a sample twice: the Loader refuses windows too short for that.
     - ``importance``: N visits an epoch in proportion to clipped losses, mixed with the share
       ``uniform_part`` of uniform ones (.2 by default), or more where the effective sample size of
       the weights fell below ``min_ess`` (.7); ``loader.weights`` undo the bias. With ``repeat``

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.draws import generator
+from stoker.sampler.super_epochs import Room
 from stoker.sampler.uniform import UniformSampler, repeated
-from stoker.sampler.windows import Room
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 

@@ -23,7 +23,7 @@ from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
 from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
-from stoker.sampler.windows import Room
+from stoker.sampler.super_epochs import Room
 from stoker.scores import Scores
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import RecordedLosses, Visits, as_trace, comes_again, scored_by

@@ -20,9 +20,8 @@ from stoker.epoch.read_ahead import with_window
 from stoker.jobs.merged import Merged
 from stoker.plan import Plan
 from stoker.policy.base import Policy
-from stoker.prefetch.progress import Marks, Progress
 from stoker.prefetch.reading import WINDOW, put_read
-from stoker.prefetch.walk import Blocks, Group, Segment, Walk
+from stoker.prefetch.walk import Blocks, Group, Marks, Progress, Segment, Walk
 from stoker.recipes import Recipe
 from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from stoker.prefetch import progress
-from stoker.prefetch.progress import SERVED, STARTED, Marks, Progress
+from stoker.prefetch import walk
+from stoker.prefetch.walk import SERVED, STARTED, Marks, Progress
 
 
 class Cold:
@@ -59,7 +59,7 @@ def test_a_worker_that_can_read_at_once_does_not_wait() -> None:
 
 
 def test_it_waits_only_while_prefetch_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE", 0.3)
+    monkeypatch.setattr(walk, "_PATIENCE", 0.3)
     own = Progress(20, Cold())
     marks = Marks(own.begin(0).array)
     with prefetching(marks, 5):
@@ -75,7 +75,7 @@ def test_it_does_not_wait_for_a_window_that_is_too_small_for_its_batch() -> None
     own.finish(0, 0, 10)
     begin = time.monotonic()
     own.start(0, 10, 10)
-    assert time.monotonic() - begin < progress._PATIENCE
+    assert time.monotonic() - begin < walk._PATIENCE
     assert marks.served[10:].tolist() == [STARTED] * 10
 
 
@@ -101,7 +101,7 @@ def test_it_does_not_wait_for_a_process_that_is_dead() -> None:
     Marks(own.begin(0).array).attend(0.0)
     begin = time.monotonic()
     own.start(0, 0, 10)
-    assert time.monotonic() - begin < progress._PATIENCE
+    assert time.monotonic() - begin < walk._PATIENCE
 
 
 def test_it_does_not_wait_while_nothing_is_to_be_read_ahead() -> None:
@@ -109,7 +109,7 @@ def test_it_does_not_wait_while_nothing_is_to_be_read_ahead() -> None:
     assert not Marks(own.begin(0, is_held=True).array).is_attended
     begin = time.monotonic()
     own.start(0, 0, 10)
-    assert time.monotonic() - begin < progress._PATIENCE
+    assert time.monotonic() - begin < walk._PATIENCE
     assert own.memory(0) is own.memory(2)
 
 

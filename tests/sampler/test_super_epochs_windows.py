@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.sampler.windows import Room, Windows, unfitted
+from stoker.sampler.super_epochs import Room, Windows, unfitted
 
 N = 10_000
 EQUAL = np.full(N, 100)
