@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -47,6 +48,11 @@ def doctor(*arguments: str) -> Result:
     return CliRunner().invoke(root, ["doctor", *arguments], terminal_width=200)
 
 
+def told_at_last(is_so: Callable[[Any], bool], *arguments: str) -> None:
+    """Ask until it is so: on a busy machine other things may hold a job up for some seconds."""
+    until(lambda: is_so(json.loads(doctor(*arguments, "--json").output)[0]), 120)
+
+
 def test_a_job_bound_by_storage_is_told_what_to_change() -> None:
     with training("slow storage", latency=0.05, step=0.0):
         told = doctor("--job", "slow storage", "--seconds", "3")
@@ -62,9 +68,10 @@ def test_a_job_bound_by_storage_is_told_what_to_change() -> None:
 
 def test_a_job_bound_by_its_own_step_has_nothing_to_gain() -> None:
     with training("busy", latency=0.0, step=0.1):
-        (view,) = json.loads(doctor("--job", "busy", "--seconds", "3", "--json").output)
-        assert view["bound"] == "compute"
-        assert view["headspace"] < 1.2
+        told_at_last(
+            lambda view: view["bound"] == "compute" and view["headspace"] < 1.2,
+            *("--job", "busy", "--seconds", "3"),
+        )
         missing = doctor("--job", "<other>", "--seconds", "0.5")
         assert missing.exit_code == 1
         assert "no job is named '<other>'; these share a cache: 'busy'" in missing.output
@@ -72,9 +79,10 @@ def test_a_job_bound_by_its_own_step_has_nothing_to_gain() -> None:
 
 def test_a_probe_measures_what_a_job_would_gain() -> None:
     with training("probed", latency=0.02, step=0.02):  # no wait: 0.02 s a batch, else 0.2 or so
-        told = doctor("--job", "probed", "--seconds", "3", "--probe", "--json")
-        (view,) = json.loads(told.output)
-        assert 2 < view["headspace_measured"] < 20
+        told_at_last(
+            lambda view: 2 < (view["headspace_measured"] or 0) < 20,
+            *("--job", "probed", "--seconds", "3", "--probe"),
+        )
         told = doctor("--job", "probed", "--seconds", "3", "--probe")
         assert "(measured by a probe)" in told.output
 
