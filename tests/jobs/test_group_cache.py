@@ -485,7 +485,7 @@ def test_hits_outlive_the_service_and_the_next_one_is_found(place: Path, root: P
     found = pool.find(EVERY)
     assert found.found.tolist() == (EVERY < 20).tolist()
     assert whole(root, found)
-    assert pool.stats()["pool_open"] == 1
+    assert pool.stats()["pool_errors"] == 1
     with serving(place, str(root)):
         until(lambda: pool.find(EVERY).found.all())
         assert whole(root, pool.find(EVERY))
