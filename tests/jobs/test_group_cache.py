@@ -36,6 +36,15 @@ from stoker.source.image_folder import ImageFolderSource
 from stoker.source.packed import unpack
 from stoker.store.tier import Found
 
+
+@pytest.fixture(autouse=True)
+def _leave() -> Iterator[None]:
+    """Close the pools of a test when it ends."""
+    yield
+    for pool in list(group_pool._LIVE):
+        pool.close()
+
+
 THIRD = OTHER + 1
 CLASSES, PER_CLASS = 3, 10
 EVERY = np.arange(CLASSES * PER_CLASS, dtype=np.uint32)
