@@ -54,8 +54,8 @@ class Page:
         return told["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Wait until a line of JavaScript is true."""
-        until(lambda: self.value(script), _PATIENCE)
+        """Wait until a line of JavaScript is true; on a page that loads it may fail as yet."""
+        until(lambda: self.value(f"(() => {{ try {{ return {script} }} catch {{}} }})()"), _PATIENCE)
 
     def screenshot(self) -> bytes:
         """The whole page as a PNG."""
