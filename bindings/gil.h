@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 /// Releases the GIL while it lives.
@@ -17,7 +16,7 @@ class GilReleased {
   ~GilReleased() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (const abi::__forced_unwind&) {
+    } catch (...) {  // that unwinding: C throws nothing else, and libc++ has no name for it
       while (true) ::pause();
     }
   }

@@ -14,7 +14,7 @@ curl -fsSL -o source.tar.gz "$site/$version/libjpeg-turbo-$version.tar.gz"
 echo "$sha256  source.tar.gz" | sha256sum -c -
 tar xzf source.tar.gz --strip-components=1
 cmake -S . -B build -DCMAKE_BUILD_TYPE=Release -DENABLE_SHARED=OFF -DWITH_TURBOJPEG=OFF -DREQUIRE_SIMD=ON \
-  -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib
+  -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR:PATH=lib
 cmake --build build --parallel
 cmake --install build
 rm -rf "$folder"
