@@ -4,7 +4,9 @@
 
 Ray starts one process per worker and joins them by torch.distributed, so the Loader finds ranks
 and nodes by itself. When a worker fails, all are restarted, also on other nodes, and resume
-from the latest checkpoint at the exact sample. Needs ``pip install "ray[train]"`` (2.60).
+from the latest checkpoint at the exact sample. So does a run that is started again with the
+``--name`` that it had, also with other numbers of workers. Needs ``pip install "ray[train]"``
+(2.60).
 """
 
 import argparse
@@ -39,8 +41,8 @@ def train(config):
     network(torch.zeros(1, 3, 32, 32))
     model = prepare_model(network)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    epochs = config["epochs"]
-    with stoker.Loader(data, config["batch"], num_workers=2, cache="20%", epochs=epochs) as loader:
+    epochs, how = config["epochs"], {"num_workers": config["loader_workers"], "cache": "20%"}
+    with stoker.Loader(data, config["batch"], epochs=epochs, **how) as loader:
         first = 0
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is not None:
@@ -83,18 +85,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", help="folder of class folders that all nodes see")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--loader-workers", type=int, default=2, help="of each worker")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=64, help="samples a step, of each worker")
     parser.add_argument("--storage", help="folder for checkpoints; with several nodes all see it")
+    parser.add_argument("--name", help="of the run; one of this name in the storage goes on")
     args = parser.parse_args()
     storage = args.storage and str(Path(args.storage).resolve())
-    config = {"data": str(Path(args.data).resolve()), "epochs": args.epochs, "batch": args.batch}
+    config = {**vars(args), "data": str(Path(args.data).resolve())}
     trainer = TorchTrainer(
         train,
         train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(num_workers=args.workers),
         run_config=ray.train.RunConfig(
-            storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=3)
+            name=args.name,
+            storage_path=storage,
+            failure_config=ray.train.FailureConfig(max_failures=3),
         ),
     )
     print(trainer.fit().metrics)

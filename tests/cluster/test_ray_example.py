@@ -1,13 +1,11 @@
-"""examples/ray_train.py trains, and goes on where it was when a worker dies."""
+"""examples/ray_train.py trains, and goes on at the exact sample when a worker dies, or the run."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import itertools
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.images import NUM_IMAGES, write_images
-from support.waiting import await_true
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "ray_train.py"
-EPOCHS = 4
 PATIENCE = 240.0
 
 needs_ray = pytest.mark.skipif(
@@ -68,54 +64,51 @@ def environment(place: Path) -> dict[str, str]:
     }
 
 
-def worker_in(output: str) -> int:
-    """The process of one of the workers, by what Ray prints before their lines."""
-    return int(re.findall(r"RayTrainWorker pid=(\d+)", output)[0])
+Attempt = dict[int, list[list[int]]]
+"""The epoch -> what all workers of an attempt were given in it, by steps."""
 
 
-def reported(storage: Path) -> list[Path]:
-    """The folders of the checkpoints that Ray restores, oldest first.
+def attempt_in(place: Path, number: int, workers: int) -> Attempt:
+    found: Attempt = {}
+    files = sorted(place.glob(f"{number}-*.jsonl"))
+    assert len(files) == workers
+    for line in [line for file in files for line in file.read_text().splitlines()]:
+        world_size, epoch, step, numbers = json.loads(line)
+        assert world_size == workers
+        steps = found.setdefault(epoch, [])
+        steps += [[] for _ in range(step + 1 - len(steps))]
+        steps[step] += numbers
+    return found
 
-    Not all that are there: a worker that is killed while it writes one leaves a part of it.
-    """
-    found: list[Path] = []
-    for snapshot in storage.glob("*/checkpoint_manager_snapshot.json"):
-        with contextlib.suppress(json.JSONDecodeError):  # it is being written
-            results = json.loads(snapshot.read_text())["checkpoint_results"]
-            found += [snapshot.parent / result["checkpoint_dir_name"] for result in results]
-    return sorted(found)
 
-
-@pytest.mark.exact("Ray Train", "with Ray: a worker that is killed resumes from its checkpoint")
+@pytest.mark.exact("Ray Train", "with Ray: resumes with the missing samples after a worker died")
+@pytest.mark.exact("Ray Train", "also with one worker after two, with more loader processes")
 @pytest.mark.timeout(600)  # Ray starts many processes
 @needs_ray
-def test_a_worker_that_dies_is_started_again_where_it_was(tmp_path: Path) -> None:
-    images, storage = write_images(tmp_path / "train"), tmp_path / "runs"
-    command = [sys.executable, str(EXAMPLE), str(images), "--storage", str(storage)]
-
-    def checkpoints() -> list[Path]:
-        return [folder / "state.pt" for folder in reported(storage)]
-
-    with (tmp_path / "said").open("w+") as said:
-        process = subprocess.Popen(
-            [*command, "--epochs", str(EPOCHS), "--batch", "8"],
-            env=environment(tmp_path),
-            cwd=tmp_path,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            begun = await_true(lambda: checkpoints() or process.poll() is not None, PATIENCE)
-            assert begun and process.poll() is None, (tmp_path / "said").read_text()
-            os.kill(worker_in((tmp_path / "said").read_text()), signal.SIGKILL)
-            assert process.wait(PATIENCE) == 0, (tmp_path / "said").read_text()
-        finally:
-            process.terminate()
-            process.wait(60)
-    output = (tmp_path / "said").read_text()
-    assert output.count("Setting up process group") == 2, output
-    (result,) = [line for line in output.splitlines() if line.startswith("{'loss'")]
-    assert f"'epoch': {EPOCHS}," in result
-    epochs = [torch.load(path)["epoch"] for path in checkpoints()]
-    assert epochs == sorted(epochs), "it began anew"
-    assert epochs[-1] == EPOCHS
+def test_what_was_missing_comes_once_after_a_worker_died_and_with_fewer(tmp_path: Path) -> None:
+    write_images(tmp_path / "train")
+    job = subprocess.run(
+        [sys.executable, str(HERE / "ray_job.py")],
+        env=environment(tmp_path)
+        | {
+            "PLACE": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(map(str, (EXAMPLE.parent, HERE.parent))),
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        },
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert job.returncode == 0, job.stdout
+    (result,) = [line for line in job.stdout.splitlines() if line.startswith("{'loss'")]
+    assert "'epoch': 2," in result
+    first, second, third = (attempt_in(tmp_path, *each) for each in ((0, 2), (1, 2), (2, 1)))
+    # Each attempt has the last checkpoint before it: that of the first step of its first epoch.
+    assert [list(attempt) for attempt in (first, second, third)] == [[0], [0, 1], [1]]
+    assert len(first[0]) > 1 and len(second[1]) > 1, "nothing was lost"
+    for begun, resumed in ((first[0], second[0]), (second[1], third[1])):
+        numbers = [*begun[0], *itertools.chain(*resumed)]
+        assert sorted(numbers) == list(range(NUM_IMAGES))
+    assert sorted(first[0][1]) == sorted(second[0][0]), "what was lost comes first"
