@@ -89,7 +89,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, help="samples a step, of each worker")
     parser.add_argument("--storage", help="folder for checkpoints; with several nodes all see it")
-    parser.add_argument("--name", help="of the run; one of this name in the storage goes on")
+    parser.add_argument("--name", help="of the run; with that of an earlier one it resumes it")
     args = parser.parse_args()
     storage = args.storage and str(Path(args.storage).resolve())
     config = {**vars(args), "data": str(Path(args.data).resolve())}
