@@ -41,8 +41,10 @@ def train(config):
     network(torch.zeros(1, 3, 32, 32))
     model = prepare_model(network)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    epochs, how = config["epochs"], {"num_workers": config["loader_workers"], "cache": "20%"}
-    with stoker.Loader(data, config["batch"], epochs=epochs, **how) as loader:
+    epochs, workers = config["epochs"], config["loader_workers"]
+    with stoker.Loader(
+        data, config["batch"], num_workers=workers, cache="20%", epochs=epochs
+    ) as loader:
         first = 0
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is not None:

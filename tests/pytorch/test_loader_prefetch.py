@@ -46,11 +46,11 @@ def prefetchers() -> list[int]:
     return processes_of("stoker.prefetch.process", Path(os.environ["STOKER_RUNTIME_DIR"]))
 
 
-def first_of_others(known: set[int]) -> int:
-    """A prefetch process that is not of ``known``, once there is one."""
-    found: list[int] = []
-    until(lambda: found.extend(set(prefetchers()) - known) or found)
-    return found[0]
+def new_prefetchers(known: set[int]) -> set[int]:
+    """The prefetch processes that are not of ``known``, once there are any."""
+    found: set[int] = set()
+    until(lambda: found.update(set(prefetchers()) - known) or found)
+    return found
 
 
 @pytest.mark.parametrize("recipe", ["minio", "lru", "belady"])
@@ -160,9 +160,9 @@ def test_killed_again_and_again_the_epoch_goes_on() -> None:
             for step, batch in enumerate(loader):
                 seen += batch.tolist()
                 if step in (10, 40):
-                    pid = first_of_others(killed)
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
+                    for pid in new_prefetchers(killed):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
             assert sorted(seen) == list(range(NUM))
     assert len(killed) >= 4
 
