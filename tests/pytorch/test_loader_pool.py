@@ -80,7 +80,9 @@ def test_hits_of_the_pool_enter_memory_by_its_rules(server: Server) -> None:
         assert second.epoch_stats[-1].hits == NUM
         # Of both epochs: what is read ahead counts when it is read, if need be in the one before.
         taken = sum(each.bytes_from_pool for each in second.epoch_stats)
-        assert taken == pytest.approx(1.8 * SIZE, abs=0.03 * SIZE)
+        # What batches leave in their window is a hit if the next epoch begins with it.
+        window = second.cache.store.tier.stats()["regions"]["window"]["budget"]  # type: ignore[union-attr]
+        assert 1.77 * SIZE - window <= taken <= 1.83 * SIZE
 
 
 def test_only_the_share_asked_for_is_stored(server: Server) -> None:
