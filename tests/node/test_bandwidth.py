@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.waiting import until
@@ -28,7 +29,11 @@ def test_without_a_limit_nothing_waits_and_no_file_is_made(folder: Path) -> None
     assert not (folder / bandwidth.NAME).exists()
 
 
-def test_a_process_waits_once_it_has_had_more_than_its_share() -> None:
+def test_a_process_waits_once_it_has_had_more_than_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 1000.0, sleep=time.sleep)
+    monkeypatch.setattr(bandwidth, "time", clock)  # it stands: what is granted depends on it
     limit_bandwidth(1000)
     share = FetchShare(1)
     share.wait(1_000_000)

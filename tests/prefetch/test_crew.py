@@ -91,17 +91,21 @@ def test_a_killed_one_holds_nobody_up(source: SlowSource, arena: Arena, tmp_path
     try:
         rank.publish(order())
         until(lambda: len(mates(tmp_path)) == 2)
+        until(lambda: len(processes(tmp_path)) == 1)
+        (planner,) = processes(tmp_path)
         for at, sample in enumerate(order().tolist()):
             assert await_true(lambda: arena.contains([sample])[0])  # noqa: B023
             assert arena.get(sample) == SAMPLES[sample]
             rank.serve(at)
             if at in (100, 200):
-                killed += mates(tmp_path)[:1]
+                killed += sorted(set(mates(tmp_path)) - set(killed))[:1]
                 os.kill(killed[-1], signal.SIGKILL)
         # What the dead had read and not brought is read once more, and nothing else.
         assert source.reads.max() <= 2
         assert np.count_nonzero(source.reads == 2) <= 60
-        assert len(processes(tmp_path)) == 1, "the one that plans stays"
+        assert planner in processes(tmp_path), "the one that plans stays"
+        # One that it has just forked bears its name for a moment.
+        until(lambda: processes(tmp_path) == [planner])
         arena.verify()
         until(lambda: len(set(mates(tmp_path)) - set(killed)) == 2)
     finally:
