@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stoker import _core
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, redacted
 from stoker.source.files import list_names
 from stoker.source.held import HeldSource
@@ -197,59 +198,34 @@ class FileSet:
         A range that begins where the one before ends is copied with it.
         """
         bounds = offsets_of(lengths)
-        data = np.empty(bounds[-1], np.uint8)
-        if self.root or not len(files):
-            return data, np.arange(len(files))
-        ends = starts + lengths
-        goes_on = (files[1:] == files[:-1]) & (starts[1:] == ends[:-1])
-        firsts = np.append(0, 1 + np.flatnonzero(~goes_on))
-        lasts = np.append(firsts[1:], len(files)) - 1
-        runs = list(
-            zip(
-                starts[firsts].tolist(),
-                bounds[firsts].tolist(),
-                bounds[lasts + 1].tolist(),
-                strict=True,
-            )
-        )
-        done = np.zeros(len(firsts), np.bool_)
-        of_file = files[firsts]
-        for file in np.unique(of_file).tolist():
-            mine = np.flatnonzero(of_file == file)
-            copied = self._copy_runs(file, [runs[run] for run in mine.tolist()], data.data)
-            if copied is None:
-                break
-            done[mine[:copied]] = True
-        self._copies += int(done.sum())
-        self._copied_bytes += int((bounds[lasts + 1] - bounds[firsts])[done].sum())
-        return data, np.flatnonzero(np.repeat(~done, lasts - firsts + 1))
-
-    def _copy_runs(
-        self, file: int, runs: list[tuple[int, int, int]], into: memoryview
-    ) -> int | None:
-        """Copy ranges of a file, (start, begin and end in ``into``), up to one that is not cached.
-
-        Returns how many were copied; None for a file that is slow to open, as on a network.
-        """
-        copied = 0
-        try:
-            began = time.monotonic()
-            fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        data, done = np.empty(bounds[-1], np.uint8), np.zeros(len(files), np.bool_)
+        for file in sorted(set(files.tolist())) if not self.root else ():
             try:
-                info = os.fstat(fd)
-                if time.monotonic() - began > _SLOW_TO_OPEN:
-                    return None
-                if tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
-                    return 0
-                for start, begin, end in runs:
-                    if os.preadv(fd, [into[begin:end]], start, os.RWF_NOWAIT) != end - begin:
+                with self._opened(file) as fd:
+                    if fd is None:
                         break
-                    copied += 1
-            finally:
-                os.close(fd)
-        except OSError:  # not there, not cached, or a file system that cannot tell
-            pass
-        return copied
+                    self._copies += _core.read_cached(fd, file, files, starts, bounds, data, done)
+            except OSError:  # not there, or changed
+                pass
+        self._copied_bytes += int(lengths[done].sum())
+        return data, np.flatnonzero(~done)
+
+    @contextmanager
+    def _opened(self, file: int) -> Iterator[int | None]:
+        """Yield a descriptor of a file; None if opening took long, as on a network.
+
+        Raises OSError if the file is not there, or changed.
+        """
+        began = time.monotonic()
+        fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            info = os.fstat(fd)
+            is_slow = time.monotonic() - began > _SLOW_TO_OPEN
+            if not is_slow and tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
+                raise OSError
+            yield None if is_slow else fd
+        finally:
+            os.close(fd)
 
     def _requested(
         self, which: Offsets, starts: Offsets, lengths: Offsets
