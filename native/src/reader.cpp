@@ -148,7 +148,7 @@ std::size_t read_cached(int fd, std::int64_t file, const Ranges& ranges, std::sp
     if (files[first] != file) continue;
     const auto begin = bounds[first];
     while (next < count && files[next] == file &&
-           starts[next] == starts[first] + (bounds[next] - begin)) {
+           starts[next] - starts[first] == bounds[next] - begin) {
       ++next;
     }
     const iovec place{into.data() + begin, static_cast<std::size_t>(bounds[next] - begin)};

@@ -197,6 +197,7 @@ class FileSet:
 
         A range that begins where the one before ends is copied with it.
         """
+        files, starts = np.ascontiguousarray(files), np.ascontiguousarray(starts, np.int64)
         bounds = offsets_of(lengths)
         data, done = np.empty(bounds[-1], np.uint8), np.zeros(len(files), np.bool_)
         for file in sorted(set(files.tolist())) if not self.root else ():
