@@ -200,33 +200,41 @@ class FileSet:
         files, starts = np.ascontiguousarray(files), np.ascontiguousarray(starts, np.int64)
         bounds = offsets_of(lengths)
         data, done = np.empty(bounds[-1], np.uint8), np.zeros(len(files), np.bool_)
-        for file in sorted(set(files.tolist())) if not self.root else ():
-            try:
-                with self._opened(file) as fd:
-                    if fd is None:
-                        break
-                    self._copies += _core.read_cached(fd, file, files, starts, bounds, data, done)
-            except OSError:  # not there, or changed
-                pass
+        if self.root:
+            return data, np.arange(len(files))
+        for file in sorted(set(files.tolist())) if len(self) > 1 else (0,):
+            if not self._copy(file, files, starts, bounds, data, done):
+                break
         self._copied_bytes += int(lengths[done].sum())
         return data, np.flatnonzero(~done)
 
-    @contextmanager
-    def _opened(self, file: int) -> Iterator[int | None]:
-        """Yield a descriptor of a file; None if opening took long, as on a network.
+    def _copy(
+        self,
+        file: int,
+        files: Offsets,
+        starts: Offsets,
+        bounds: Offsets,
+        data: Bytes,
+        done: npt.NDArray[np.bool_],
+    ) -> bool:
+        """Copy what is wanted of a file, up to what is not cached, and set ``done`` for it.
 
-        Raises OSError if the file is not there, or changed.
+        Returns whether the file was opened at once, unlike one on a network.
         """
-        began = time.monotonic()
-        fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            info = os.fstat(fd)
-            is_slow = time.monotonic() - began > _SLOW_TO_OPEN
-            if not is_slow and tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
-                raise OSError
-            yield None if is_slow else fd
-        finally:
-            os.close(fd)
+            began = time.monotonic()
+            fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                info = os.fstat(fd)
+                if time.monotonic() - began > _SLOW_TO_OPEN:
+                    return False
+                if tag_of(info.st_size, info.st_mtime_ns) == self.keys.tags[file]:
+                    self._copies += _core.read_cached(fd, file, files, starts, bounds, data, done)
+            finally:
+                os.close(fd)
+        except OSError:  # it is not there
+            pass
+        return True
 
     def _requested(
         self, which: Offsets, starts: Offsets, lengths: Offsets
@@ -310,8 +318,7 @@ class FileSetSource(HeldSource):
 
     def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
         """Return the file of each of these samples, i64[n]."""
-        found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
-        return found.astype(np.int64)
+        return np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
 
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""
