@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stoker import _core
+from stoker._core import read_cached
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, redacted
 from stoker.source.files import list_names
 from stoker.source.held import HeldSource
@@ -229,7 +229,7 @@ class FileSet:
                 if time.monotonic() - began > _SLOW_TO_OPEN:
                     return False
                 if tag_of(info.st_size, info.st_mtime_ns) == self.keys.tags[file]:
-                    self._copies += _core.read_cached(fd, file, files, starts, bounds, data, done)
+                    self._copies += read_cached(fd, file, files, starts, bounds, data, done)
             finally:
                 os.close(fd)
         except OSError:  # it is not there
