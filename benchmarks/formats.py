@@ -10,7 +10,8 @@ Parts (``--part``, several allowed; all by default):
   the reads that it makes of local shards; and behind 60 MB/s, where it fetches each shard once an
   epoch if its cache does not hold all.
 - tokens: windows of 4 and 64 KB at random from a file of 4 GB in the page cache, against copying as
-  many windows out of 512 MB of memory, at random; by processor time, which is one thread's.
+  many windows out of 512 MB of memory, at random, and against the system calls alone, into memory
+  that stays; by processor time, which is one thread's.
 - packing: how full rows of 2,048 tokens are, of texts whose lengths are log-normal.
 
 Rows are random bytes, which do not compress, in files that pyarrow writes by default but for the
@@ -36,6 +37,7 @@ from feed_servers import Unavailable, s3, slow_folder
 from harness import Report, interleave, paired_ratio, parser, show
 
 import stoker
+from stoker import _core
 from stoker.source import MDSSource, NumpySource, ParquetSource, Source
 
 GROUPS, FILES = 100, 10
@@ -380,8 +382,24 @@ def tokens(report: Report, args: argparse.Namespace, folder: Path) -> None:
                 rows[batch]
             return time.process_time() - began
 
+        def by_calls(window: int = window, batches: Any = batches) -> float:
+            bounds = window * np.arange(1 + max(map(len, batches)))
+            into, done = np.empty(bounds[-1], np.uint8), np.zeros(len(bounds) - 1, np.bool_)
+            places = [
+                (np.zeros(len(batch), np.int64), window * batch.astype(np.int64))
+                for batch in batches
+            ]
+            with path.open("rb", 0) as file:
+                began = time.process_time()
+                for files, starts in places:
+                    n = len(files)
+                    room, ends = into[: bounds[n]], bounds[: n + 1]
+                    _core.read_cached(file.fileno(), 0, files, starts, ends, room, done[:n])
+                    assert done[:n].all(), "the page cache does not hold the file"
+                return time.process_time() - began
+
         results = interleave(
-            {"copies in memory": by_copy, "NumpySource": by_stoker},
+            {"copies in memory": by_copy, "system calls": by_calls, "NumpySource": by_stoker},
             1 if args.smoke else min(args.rounds, 5),
         )
         for name, seconds in results.items():

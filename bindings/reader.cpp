@@ -1,4 +1,4 @@
-// stoker._core.Reader: whole files in batches, with the GIL released.
+// stoker._core.Reader and read_cached: files and ranges in batches, with the GIL released.
 #include "stoker/reader.h"
 
 #include <nanobind/nanobind.h>
@@ -49,9 +49,24 @@ void stat_files(stoker::Reader& self, const nb::bytes& root, const Array<const s
   self.stat(table, span_of(sizes), span_of(mtimes_ns), span_of(ctimes_ns), span_of(status));
 }
 
+std::size_t read_cached(int fd, std::int64_t file, const Array<const std::int64_t>& files,
+                        const Array<const std::int64_t>& starts,
+                        const Array<const std::int64_t>& bounds, const Array<std::uint8_t>& data,
+                        const Array<bool>& done) {
+  const stoker::Ranges ranges{span_of(files), span_of(starts), span_of(bounds)};
+  const auto room = std::as_writable_bytes(span_of(data));
+  const GilReleased released;
+  return stoker::read_cached(fd, file, ranges, room, span_of(done));
+}
+
 }  // namespace
 
 void bind_reader(nb::module_& m) {
+  m.def("read_cached", &read_cached, "fd"_a, "file"_a, "files"_a.noconvert(),
+        "starts"_a.noconvert(), "bounds"_a.noconvert(), "data"_a.noconvert(), "done"_a.noconvert(),
+        "Copy ranges i of a file, those with files[i] == file (i64), from byte starts[i] on to "
+        "data[bounds[i]:bounds[i + 1]], up to the first that the page cache does not have whole; "
+        "set done[i] (bool) for each, and return how many reads that took.");
   nb::class_<stoker::Reader>(m, "Reader",
                              "Reads and stats many files at once through a bounded pool of "
                              "threads; safe in any thread and after a fork.")

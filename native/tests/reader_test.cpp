@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -204,6 +205,35 @@ void threads_read_at_once() {
   for (auto& caller : callers) caller.join();
 }
 
+void cached_ranges_are_copied_up_to_the_first_that_is_not_there() {
+  Folder folder;
+  folder.add("a", "0123456789");
+  const int fd = ::open(folder.path("a").c_str(), O_RDONLY | O_CLOEXEC);
+  // Two that lie together, one of another file, one by itself, one past the end, one after that.
+  const std::vector<std::int64_t> files{7, 7, 3, 7, 7, 7};
+  const std::vector<std::int64_t> starts{2, 5, 0, 0, 9, 1};
+  const std::vector<std::int64_t> bounds{0, 3, 4, 6, 8, 10, 11};
+  std::string data(11, '-');
+  bool done[6]{};
+  const auto call = [&](std::span<const std::int64_t> bounds) {
+    return stoker::read_cached(fd, 7, {files, starts, bounds},
+                               std::as_writable_bytes(std::span(data)), done);
+  };
+  const auto reads = call(bounds);
+  if (reads > 0) {  // else the file system or an emulator cannot tell
+    CHECK(reads == 2);
+    CHECK(data.substr(0, 8) == "2345--01" && data.back() == '-');
+  }
+  const bool copied = reads > 0;
+  const std::vector<bool> expected{copied, copied, false, copied, false, false};
+  CHECK(std::equal(expected.begin(), expected.end(), done));
+  CHECK_THROWS(std::invalid_argument, call(std::span(bounds).first(6)));
+  CHECK_THROWS(std::invalid_argument, call(std::vector<std::int64_t>{0, 3, 4, 6, 8, 10, 12}));
+  CHECK_THROWS(std::invalid_argument, call(std::vector<std::int64_t>{0, 3, 2, 6, 8, 10, 11}));
+  ::close(fd);
+  CHECK(call(bounds) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -212,6 +242,7 @@ int main() {
   unreadable_is_reported_to_those_without_the_right();
   stats_every_path();
   lengths_that_do_not_fit_are_refused();
+  cached_ranges_are_copied_up_to_the_first_that_is_not_there();
   threads_read_at_once();
   return check::failures();
 }

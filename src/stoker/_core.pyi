@@ -25,6 +25,16 @@ class Downloads:
     def wake(self) -> None: ...
     def close(self) -> None: ...
 
+def read_cached(
+    fd: int,
+    file: int,
+    files: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
+    data: npt.NDArray[np.uint8],
+    done: npt.NDArray[np.bool_],
+) -> int: ...
+
 class Reader:
     """Reads and stats many files at once through a bounded pool of threads."""
 

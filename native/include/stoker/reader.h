@@ -1,4 +1,4 @@
-// Reads many whole files at once, in the order asked for, into one buffer.
+// Reads many whole files at once, in the order asked for, into one buffer; or ranges of one file.
 #pragma once
 
 #include <cstddef>
@@ -58,5 +58,19 @@ class Reader {
  private:
   WorkPool pool_;
 };
+
+/// Ranges of files that are wanted in one buffer: range `i` begins at byte `starts[i]` of file
+/// `files[i]`, and goes to [bounds[i], bounds[i + 1]) of the buffer.
+struct Ranges {
+  std::span<const std::int64_t> files, starts, bounds;
+};
+
+/// Copies the ranges of `file`, which is open as `fd`, into `into`, in order, up to the first that
+/// the page cache does not have whole, or whose file system cannot tell; sets `done[i]` for each.
+/// Neighbours that lie together in the file are one read. Returns how many reads succeeded; what
+/// lies in the places of other ranges has no meaning. Never waits for storage. Throws
+/// std::invalid_argument when the lengths do not fit together.
+std::size_t read_cached(int fd, std::int64_t file, const Ranges& ranges, std::span<std::byte> into,
+                        std::span<bool> done);
 
 }  // namespace stoker

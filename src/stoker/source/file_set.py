@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stoker._core import read_cached
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, redacted
 from stoker.source.files import list_names
 from stoker.source.held import HeldSource
@@ -196,60 +197,44 @@ class FileSet:
 
         A range that begins where the one before ends is copied with it.
         """
+        files, starts = np.ascontiguousarray(files), np.ascontiguousarray(starts, np.int64)
         bounds = offsets_of(lengths)
-        data = np.empty(bounds[-1], np.uint8)
-        if self.root or not len(files):
+        data, done = np.empty(bounds[-1], np.uint8), np.zeros(len(files), np.bool_)
+        if self.root:
             return data, np.arange(len(files))
-        ends = starts + lengths
-        goes_on = (files[1:] == files[:-1]) & (starts[1:] == ends[:-1])
-        firsts = np.append(0, 1 + np.flatnonzero(~goes_on))
-        lasts = np.append(firsts[1:], len(files)) - 1
-        runs = list(
-            zip(
-                starts[firsts].tolist(),
-                bounds[firsts].tolist(),
-                bounds[lasts + 1].tolist(),
-                strict=True,
-            )
-        )
-        done = np.zeros(len(firsts), np.bool_)
-        of_file = files[firsts]
-        for file in np.unique(of_file).tolist():
-            mine = np.flatnonzero(of_file == file)
-            copied = self._copy_runs(file, [runs[run] for run in mine.tolist()], data.data)
-            if copied is None:
+        for file in sorted(set(files.tolist())) if len(self) > 1 else (0,):
+            if not self._copy(file, files, starts, bounds, data, done):
                 break
-            done[mine[:copied]] = True
-        self._copies += int(done.sum())
-        self._copied_bytes += int((bounds[lasts + 1] - bounds[firsts])[done].sum())
-        return data, np.flatnonzero(np.repeat(~done, lasts - firsts + 1))
+        self._copied_bytes += int(lengths[done].sum())
+        return data, np.flatnonzero(~done)
 
-    def _copy_runs(
-        self, file: int, runs: list[tuple[int, int, int]], into: memoryview
-    ) -> int | None:
-        """Copy ranges of a file, (start, begin and end in ``into``), up to one that is not cached.
+    def _copy(
+        self,
+        file: int,
+        files: Offsets,
+        starts: Offsets,
+        bounds: Offsets,
+        data: Bytes,
+        done: npt.NDArray[np.bool_],
+    ) -> bool:
+        """Copy what is wanted of a file, up to what is not cached, and set ``done`` for it.
 
-        Returns how many were copied; None for a file that is slow to open, as on a network.
+        Returns whether the file was opened at once, unlike one on a network.
         """
-        copied = 0
         try:
             began = time.monotonic()
             fd = os.open(self.keys[file], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 info = os.fstat(fd)
                 if time.monotonic() - began > _SLOW_TO_OPEN:
-                    return None
-                if tag_of(info.st_size, info.st_mtime_ns) != self.keys.tags[file]:
-                    return 0
-                for start, begin, end in runs:
-                    if os.preadv(fd, [into[begin:end]], start, os.RWF_NOWAIT) != end - begin:
-                        break
-                    copied += 1
+                    return False
+                if tag_of(info.st_size, info.st_mtime_ns) == self.keys.tags[file]:
+                    self._copies += read_cached(fd, file, files, starts, bounds, data, done)
             finally:
                 os.close(fd)
-        except OSError:  # not there, not cached, or a file system that cannot tell
+        except OSError:  # it is not there
             pass
-        return copied
+        return True
 
     def _requested(
         self, which: Offsets, starts: Offsets, lengths: Offsets
@@ -333,8 +318,7 @@ class FileSetSource(HeldSource):
 
     def _file_of(self, ids: npt.NDArray[Any]) -> Offsets:
         """Return the file of each of these samples, i64[n]."""
-        found = np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
-        return found.astype(np.int64)
+        return np.searchsorted(self._first, ids.astype(np.int64), "right") - 1
 
     def close(self) -> None:
         """Let go of the storage and refuse further reads."""
