@@ -169,5 +169,6 @@ def _mean_weight(share: NDArray[np.float64], uniform: float) -> tuple[float, flo
         np.divide(1, weights, out=weights)
         total += float(weights.sum())
         weights *= weights
-        slope += float(weights @ part) - float(weights.sum())
+        slope -= float(weights.sum())
+        slope += float(np.multiply(weights, part, out=weights).sum())  # no BLAS: it has threads
     return total / len(share), slope / len(share)
