@@ -35,7 +35,81 @@ bool has_room(std::vector<T>& items) {
   return true;
 }
 
+// Whether a newcomer of this key beats a member. One of key -inf beats none, not even another -inf.
+bool beats(const Region& wanted, double key, double member) {
+  if (member == key) return wanted.ties && key != -std::numeric_limits<double>::infinity();
+  return member < key;
+}
+
+// The members of a heap that a newcomer beats, from the smallest on, while none of them moves.
+class Beaten {
+ public:
+  // `reached` is scratch: the nodes that may come next, with positions in place of seats.
+  Beaten(const Heap& members, const Region& wanted, double key, std::vector<Node>& reached)
+      : members_(members), wanted_(wanted), key_(key), reached_(reached) {
+    reached.clear();
+    reach(0);
+  }
+  // False when there are no more, or no memory to look at more.
+  bool next(Node& found) {
+    for (std::uint64_t child = first_; child < first_ + 4; ++child) {
+      if (!reach(child)) return false;
+    }
+    if (reached_.empty()) return false;
+    std::pop_heap(reached_.begin(), reached_.end(), is_later);
+    found = reached_.back();
+    reached_.pop_back();
+    first_ = 4ull * found.seat + 1;
+    return true;
+  }
+
+ private:
+  bool reach(std::uint64_t pos) {
+    if (pos >= members_.size()) return true;
+    const auto at = static_cast<std::uint32_t>(pos);
+    const Node& node = members_.at(at);
+    if (!beats(wanted_, key_, node.key)) return true;  // nor what lies below it
+    if (!has_room(reached_)) return false;
+    reached_.push_back({node.key, node.turn, at});
+    std::push_heap(reached_.begin(), reached_.end(), is_later);
+    return true;
+  }
+  static bool is_later(const Node& a, const Node& b) {
+    return a.key > b.key || (a.key == b.key && a.turn > b.turn);
+  }
+
+  const Heap members_;
+  const Region& wanted_;
+  const double key_;
+  std::vector<Node>& reached_;
+  std::uint64_t first_ = UINT32_MAX;  // child of the one found last; before that there is none
+};
+
 }  // namespace
+
+// Inlined, as compilers drop calls of a function that does nothing but prefetch.
+[[gnu::always_inline]] inline void Arena::expect(std::uint32_t id) const {
+  __builtin_prefetch(&entries_[id], 1);
+  __builtin_prefetch(&ranks_[id], 1);
+}
+
+// The next to leave, and the candidates for the one after it: their data is prefetched in the
+// meantime. A line does so by itself.
+[[gnu::always_inline]] inline void Arena::expect_victims(const Heap& members) const {
+  const std::uint32_t most = members.is_line() ? 0 : std::min(5u, members.length());
+  for (std::uint32_t pos = 0; pos < most; ++pos) expect(members.at(pos).id());
+}
+
+// What is drawn next if another one comes before: the sample, and of the one after it the node.
+[[gnu::always_inline]] inline void Arena::expect_random(const Heap& members,
+                                                        std::uint32_t size) const {
+  std::uint64_t state = header_->random;
+  const std::uint64_t next = xorshift(state) % size;
+  const std::uint64_t later = xorshift(state) % size;
+  if (std::max(next, later) >= members.size()) return;
+  expect(members.at(static_cast<std::uint32_t>(next)).id());
+  __builtin_prefetch(&members.at(static_cast<std::uint32_t>(later)), 1);
+}
 
 bool Arena::evictable(std::uint32_t id) const {
   return ranks_[id].leases.load(std::memory_order_relaxed) == 0 &&
@@ -73,7 +147,7 @@ bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* 
   }
   if (wanted.admission == Admission::kWhileRoom) return false;
   if (wanted.admission == Admission::kBeatsVictims) {
-    return outranks_victims(region, length, first_key(wanted, key));
+    return beats_victims(region, length, first_key(wanted, key));
   }
   while (!fits(wanted, length, 0, 0)) {
     if (!evict_for(region)) return false;
@@ -98,44 +172,66 @@ bool Arena::evict_for(std::uint32_t region) {
   return false;
 }
 
-// Collects victims in key order; evicts them only if the newcomer outranks every one. One of key
-// -inf outranks no key, not even another -inf.
-bool Arena::outranks_victims(std::uint32_t region, std::uint64_t length, double key) {
+// Evicts so many of the smallest that the newcomer fits, if it beats every one of them. Nodes stay
+// where they are until that is known: most newcomers fail, or meet what was reserved just now.
+bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key) {
   const Region& wanted = header_->regions[region];
-  std::vector<Victim>& victims = victims_;
-  victims.clear();
+  if (wanted.order != Order::kKey || wanted.pop != Pop::kEvict) {
+    return beats_popped(region, length, key);
+  }
+  Heap members = heap(region);
+  Beaten beaten(members, wanted, key, reached_);
+  victims_.clear();
   std::uint64_t freed = 0;
   std::uint64_t freed_blocks = 0;
-  const bool unknown = key == -std::numeric_limits<double>::infinity();
-  const auto is_outranked = [&](double other) {
-    return other < key || (other == key && wanted.ties && !unknown);
-  };
-  if (wanted.order == Order::kKey && wanted.pop == Pop::kEvict && wanted.size > 0) {
-    // Most newcomers fail at the first one, which need not leave its place for that.
-    const Node first = heap(region).at(0);
-    if (evictable(first.id()) && !is_outranked(first.key)) return false;
+  for (std::size_t aside = 0; !fits(wanted, length, freed, freed_blocks);) {
+    Node next{};
+    if (!has_room(victims_) || !beaten.next(next)) return false;
+    if (evictable(next.id())) {
+      victims_.push_back(next);
+      const std::uint32_t size = entries_[next.id()].length.load(std::memory_order_relaxed);
+      freed += size;
+      freed_blocks += blocks_of(size);
+    } else if (++aside == kMostAside && !header_->exact) {
+      return false;
+    }
   }
-  bool outranks = true;
-  while (outranks && !fits(wanted, length, freed, freed_blocks)) {
+  for (std::size_t i = 0; i < victims_.size(); ++i) {
+    const std::uint32_t id = victims_[i].id();
+    members.remove(i == 0 ? victims_[i].seat : members.find(id));  // later ones may have moved
+    evict(region, id);
+  }
+  expect_victims(members);
+  return true;
+}
+
+// The same where the smallest nodes may first have to move to where they belong.
+bool Arena::beats_popped(std::uint32_t region, std::uint64_t length, double key) {
+  const Region& wanted = header_->regions[region];
+  std::vector<Victim> victims;
+  std::uint64_t freed = 0;
+  std::uint64_t freed_blocks = 0;
+  bool beats_all = true;
+  while (beats_all && !fits(wanted, length, freed, freed_blocks)) {
     Victim victim{};
     if (!has_room(victims) || !next_victim(region, victim)) {
-      outranks = false;
+      beats_all = false;
       break;
     }
     victims.push_back(victim);
-    outranks = is_outranked(victim.key);
+    beats_all = beats(wanted, key, victim.key);
     const std::uint32_t size = entries_[victim.id].length.load(std::memory_order_relaxed);
     freed += size;
     freed_blocks += blocks_of(size);
   }
   for (const Victim& victim : victims) {
-    if (outranks) {
+    if (beats_all) {
       evict(region, victim.id);
     } else {
       take_in(region, victim.id, victim.key);
     }
   }
-  return outranks;
+  return beats_all;
 }
 
 // Pops until a sample has left the cache, or none may; false when nothing left the region.
@@ -167,14 +263,7 @@ bool Arena::next_victim(std::uint32_t region, Victim& victim) {
     }
   }
   for (const Victim& kept : aside) take_in(region, kept.id, kept.key);
-  // The next to leave, and the candidates for the one after it: their data is prefetched
-  // in the meantime. A line does so by itself.
-  const std::uint32_t most = members.is_line() ? 0 : std::min(5u, members.length());
-  for (std::uint32_t pos = 0; pos < most; ++pos) {
-    const std::uint32_t next = members.at(pos).id();
-    __builtin_prefetch(&entries_[next], 1);
-    __builtin_prefetch(&ranks_[next], 1);
-  }
+  expect_victims(members);
   // So many of the first are leased that any other is better than none.
   return found || (aside.size() == kMostAside && !header_->exact && random_victim(region, victim));
 }
@@ -237,19 +326,6 @@ bool Arena::random_victim(std::uint32_t region, Victim& victim) {
                                : (pos + 1) % size;
   }
   return false;
-}
-
-// Prefetches what is drawn next if another one comes before: the sample, and of the one after it
-// the node.
-void Arena::expect_random(const Heap& members, std::uint32_t size) {
-  std::uint64_t state = header_->random;
-  const std::uint64_t next = xorshift(state) % size;
-  const std::uint64_t later = xorshift(state) % size;
-  if (std::max(next, later) >= members.size()) return;
-  const std::uint32_t id = members.at(static_cast<std::uint32_t>(next)).id();
-  __builtin_prefetch(&entries_[id], 1);
-  __builtin_prefetch(&ranks_[id], 1);
-  __builtin_prefetch(&members.at(static_cast<std::uint32_t>(later)), 1);
 }
 
 // Adds a sample to a region; if the pool of nodes is used up, ghosts give theirs.

@@ -260,11 +260,14 @@ class Arena {
   bool fits(const Region& region, std::uint64_t length, std::uint64_t freed,
             std::uint64_t freed_blocks) const;
   bool evict_for(std::uint32_t region);
-  bool outranks_victims(std::uint32_t region, std::uint64_t length, double key);
+  bool beats_victims(std::uint32_t region, std::uint64_t length, double key);
+  bool beats_popped(std::uint32_t region, std::uint64_t length, double key);
   bool next_victim(std::uint32_t region, Victim& victim);
+  void expect(std::uint32_t id) const;
+  void expect_victims(const Heap& members) const;
   bool take_in(std::uint32_t region, std::uint32_t id, double key);
   bool random_victim(std::uint32_t region, Victim& victim);
-  void expect_random(const Heap& members, std::uint32_t size);
+  void expect_random(const Heap& members, std::uint32_t size) const;
   bool settled(std::uint32_t region, Heap& members, bool at_once, int& steps);
   bool promote(std::uint32_t region, std::uint32_t id);
   bool enlist(std::uint32_t region, std::uint32_t id, double key);
@@ -311,7 +314,8 @@ class Arena {
   // Scratch, under the lock. The first two never grow, so that nothing is lost for want of memory.
   std::vector<Extent> extents_;
   std::vector<Extent> list_;  // where the extents of one sample are listed
-  std::vector<Victim> victims_;
+  std::vector<Node> victims_;
+  std::vector<Node> reached_;
   Evicted* evicted_ = nullptr;        // of the put that holds the lock
   std::atomic<bool> leasing_{false};  // false: this process has no leases
   std::atomic<std::int64_t> stalled_until_{0};

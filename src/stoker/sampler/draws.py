@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
 from stoker.scores import Scores
+from stoker.shared import SharedArray
 
 _AT_ONCE = 1 << 16
 
@@ -59,7 +62,7 @@ def _along(
     np.cumsum(line, out=line)
     # Rounding must neither push the last point off the line nor lose it.
     line *= left / line[-1]
-    start, drawn = rng.random(), np.empty(left, np.uint32)
+    start, drawn = rng.random(), mapped(left, np.uint32)
     for at in range(0, left, _AT_ONCE):
         points = np.arange(at, min(at + _AT_ONCE, left)) + start
         found = np.searchsorted(line, points, side="right")
@@ -67,32 +70,48 @@ def _along(
     return drawn
 
 
-def systematic_visits(visits: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Return u32[sum], indices in random order; i comes visits[i] times in the mean.
+def mapped(count: int, dtype: npt.DTypeLike) -> NDArray[Any]:
+    """Return [count] zeros that leave nothing behind: of the heap, what was used stays in use."""
+    return SharedArray.create(count, dtype, name="sampler.draws").array
 
-    Never less often than visits[i] rounded down, nor more often than rounded up. ``visits`` f64[N],
-    0 or more, must sum to a whole number, up to rounding.
+
+def systematic_visits(
+    visits: NDArray[np.float64], rng: np.random.Generator, times: int = 1
+) -> NDArray[np.uint32]:
+    """Return u32[sum], indices in random order; i comes ``times`` x visits[i] times in the mean.
+
+    Never less often than that rounded down, nor more often than rounded up. ``visits`` f64[N], 0 or
+    more, times ``times`` must sum to a whole number, up to rounding. What is worked with is made
+    in parts: there may be 100 million samples.
     """
-    counts = visits.astype(np.uint32)  # rounded down
-    size = round(float(visits.sum())) - int(counts.sum(dtype=np.int64))
-    order = np.empty(np.count_nonzero(visits > counts), np.uint32)
-    filled = 0
+    counts = np.empty(len(visits), np.uint32)  # rounded down
+    order, filled = mapped(len(visits), np.uint32), 0
     for at in range(0, len(visits), _AT_ONCE):
         part = slice(at, at + _AT_ONCE)
-        rest = np.flatnonzero(visits[part] > counts[part])
+        every = times * visits[part]
+        counts[part] = every
+        rest = np.flatnonzero(every > counts[part])
         order[filled : filled + len(rest)] = rest + at
         filled += len(rest)
+    order = order[:filled]
     rng.shuffle(order)
-    line = np.empty(len(order))
+    line = mapped(len(order), np.float64)
     for at in range(0, len(order), _AT_ONCE):
-        rests = visits[order[at : at + _AT_ONCE]]
+        rests = times * visits[order[at : at + _AT_ONCE]]
         line[at : at + _AT_ONCE] = rests - np.floor(rests)
+    size = round(times * float(visits.sum())) - int(counts.sum(dtype=np.int64))
     drawn = _along(order, line, size, rng)
     counts[drawn] += 1
-    del order, line  # there may be 100 million
     # Their order is drawn too, and not needed: what follows is to be drawn from where that ends.
     rng.shuffle(np.empty(len(drawn), np.uint8))
-    ids = np.repeat(np.arange(len(visits), dtype=np.uint32), counts)
+    del order, line, drawn
+    ids, filled = mapped(int(counts.sum(dtype=np.int64)), np.uint32), 0
+    for at in range(0, len(visits), _AT_ONCE):
+        own = counts[at : at + _AT_ONCE]
+        found = np.repeat(np.arange(at, at + len(own), dtype=np.uint32), own)
+        ids[filled : filled + len(found)] = found
+        filled += len(found)
+    del counts
     rng.shuffle(ids)
     return ids
 

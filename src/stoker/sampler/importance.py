@@ -12,6 +12,7 @@ from stoker.sampler.draws import annealed_from, generator, scores_or_median, sys
 from stoker.sampler.super_epochs import super_epoch
 from stoker.sampler.uniform import Draw, EpochSampler, expected, has_evidence
 from stoker.scores import Scores
+from stoker.shared import SharedArray
 
 _AT_ONCE = 1 << 14
 
@@ -108,13 +109,20 @@ class ImportanceSampler(EpochSampler):
         basis = scores.basis if is_drawn else scaled(scores_or_median(scores))
         # Whether kept or not, so that both give the same visits.
         visits = self.visits(basis.astype(np.float32).astype(np.float64))
-        every = visits if epochs == 1 else epochs * visits
-        ids = systematic_visits(every, generator(self.seed, begin, stream=3))
-        own = ids[(epoch - begin) * self.num_samples :][: self.num_samples]
-        weights = np.empty(len(own), np.float32)
-        for at in range(0, len(own), _AT_ONCE):
-            weights[at : at + _AT_ONCE] = 1 / visits[own[at : at + _AT_ONCE]]
-        return Draw(own, weights, expected(visits, len(own)))
+        del basis
+        ids = systematic_visits(visits, generator(self.seed, begin, stream=3), epochs)
+        # Into the plan's own memory, as each copy takes up some of what there is at the most.
+        count = self.num_samples
+        own = SharedArray.create(count, np.uint32, name="plan.ids")
+        own.array[:] = ids[(epoch - begin) * count :][:count]
+        del ids  # of all epochs
+        weights = SharedArray.create(count, np.float32, name="plan.weights")
+        for at in range(0, count, _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            weights.array[part] = 1 / visits[own.array[part]]
+        beyond = SharedArray.create(count, np.float32, name="plan.beyond")
+        expected(visits, count, beyond.array)
+        return Draw(own, weights, beyond)
 
     def _super_epoch(self, epoch: int) -> tuple[int, int]:
         return super_epoch(epoch, self.repeat, self.epochs, self.annealed, self.warm_up)
@@ -132,24 +140,35 @@ def _uniform_part(share: NDArray[np.float64], min_ess: float, least: float) -> f
     ``share`` f64[N] has a mean of one. Weights 1/v of visits expected v times have a mean of one
     over an epoch's accesses, and a mean square of mean(1/v): the sample size is its inverse.
     """
+    mean, slope = _mean_weight(share, least)
+    if mean * min_ess <= 1:
+        return least
+    # The mean falls and is convex: Newton's steps end at the solution and never go beyond it.
+    found, step = least, 1.0
+    while step > 1e-13:
+        step = (mean - 1 / min_ess) / -slope
+        found += step
+        mean, slope = _mean_weight(share, found)
     low, high = least, 1.0
-    if _mean_weight(share, low) * min_ess <= 1:
-        return low
-    for _ in range(30):
+    for _ in range(30):  # halvings: a little above it, so that rounding does not matter
         middle = (low + high) / 2
-        if _mean_weight(share, middle) * min_ess <= 1:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if middle >= found else (middle, high)
     return high
 
 
-def _mean_weight(share: NDArray[np.float64], uniform: float) -> float:
-    """Return the mean of 1/v, v being a mixture of f64[N] ``share`` with a ``uniform`` part."""
-    total, mixed = 0.0, np.empty(min(len(share), _AT_ONCE))
+def _mean_weight(share: NDArray[np.float64], uniform: float) -> tuple[float, float]:
+    """Return the mean of 1/v, v a mixture of f64[N] ``share`` with a ``uniform`` part; its slope.
+
+    The slope is by the uniform part: v grows by 1 - share of it.
+    """
+    total, slope, mixed = 0.0, 0.0, np.empty(min(len(share), _AT_ONCE))
     for at in range(0, len(share), _AT_ONCE):  # which processors keep at hand
         part = share[at : at + _AT_ONCE]
-        visits = np.multiply(part, 1 - uniform, out=mixed[: len(part)])
-        visits += uniform
-        total += float(np.divide(1, visits, out=visits).sum())
-    return total / len(share)
+        weights = np.multiply(part, 1 - uniform, out=mixed[: len(part)])
+        weights += uniform
+        np.divide(1, weights, out=weights)
+        total += float(weights.sum())
+        weights *= weights
+        slope -= float(weights.sum())
+        slope += float(np.multiply(weights, part, out=weights).sum())  # no BLAS: it has threads
+    return total / len(share), slope / len(share)

@@ -95,12 +95,18 @@ def repeated(given: NDArray[Any], length: int) -> NDArray[Any]:
     return given[:length] if length <= len(given) else np.resize(given, length)
 
 
+def _made_as_long(given: NDArray[Any] | SharedArray, length: int) -> Any:
+    if not isinstance(given, SharedArray):
+        return repeated(given, length)
+    return given if len(given.array) == length else repeated(given.array, length)
+
+
 class Draw(NamedTuple):
     """The accesses of one epoch, before they are made to divide among ranks."""
 
-    ids: NDArray[np.integer]
-    """[n], in the order of the epoch."""
-    weights: NDArray[np.floating] | None = None
+    ids: NDArray[np.integer] | SharedArray
+    """[n], in the order of the epoch. What is shared, the plan has as it is, without a copy."""
+    weights: NDArray[np.floating] | SharedArray | None = None
     """f[n], of each access in the loss; None when all are one."""
     beyond: NDArray[np.float32] | SharedArray | None = None
     """f32[N], the :func:`expected` accesses until the next one of each sample, at the visits of an
@@ -181,12 +187,12 @@ class EpochSampler(Sampler):
         if scores is None or not has_evidence(scores) or not self._draws_at(epoch):
             return self._full_pass().plan(None, epoch).starting_at(epoch * self.longest)
         ids, weights, beyond = self.draw(scores, epoch, generator(self.seed, epoch, stream=1))
-        length = self._divisible(len(ids))
+        length = self._divisible(len(ids.array if isinstance(ids, SharedArray) else ids))
         return Plan(
             epoch,
             epoch * self.longest,
-            repeated(ids, length),
-            None if weights is None else repeated(weights, length),
+            _made_as_long(ids, length),
+            None if weights is None else _made_as_long(weights, length),
             beyond=beyond,  # type: ignore[arg-type]
         )
 
@@ -211,10 +217,15 @@ class EpochSampler(Sampler):
         return accesses + (self.pad_to - rest if rest else 0)
 
 
-def expected(visits: NDArray[np.float64], accesses: int) -> NDArray[np.float32]:
-    """Return f32[n], accesses until the next one of samples visited so often in an epoch."""
+def expected(
+    visits: NDArray[np.float64], accesses: int, times: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Return f32[n], accesses until the next one of samples visited so often in an epoch.
+
+    In ``times`` where that is given.
+    """
     longest = np.finfo(np.float32).max / 2
-    times = np.empty(len(visits), np.float32)
+    times = np.empty(len(visits), np.float32) if times is None else times
     with np.errstate(divide="ignore"):
         for at in range(0, len(visits), _AT_ONCE):
             part = slice(at, at + _AT_ONCE)
