@@ -1,6 +1,9 @@
 // Who leaves: admission, pop rules, ghosts, and regions whose budgets move.
 #include <algorithm>
 #include <limits>
+#include <random>
+#include <set>
+#include <utility>
 
 #include "kit.h"
 
@@ -34,6 +37,57 @@ void none_leaves_for_one_that_is_outranked() {
   CHECK(!kit::put(arena, 10, 1000, 0));    // a tie
   CHECK(kit::count_there(arena) == 10 && arena.counters().evictions == 0);
   CHECK(kit::put(arena, 10, 3000, 2.5) && kit::count_there(arena) == 8);
+  kit::check_sound(arena);
+}
+
+// Leased ones are passed over, and the others leave by their keys whatever was drawn first.
+void victims_are_the_smallest_that_may_leave() {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    Arena arena(geometry(2'000, 500'000), "");
+    RegionSpec main = region("main", 500'000);
+    main.admission = Admission::kBeatsVictims;
+    arena.configure({main});
+    std::set<std::pair<double, std::uint32_t>> may_leave;
+    std::vector<std::uint32_t> leased;
+    for (std::uint32_t id = 0; id < 500; ++id) {
+      const auto key = static_cast<double>(random() % 100'000);
+      CHECK(kit::put(arena, id, 1000, key));
+      if (random() % 4 == 0) {
+        leased.push_back(id);
+      } else {
+        may_leave.insert({key, id});
+      }
+    }
+    CHECK(arena.lease(leased, 1));
+    for (std::uint32_t id = 500; id < 600; ++id) {
+      const auto key = static_cast<double>(random() % 100'000);
+      const std::size_t needed = 1 + random() % 3;
+      const auto last = std::next(may_leave.begin(), static_cast<std::ptrdiff_t>(needed) - 1);
+      const bool fits = last->first < key;
+      CHECK(kit::put(arena, id, needed * 1000, key) == fits);
+      for (std::size_t i = 0; i < needed; ++i) {
+        CHECK(there(arena, may_leave.begin()->second) != fits);
+        if (fits) may_leave.erase(may_leave.begin());
+      }
+      if (fits && needed == 1) may_leave.insert({key, id});
+      if (fits && needed > 1) CHECK(arena.lease({&id, 1}, 2));  // its bytes are not one's
+    }
+    for (const std::uint32_t id : leased) CHECK(there(arena, id));
+    kit::check_sound(arena);
+  }
+}
+
+// Counts grow while nodes stay where they are: the smallest have to be put in order first.
+void a_newcomer_beats_only_what_was_accessed_no_more_often() {
+  Arena arena(geometry(20, 3'000), "");
+  RegionSpec main = region("main", 3'000, Order::kFrequency);
+  main.admission = Admission::kBeatsVictims;
+  arena.configure({main});
+  for (std::uint32_t id = 0; id < 3; ++id) CHECK(kit::put(arena, id, 1000));
+  CHECK(there(arena, 0) && kit::get(arena, 0) && kit::get(arena, 1));
+  CHECK(!kit::put(arena, 3, 2000) && arena.counters().evictions == 0);  // to look is to count
+  CHECK(kit::put(arena, 3, 1000) && arena.counters().evictions == 1);
   kit::check_sound(arena);
 }
 
@@ -256,6 +310,8 @@ void the_served_are_not_in_the_way_while_they_are_leased() {
 
 int main() {
   none_leaves_for_one_that_is_outranked();
+  victims_are_the_smallest_that_may_leave();
+  a_newcomer_beats_only_what_was_accessed_no_more_often();
   an_unknown_key_is_admitted_while_there_is_room();
   the_evicted_come_with_their_keys();
   while_room_evicts_nothing();
