@@ -1,5 +1,5 @@
-// A C library whose openat takes a millisecond, as one on network storage does; preloaded behind the
-// shim.
+// A C library whose openat takes a millisecond, as one on network storage does; preloaded behind
+// the shim.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
