@@ -47,7 +47,7 @@ class PyDownloads {
     stoker::Downloads& downloads = open();
     const GilReleased released;
     for (std::size_t i = 0; i < places.size(); ++i) {
-      downloads.start(addresses[i], places[i].second, places[i].first);
+      downloads.start(addresses[i], {places[i].second}, places[i].first);
     }
   }
 

@@ -114,7 +114,7 @@ void objects_come_whole_and_with_their_version() {
   stoker::Downloads downloads(kLibrary, patient());
   const auto expect = [&](const std::string& path, const std::string& version, bool is_date) {
     std::vector<unsigned char> into(6);
-    downloads.start(server.url() + path, into, 5);
+    downloads.start(server.url() + path, {into}, 5);
     const auto done = one(downloads);
     CHECK(done.ticket == 5 && done.whole && done.received == 6);
     CHECK(done.version == version && done.is_date == is_date);
@@ -126,7 +126,7 @@ void objects_come_whole_and_with_their_version() {
   expect("/date", "Tue", true);
   expect("/none", "", true);
   std::vector<unsigned char> into(large.size());
-  downloads.start(server.url() + "/large", into, 6);
+  downloads.start(server.url() + "/large", {into}, 6);
   CHECK(one(downloads).whole);
   CHECK(std::string(into.begin(), into.end()) == large);
   CHECK(server.connections() == 1);  // which is kept
@@ -140,7 +140,7 @@ void what_is_not_as_listed_is_not_whole() {
   stoker::Downloads downloads(kLibrary, patient());
   for (const std::string path : {"/short", "/long", "/gone", "/endless"}) {
     std::vector<unsigned char> into(7, 0xee);
-    downloads.start(server.url() + path, std::span(into).first(6), 1);
+    downloads.start(server.url() + path, {std::span(into).first(6)}, 1);
     const auto done = one(downloads);
     CHECK(!done.whole && done.received <= 6);
     CHECK(into[6] == 0xee);  // nothing is written beyond
@@ -157,7 +157,7 @@ void many_at_once_come_once_each() {
   std::vector<std::vector<unsigned char>> into(64, std::vector<unsigned char>(10'000));
   std::vector<int> came(64);
   for (int i = 0; i < 64; ++i) {
-    downloads.start(server.url() + "/" + std::to_string(i), into[std::size_t(i)], std::uint64_t(i));
+    downloads.start(server.url() + "/" + std::to_string(i), {into[std::size_t(i)]}, std::uint64_t(i));
   }
   for (int left = 64; left > 0;) {
     for (const auto& done : downloads.wait(30.0)) {
@@ -178,7 +178,7 @@ void a_wait_ends_in_time_when_woken_and_with_it_all() {
   downloads.wake();
   CHECK(downloads.wait(1e6).empty());
   std::vector<unsigned char> into(1);
-  downloads.start(server.url() + "/silent", into, 1);
+  downloads.start(server.url() + "/silent", {into}, 1);
   CHECK(downloads.wait(0.01).empty());
   std::thread waker([&] { downloads.wake(); });
   CHECK(downloads.wait(1e6).empty());
@@ -188,8 +188,8 @@ void a_wait_ends_in_time_when_woken_and_with_it_all() {
 void a_server_that_is_not_there_fails() {
   stoker::Downloads downloads(kLibrary, patient());
   std::vector<unsigned char> into(1);
-  downloads.start("http://127.0.0.1:1/", into, 1);
-  downloads.start("ftp://127.0.0.1:1/", into, 2);  // another protocol is not spoken
+  downloads.start("http://127.0.0.1:1/", {into}, 1);
+  downloads.start("ftp://127.0.0.1:1/", {into}, 2);  // another protocol is not spoken
   for (int left = 2; left > 0;) {
     for (const auto& done : downloads.wait(30.0)) {
       CHECK(!done.whole);

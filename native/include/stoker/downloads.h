@@ -2,7 +2,8 @@
 //
 // What speaks HTTP is the libcurl that a library of this process has loaded; its functions are
 // looked up there, so that nothing is linked with it. Its binary interface is the stable one that
-// it has kept since 2006.
+// it has kept since 2006. Plain answers over http:// are read without it (PlainHttp), over
+// connections that it made.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@ namespace stoker {
 
 class Downloads {
  public:
+  using Parts = std::vector<std::span<unsigned char>>;
   struct Options {
     std::vector<std::string> headers;  // "name: value"
     std::string authorities;           // file of certificates to trust; empty: libcurl's own
@@ -35,8 +37,9 @@ class Downloads {
   Downloads(const Downloads&) = delete;
   Downloads& operator=(const Downloads&) = delete;
 
-  // Begins to get an object; `into` is written to until the ticket comes back.
-  void start(const std::string& address, std::span<unsigned char> into, std::uint64_t ticket);
+  // Begins to get an object, into the parts one after the other; they are written to until the
+  // ticket comes back.
+  void start(const std::string& address, Parts into, std::uint64_t ticket);
   // What has arrived or failed; waits for so long unless there is something. Also nothing after
   // wake() and signals.
   std::vector<Done> wait(double seconds);
