@@ -18,6 +18,7 @@
 
 #include "gil.h"
 #include "region_spec.h"
+#include "rooms.h"
 #include "stoker/error.h"
 
 namespace nb = nanobind;
@@ -29,6 +30,7 @@ using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::
 using KeyArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RegionArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlagArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OffsetArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -155,6 +157,37 @@ Array1<bool> put(const PyArena& self, const IdArray& ids,
   placing.evicted = evicted;
   return flags(ids,
                [&](bool* admitted) { arena->put(span(ids), samples.data(), placing, admitted); });
+}
+
+PyRooms reserve(const PyArena& self, const IdArray& ids, const OffsetArray& sizes,
+                const std::optional<KeyArray>& keys, const std::string& region,
+                const std::string& overflow) {
+  const auto arena = self.open();
+  if (sizes.size() != ids.size() || (keys && keys->size() != ids.size())) {
+    throw stoker::ConfigError("give one size and one key for each id");
+  }
+  stoker::Arena::Placing placing{arena->region(region)};
+  if (!overflow.empty()) placing.overflow = arena->region(overflow);
+  if (keys) placing.keys = keys->data();
+  std::vector<std::uint64_t> bytes(sizes.data(), sizes.data() + sizes.size());
+  const GilReleased released;
+  return {std::make_shared<stoker::Rooms>(arena, span(ids), std::move(bytes), placing)};
+}
+
+Array1<bool> settle(const PyRooms& self, const FlagArray& whole) {
+  if (whole.size() != self.rooms->count()) throw stoker::ConfigError("give one flag for each room");
+  Buffer<bool> there(whole.size());
+  {
+    const GilReleased released;
+    self.rooms->settle(whole.data(), there.get());
+  }
+  return there.array();
+}
+
+bool fill(const PyRooms& self, std::size_t index, const ByteArray& bytes) {
+  if (index >= self.rooms->count()) throw stoker::ConfigError("there is no such room");
+  const GilReleased released;
+  return self.rooms->fill(index, {bytes.data(), bytes.size()});
 }
 
 void check_keys(const KeyArray& keys, const IdArray& ids) {
@@ -337,6 +370,19 @@ void bind_arena(nb::module_& m) {
       },
       "num_ids"_a, "capacity_bytes"_a, "mean_size"_a,
       "Bytes of the file of such an arena on disk.");
+  nb::class_<PyRooms>(m, "Rooms", "Room in an arena for samples on their way.")
+      .def("fill", &fill, "index"_a, "bytes"_a,
+           "Copy a sample to its room; False where it has none, or is of another size.")
+      .def("settle", &settle, "whole"_a,
+           "Publish those that are whole, bool[n], and give up the others, once; return bool[n], "
+           "True where one is cached now.")
+      .def("reserved",
+           [](const PyRooms& self) {
+             Buffer<bool> reserved(self.rooms->count());
+             for (std::size_t i = 0; i < reserved.size; ++i) reserved.get()[i] = self.rooms->has(i);
+             return reserved.array();
+           },
+           "Return bool[n], True where a sample has a room.");
   nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its Python interface.")
       .def_static(
           "create",
@@ -389,6 +435,7 @@ void bind_arena(nb::module_& m) {
             return put(self, ids, measured(self, ids, lengths), keys, region, overflow);
           },
           "ids"_a, "lengths"_a, "keys"_a.none(), "region"_a, "overflow"_a)
+      .def("reserve", &reserve, "ids"_a, "sizes"_a, "keys"_a.none(), "region"_a, "overflow"_a)
       .def("replay", &replay, "ids"_a, "lengths"_a, "keys"_a.none(), "after"_a.none(),
            "regions"_a.none(), "entrance"_a, "overflow"_a, "at_once"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,

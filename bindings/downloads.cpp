@@ -1,7 +1,8 @@
-// stoker._core.Downloads: objects over HTTP into bytes objects, with the GIL released.
+// stoker._core.Downloads: objects over HTTP into bytes objects or an arena, with the GIL released.
 #include "stoker/downloads.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "gil.h"
+#include "rooms.h"
 #include "stoker/error.h"
 
 namespace nb = nanobind;
@@ -30,24 +32,22 @@ class PyDownloads {
                                                 total_ms, stalled_seconds})) {}
 
   void start(const std::vector<std::string>& addresses, const std::vector<std::uint64_t>& sizes,
-             const nb::list& tickets) {
-    if (sizes.size() != addresses.size() || tickets.size() != addresses.size()) {
-      throw stoker::ConfigError("give one size and one ticket for each address");
-    }
-    std::vector<std::pair<std::uint64_t, std::span<unsigned char>>> places;
-    places.reserve(sizes.size());
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      // Nothing else refers to it until it has arrived, so that it may be written to.
-      PyObject* const into = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(sizes[i]));
-      if (into == nullptr) throw nb::python_error();
-      auto* const memory = reinterpret_cast<unsigned char*>(PyBytes_AsString(into));
-      places.push_back({next_, {memory, static_cast<std::size_t>(sizes[i])}});
-      pending_.emplace(next_++, Pending{nb::steal(into), nb::borrow(tickets[i])});
+             const nb::list& tickets, const nb::list& rooms) {
+    if (sizes.size() != addresses.size() || tickets.size() != addresses.size() ||
+        rooms.size() != addresses.size()) {
+      throw stoker::ConfigError("give one size, one ticket and one room for each address");
     }
     stoker::Downloads& downloads = open();
+    std::vector<std::pair<std::uint64_t, stoker::Downloads::Parts>> places;
+    places.reserve(sizes.size());
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Pending pending{{}, nb::borrow(tickets[i])};
+      places.push_back({next_, place_of(sizes[i], rooms[i], pending.into)});
+      pending_.emplace(next_++, std::move(pending));
+    }
     const GilReleased released;
     for (std::size_t i = 0; i < places.size(); ++i) {
-      downloads.start(addresses[i], {places[i].second}, places[i].first);
+      downloads.start(addresses[i], std::move(places[i].second), places[i].first);
     }
   }
 
@@ -62,7 +62,10 @@ class PyDownloads {
     for (const auto& each : done) {
       auto place = pending_.extract(each.ticket);
       Pending& pending = place.mapped();
-      nb::object data = each.whole ? std::move(pending.into) : nb::none();
+      const bool is_placed = nb::isinstance<nb::tuple>(pending.into);
+      nb::object data = !each.whole ? nb::none()
+                        : is_placed ? nb::object(nb::bytes("", 0))
+                                    : std::move(pending.into);
       answers.append(nb::make_tuple(pending.ticket, data, each.received,
                                     nb::bytes(each.version.data(), each.version.size()),
                                     each.is_date));
@@ -85,6 +88,25 @@ class PyDownloads {
     nb::object ticket;
   };
 
+  // Where an object goes; `into` keeps that in memory until it has arrived, and is the answer then.
+  static stoker::Downloads::Parts place_of(std::uint64_t size, nb::handle room, nb::object& into) {
+    if (!room.is_none()) {
+      const auto [rooms, index] = nb::cast<std::pair<PyRooms, std::size_t>>(room);
+      if (index >= rooms.rooms->count() || rooms.rooms->size_of(index) != size) {
+        throw stoker::ConfigError("there is no such room");
+      }
+      if (rooms.rooms->has(index)) {
+        into = nb::borrow(room);
+        return rooms.rooms->parts(index);
+      }
+    }
+    // Nothing else refers to it until it has arrived, so that it may be written to.
+    PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (bytes == nullptr) throw nb::python_error();
+    into = nb::steal(bytes);
+    return {{reinterpret_cast<unsigned char*>(PyBytes_AsString(bytes)), size}};
+  }
+
   stoker::Downloads& open() {
     if (!downloads_) throw stoker::SegmentError("the downloads are closed: make others");
     return *downloads_;
@@ -106,12 +128,13 @@ void bind_downloads(nb::module_& m) {
                     long>(),
            "library"_a, "headers"_a, "authorities"_a, "connect_ms"_a, "total_ms"_a,
            "stalled_seconds"_a)
-      .def("start", &PyDownloads::start, "addresses"_a, "sizes"_a, "tickets"_a,
-           "Begin to get the objects; a ticket is any object.")
+      .def("start", &PyDownloads::start, "addresses"_a, "sizes"_a, "tickets"_a, "rooms"_a,
+           "Begin to get the objects; a ticket is any object. rooms: for each (Rooms, index), where "
+           "it is written to, or None.")
       .def("wait", &PyDownloads::wait, "seconds"_a,
            "Return (ticket, bytes or None, bytes received, version, whether it is a date) of what "
-           "has arrived or failed; wait for so long unless there is something. An empty list also "
-           "after wake() and signals.")
+           "has arrived or failed, empty bytes of what is in its room; wait for so long unless there "
+           "is something. An empty list also after wake() and signals.")
       .def("wake", &PyDownloads::wake, "End a wait that is under way, or the next; any thread.")
       .def("close", &PyDownloads::close, "Give up what is under way.");
 }

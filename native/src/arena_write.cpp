@@ -45,14 +45,20 @@ double Arena::first_key(const Region& region, const double* key, double now) con
   return region.order == Order::kKey && key != nullptr ? *key : now;
 }
 
-void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
-  check(ids);
+void Arena::check(const Placing& placing) const {
   for (const std::uint32_t region : {placing.region, placing.overflow}) {
     if (region == kNone) continue;
     if (region >= header_->num_regions || !header_->regions[region].holds_bytes) {
       throw ConfigError("this region holds no samples");
     }
   }
+}
+
+// Does something with some of the samples after others, as many as one lock is held for.
+template <typename Do>
+void Arena::in_parts(Ids ids, const Sample* samples, const Placing& placing, Do do_some) {
+  check(ids);
+  check(placing);
   for (std::size_t done = 0; done < ids.size();) {
     std::size_t count = 0;
     std::uint64_t bytes = 0;
@@ -61,9 +67,54 @@ void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* ad
     }
     Placing part = placing;
     if (part.keys != nullptr) part.keys += done;
-    put_some(ids.subspan(done, count), samples + done, part, admitted + done);
+    do_some(done, count, part);
     done += count;
   }
+}
+
+void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
+  in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
+    put_some(ids.subspan(at, count), samples + at, part, admitted + at);
+  });
+}
+
+void Arena::reserve_rooms(Ids ids, const Sample* samples, const Placing& placing, bool* reserved) {
+  if (header_->on_disk || header_->blank) throw ConfigError("only an arena in memory has rooms");
+  in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
+    Reserved how[kBatch];
+    pend(slot(), static_cast<std::int32_t>(count));
+    reserve_some(ids.subspan(at, count), samples + at, part, how);
+    for (std::size_t i = 0; i < count; ++i) {
+      reserved[at + i] = how[i] == Reserved::kTaken;
+      if (!reserved[at + i]) pend(slot(), -1);
+    }
+  });
+}
+
+std::vector<std::span<unsigned char>> Arena::room_of(std::uint32_t id) {
+  write_fence();  // readers of what was in these blocks must see that their version has gone
+  std::vector<Extent> extents;
+  Extent list{};
+  std::vector<std::span<unsigned char>> room;
+  if (!load_extents(entries_[id], extents, &list)) return room;
+  std::uint64_t left = entries_[id].length.load(std::memory_order_relaxed);
+  for (const Extent extent : extents) {
+    const std::uint64_t bytes =
+        std::min<std::uint64_t>(left, std::uint64_t{extent.count} * header_->block_size);
+    auto* const begin = reinterpret_cast<unsigned char*>(header_) + header_->data_at +
+                        std::uint64_t{extent.first} * header_->block_size;
+    room.push_back({begin, bytes});
+    left -= bytes;
+  }
+  return room;
+}
+
+bool Arena::settle(std::uint32_t id, bool is_written) {
+  const std::uint64_t word = entries_[id].word.load(std::memory_order_acquire);
+  if (state_of(word) != State::kReserved || owner_of(word) != slot()) return false;  // after a fork
+  const bool is_there = is_written ? publish(id) : undo(id);
+  pend(slot(), -1);
+  return is_there;
 }
 
 // The region asked for, else the one for what that region rejects.
@@ -79,10 +130,26 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
   Slot& mine = slot_table_[slot()];
   const auto count = static_cast<std::int32_t>(ids.size());
   pend(slot(), count);
+  reserve_some(ids, samples, placing, reserved);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    admitted[i] = reserved[i] != Reserved::kRefused;
+    if (reserved[i] == Reserved::kTaken) {
+      const bool written = write(ids[i], samples[i]);
+      if (!written) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
+      admitted[i] = written ? publish(ids[i]) : undo(ids[i]);
+    } else if (reserved[i] == Reserved::kRefused) {
+      give_back(ids[i]);
+    }
+  }
+  pend(slot(), -count);
+}
+
+void Arena::reserve_some(Ids ids, const Sample* samples, const Placing& placing,
+                         Reserved* reserved) {
   for (std::size_t i = 0; i < ids.size();) {
     const Guard guard(*this);
     if (!guard) {
-      mine.bypassed.fetch_add(ids.size() - i, std::memory_order_relaxed);
+      slot_table_[slot()].bypassed.fetch_add(ids.size() - i, std::memory_order_relaxed);
       std::fill(reserved + i, reserved + ids.size(), Reserved::kRefused);
       break;
     }
@@ -99,17 +166,6 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
     } while (++i < ids.size() && (alone || i % kGlance != 0 || monotonic_ns() < until));
     evicted_ = nullptr;
   }
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    admitted[i] = reserved[i] != Reserved::kRefused;
-    if (reserved[i] == Reserved::kTaken) {
-      const bool written = write(ids[i], samples[i]);
-      if (!written) mine.io_errors.fetch_add(1, std::memory_order_relaxed);
-      admitted[i] = written ? publish(ids[i]) : undo(ids[i]);
-    } else if (reserved[i] == Reserved::kRefused) {
-      give_back(ids[i]);
-    }
-  }
-  pend(slot(), -count);
 }
 
 Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const double* key,

@@ -20,7 +20,13 @@ class Downloads:
         total_ms: int,
         stalled_seconds: int,
     ) -> None: ...
-    def start(self, addresses: Sequence[str], sizes: Sequence[int], tickets: list[Any]) -> None: ...
+    def start(
+        self,
+        addresses: Sequence[str],
+        sizes: Sequence[int],
+        tickets: list[Any],
+        rooms: list[tuple[Rooms, int] | None],
+    ) -> None: ...
     def wait(self, seconds: float) -> list[tuple[Any, bytes | None, int, bytes, bool]]: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
@@ -108,6 +114,13 @@ class View:
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]: ...
     def contains(self, ids: _Ids) -> npt.NDArray[np.bool_]: ...
 
+class Rooms:
+    """Room in an arena for samples that are on their way; native/include/stoker/rooms.h."""
+
+    def fill(self, index: int, bytes: npt.NDArray[np.uint8]) -> bool: ...
+    def settle(self, whole: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]: ...
+    def reserved(self) -> npt.NDArray[np.bool_]: ...
+
 class Arena:
     """One cache segment, mapped; native/include/stoker/arena.h says what each method promises."""
 
@@ -141,6 +154,14 @@ class Arena:
     def put(
         self, ids: _Ids, samples: Sequence[Any], keys: _Keys | None, region: str, overflow: str
     ) -> npt.NDArray[np.bool_]: ...
+    def reserve(
+        self,
+        ids: _Ids,
+        sizes: npt.NDArray[np.int64],
+        keys: _Keys | None,
+        region: str,
+        overflow: str,
+    ) -> Rooms: ...
     def put_packed(
         self,
         ids: _Ids,

@@ -96,6 +96,12 @@ class Arena {
   // The claim of a sample that is rejected everywhere is released. One that is there already stays
   // in its region, whichever is asked for: only move() and a region's own rules change that.
   void put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
+  // Reserves room as put() does, for samples whose bytes the caller brings to their place, those of
+  // room_of(); of `samples` only the sizes count. What is not reserved keeps its claim. Each one
+  // that is, is settled once: it is there from then on, or given up. Only in memory.
+  void reserve_rooms(Ids ids, const Sample* samples, const Placing& placing, bool* reserved);
+  std::vector<std::span<unsigned char>> room_of(std::uint32_t id);
+  bool settle(std::uint32_t id, bool is_written);
   // What a store does with a run of accesses, `at_once` at a time: get, then claim and put what was
   // missed. For a blank arena.
   struct Run {
@@ -239,7 +245,11 @@ class Arena {
   bool allocate(Entry& entry, std::uint32_t count);
   bool write(std::uint32_t id, const Sample& sample);
   bool publish(std::uint32_t id);
+  void check(const Placing& placing) const;
+  template <typename Do>
+  void in_parts(Ids ids, const Sample* samples, const Placing& placing, Do do_some);
   void put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
+  void reserve_some(Ids ids, const Sample* samples, const Placing& placing, Reserved* reserved);
   Reserved place(std::uint32_t id, std::uint64_t length, const double* key, const Placing& placing);
   bool undo(std::uint32_t id);
   void finish_undo();

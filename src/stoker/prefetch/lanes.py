@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from stoker.source.base import Multiplexer
+from stoker.source.base import Multiplexer, Room
 from stoker.source.packed import Buffer
 
 log = logging.getLogger("stoker.prefetch")
@@ -85,12 +85,19 @@ class Work(Protocol):
         """Note that a piece is begun; return the sample that it is, if it is just that."""
         ...
 
+    def room(self, piece: int) -> Room | None:
+        """Return where a piece that is a sample may be written to, if that is known."""
+        ...
+
     def read(self, piece: int) -> int:
         """Read one piece that is begun and return its bytes; raises nothing."""
         ...
 
     def keep(self, piece: int, buffer: Buffer) -> int:
-        """Take the bytes of a piece that is begun and was a sample; return how many they are."""
+        """Take the bytes of a piece that is begun and was a sample; return how many they are.
+
+        No bytes: they are in its room.
+        """
         ...
 
     def finish(self) -> bool:
@@ -287,7 +294,8 @@ class Lanes:
                 together = [(piece[2], piece) for piece in taken if piece[2] is not None]
                 self._leave(alone)
                 under_way.update(piece for _, piece in together)
-                multiplexer.start(together)
+                rooms = [unfinished.work.room(index) for _, (unfinished, index, _) in together]
+                multiplexer.start(together, rooms)
                 for piece, buffer in multiplexer.wait(_LONG) if under_way else ():
                     under_way.remove(piece)
                     self._came(piece, buffer)

@@ -28,6 +28,7 @@ from stoker.prefetch.lanes import Work
 from stoker.prefetch.prefetcher import Job
 from stoker.prefetch.reading import Reader, entering
 from stoker.prefetch.walk import Group, Marks, Segment
+from stoker.source.base import Room
 from stoker.source.packed import Buffer
 from stoker.source.remote.client import serve_clients_here
 from stoker.store.flight import Meter
@@ -57,6 +58,9 @@ class _Told:
 
     def read(self, piece: int) -> int:
         return self._count(self._work.read(piece))
+
+    def room(self, piece: int) -> Room | None:
+        return self._work.room(piece)
 
     def keep(self, piece: int, buffer: Buffer) -> int:
         return self._count(self._work.keep(piece, buffer))

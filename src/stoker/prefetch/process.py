@@ -34,6 +34,7 @@ log = logging.getLogger("stoker.prefetch")
 
 _INTERVAL = 0.5  # seconds between two looks at how many processes should read
 _MOST_FETCHERS = 8
+_ALL = 1 << 62  # positions
 _numbers = count()
 _BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
 
@@ -107,6 +108,7 @@ class Rank:
         if self._crew is not None:
             self._crew.leave(self.number)
         self.channel.close()
+        self.tier.arena.release(_ALL)  # now: what is on its way to its room keeps the arena open
         self.tier.close()
 
 

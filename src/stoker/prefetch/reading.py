@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._core import Rooms
 from stoker.errors import SegmentError, SourceUnavailable, StokerError
 from stoker.prefetch.lanes import ConcurrencyLimit, Lanes, Work
 from stoker.prefetch.walk import Group
-from stoker.source.base import Source
+from stoker.source.base import Room, Source
 from stoker.source.packed import Buffer, Packed, pick
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter, Upstream
@@ -67,6 +68,7 @@ class Reader:
             self.most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
             default = ConcurrencyLimit(max(4, _FIRST // self.most))
         multiplexer = source.multiplexer() if self._is_one_by_one else None
+        self._is_multiplexed = multiplexer is not None
         self.lanes = Lanes(limit or default, int(self._is_one_by_one), multiplexer)
 
     def start(self, destination: Destination, group: Group) -> None:
@@ -91,10 +93,19 @@ class Reader:
             return [Together(self._source, self._pool, destination, group, own)], int(own.sum())
         works: list[Work] = []
         if own.any():
-            works.append(OneByOne(self._source, destination, group.part(own)))
+            brought = group.part(own)
+            rooms = self._reserve(destination, brought) if self._is_multiplexed else None
+            works.append(OneByOne(self._source, destination, brought, rooms))
         if not own.all():
             works.append(Together(self._source, None, destination, group.part(~own), own[~own]))
         return works, int(own.sum())
+
+    def _reserve(self, destination: Destination, group: Group) -> Rooms | None:
+        """Return where samples that are claimed may be written to, if that is known yet."""
+        tier = destination.tier
+        if group.is_early is not None or not isinstance(tier, MemoryTier):
+            return None
+        return tier.reserve(group.ids, self._source.sizes[group.ids], group.keys, WINDOW)
 
 
 class Together:
@@ -119,6 +130,9 @@ class Together:
 
     def begin(self, piece: int) -> None:
         """Return None: it is more than a sample."""
+
+    def room(self, piece: int) -> None:
+        """Return None."""
 
     def read(self, piece: int) -> int:
         """Bring the group; return the bytes."""
@@ -173,11 +187,17 @@ class Together:
 class OneByOne:
     """A group that is claimed, and read sample by sample; see :class:`Work`.
 
-    What was read stays in the memory it came in until it is copied to its place in the cache.
+    What was read is in its room in the cache, or stays in the memory it came in until it is copied
+    there.
     """
 
-    def __init__(self, source: Source, destination: Destination, group: Group) -> None:
+    def __init__(
+        self, source: Source, destination: Destination, group: Group, rooms: Rooms | None = None
+    ) -> None:
         self._source, self._destination, self._group = source, destination, group
+        self._rooms = rooms
+        self._has_room = np.zeros(len(group.ids), bool) if rooms is None else rooms.reserved()
+        self._is_there = np.zeros(len(group.ids), bool)  # in its room
         self._ids: list[int] = group.ids.tolist()
         self._buffers: list[Buffer | None] = [None] * len(self._ids)
         self._error: Exception | None = None
@@ -188,6 +208,10 @@ class OneByOne:
         if piece == 0:
             self._destination.meter.begin()
         return self._ids[piece]
+
+    def room(self, piece: int) -> Room | None:
+        """Return where a sample is written to."""
+        return (self._rooms, piece) if self._rooms is not None else None
 
     def read(self, piece: int) -> int:
         """Read one sample; return its bytes."""
@@ -201,16 +225,21 @@ class OneByOne:
 
     def keep(self, piece: int, buffer: Buffer) -> int:
         """Keep one sample until all are there; return its bytes."""
+        if self._rooms is not None and self._has_room[piece]:
+            size = int(self._source.sizes[self._ids[piece]])
+            if not len(buffer) or self._rooms.fill(piece, np.frombuffer(buffer, np.uint8)):
+                self._is_there[piece] = True
+                return size
         self._buffers[piece] = buffer
         return len(buffer)
 
     def finish(self) -> bool:
         """Publish what was read; return whether the storage keeps up."""
         self._destination.meter.end(len(self._ids))
-        left = self._group.ids
+        left = self._group.ids[~self._has_room]
         try:
             kept = self._publish()
-            left = left[~np.isin(left, kept)] if len(kept) < len(left) else _NOTHING
+            left = left[~np.isin(left, kept)]
         except (StokerError, OSError) as error:
             log.info("not prefetched: %s", error)
         finally:
@@ -220,9 +249,16 @@ class OneByOne:
         return not isinstance(self._error, SourceUnavailable)
 
     def _publish(self) -> NDArray[np.uint32]:
+        """Publish what came; return what of it was copied, and is there."""
+        if self._rooms is not None:
+            ids, fresh = self._group.ids, self._destination.fresh
+            fresh[ids[self._is_there]] = 1
+            is_cached = self._rooms.settle(self._is_there)
+            if not is_cached.all():
+                fresh[ids[self._is_there & ~is_cached]] = 0
         samples = [buffer for buffer in self._buffers if buffer is not None]
         group = self._group
-        if len(samples) < len(self._ids):
+        if 0 < len(samples) < len(self._ids):
             group = group.part(np.array([buffer is not None for buffer in self._buffers]))
         return _publish(self._destination, group, samples, np.True_) if samples else _NOTHING
 

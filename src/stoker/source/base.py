@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from stoker._core import Rooms
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, SourceUnavailable
 from stoker.source.packed import Buffer, Bytes, Offsets, offsets_of, pack, unpack
 
@@ -32,6 +33,9 @@ _OPTIONAL = (
     "close",
 )
 
+Room = tuple[Rooms, int]
+"""Room in a cache for one sample: which one of several."""
+
 
 class Multiplexer(Protocol):
     """Reads many samples at once in one thread, to which it belongs, but for :meth:`wake`.
@@ -39,12 +43,15 @@ class Multiplexer(Protocol):
     It only tries: what it does not get, :meth:`Source.read_one` may.
     """
 
-    def start(self, pieces: Sequence[tuple[int, Any]]) -> None:
-        """Begin to read samples, each given with a ticket that comes back with it."""
+    def start(self, pieces: Sequence[tuple[int, Any]], rooms: Sequence[Room | None]) -> None:
+        """Begin to read samples, each given with a ticket that comes back with it.
+
+        And with its room in a cache, if it has one, where it may be written to.
+        """
         ...
 
     def wait(self, seconds: float) -> list[tuple[Any, Buffer | None]]:
-        """Return what came, or None in its place, each with its ticket.
+        """Return what came, or None in its place, each with its ticket; no bytes: in its room.
 
         Waits for so long if there is nothing yet; the list may be empty even so.
         """

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stoker.errors import ConfigError, SourceError, redacted
 from stoker.shared import SharedArray
-from stoker.source.base import Multiplexer, PackedRead, check_ids, without
+from stoker.source.base import Multiplexer, PackedRead, Room, check_ids, without
 from stoker.source.held import HeldSource
 from stoker.source.listing import Arrays, Keys, ListingCache, pack_entries
 from stoker.source.pace import Pace
@@ -71,8 +71,12 @@ class KeySource(HeldSource):
         return redacted(self._root + self._key(sample_id))
 
     def _key(self, sample_id: int) -> str:
-        begin, end = self._offsets.array[sample_id : sample_id + 2]
-        return self._prefix + self._names.array[begin:end].tobytes().decode()
+        return self._keys(np.array([sample_id]))[0]
+
+    def _keys(self, ids: npt.NDArray[np.integer]) -> list[str]:
+        names, offsets = self._names.array.data, self._offsets.array
+        bounds = zip(offsets[ids].tolist(), offsets[ids + 1].tolist(), strict=True)
+        return [self._prefix + str(names[begin:end], "utf-8") for begin, end in bounds]
 
     def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
         """Return the contents in one array; see :meth:`Source.read_packed`.
@@ -85,7 +89,7 @@ class KeySource(HeldSource):
         sizes = self._sizes.array[wanted]
         data, failures = self._client.fetch(
             Wanted(
-                keys=[self._key(sample) for sample in wanted.tolist()],
+                keys=self._keys(wanted.astype(np.int64)),
                 starts=np.full(len(wanted), -1, np.int64),
                 lengths=sizes,
                 sizes=sizes,
@@ -128,11 +132,15 @@ class KeySource(HeldSource):
         """Return what reads through libcurl, where that gets what the storage's client gets."""
         self._check_open()
         downloads = self._client.downloads()
-        return None if downloads is None else _ManyObjects(downloads, self._request)
+        return None if downloads is None else _ManyObjects(downloads, self._requests)
 
-    def _request(self, sample_id: int, ticket: Any) -> Request:
-        size, tag = int(self._sizes.array[sample_id]), int(self._tags.array[sample_id])
-        return Request(self._key(sample_id), size, tag, ticket)
+    def _requests(
+        self, pieces: Sequence[tuple[int, Any]], rooms: Sequence[Room | None]
+    ) -> list[Request]:
+        ids = np.array([sample for sample, _ in pieces], np.int64)
+        sizes, tags = self._sizes.array[ids].tolist(), self._tags.array[ids].tolist()
+        tickets = [ticket for _, ticket in pieces]
+        return [*map(Request, self._keys(ids), sizes, tags, tickets, rooms)]
 
     def close(self) -> None:
         """End this process's helper; further reads raise."""
@@ -143,13 +151,13 @@ class KeySource(HeldSource):
 class _ManyObjects:
     """Reads objects in one thread; see :class:`stoker.source.base.Multiplexer`."""
 
-    def __init__(self, downloads: Downloads, request: Callable[[int, Any], Request]) -> None:
-        self._downloads, self._request = downloads, request
+    def __init__(self, downloads: Downloads, requests: Callable[..., list[Request]]) -> None:
+        self._downloads, self._requests = downloads, requests
         self.wait, self.wake, self.close = downloads.wait, downloads.wake, downloads.close
 
-    def start(self, pieces: Sequence[tuple[int, Any]]) -> None:
+    def start(self, pieces: Sequence[tuple[int, Any]], rooms: Sequence[Room | None]) -> None:
         """Begin to read samples."""
-        self._downloads.start([self._request(sample, ticket) for sample, ticket in pieces])
+        self._downloads.start(self._requests(pieces, rooms))
 
 
 class KeyListing:

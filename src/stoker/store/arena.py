@@ -12,7 +12,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker._core import ABI, View, segment_bytes
+from stoker._core import ABI, Rooms, View, segment_bytes
 from stoker._core import Arena as Core
 from stoker.errors import CapacityError, ConfigError, SegmentError
 from stoker.node.descriptors import Handle
@@ -176,6 +176,23 @@ class Arena:
         if _are_packed(samples):
             return self._core.put_packed(wanted, *_packed(*samples), values, region, overflow)
         return self._core.put(wanted, samples, values, region, overflow)
+
+    def reserve(
+        self,
+        ids: ArrayLike,
+        sizes: NDArray[np.int64],
+        keys: ArrayLike | None = None,
+        region: str = "main",
+        overflow: str = "",
+    ) -> Rooms:
+        """Return room for samples of these ``sizes`` i64[n] that are on their way.
+
+        Placed as :meth:`put_many` does, before their bytes are there: others see them as claimed
+        until :meth:`Rooms.settle`. One that finds no room (``Rooms.reserved()``, bool[n]) keeps its
+        claim. Rooms that are not settled are given up when the object goes, or its process ends.
+        In memory only; else :class:`~stoker.errors.ConfigError`.
+        """
+        return self._core.reserve(self._ids(ids), sizes, _keys(keys), region, overflow)
 
     def exchange_many(
         self,

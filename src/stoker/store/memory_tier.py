@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._core import Rooms
 from stoker.policy.base import Region
 from stoker.shared import SharedArray
 from stoker.source.packed import Buffer, Packed, pick
@@ -96,6 +97,18 @@ class MemoryTier:
             part = _as_put(samples, nowhere)
             kept[nowhere] = self.arena.put_many(ids[nowhere], part, None, overflow)
         return kept
+
+    def reserve(
+        self, ids: Ids, sizes: NDArray[np.int64], keys: Keys = None, overflow: str = ""
+    ) -> Rooms | None:
+        """Return room for samples on their way, where :meth:`put_many` would put them.
+
+        None where that is not one region for all.
+        """
+        (region, chosen), *others = self.targets(ids)
+        if others or len(chosen) < len(ids):
+            return None
+        return self.arena.reserve(ids, sizes, keys, region, overflow or self.overflow)
 
     def drop_from(self, region: str, ids: Ids) -> None:
         """Drop those of ``ids`` that are in ``region`` and that no process leases.

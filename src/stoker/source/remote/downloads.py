@@ -3,7 +3,7 @@
 The storage's own client needs a thread for each request under way, and they wait for each other's
 interpreter. So first attempts are made here, and what does not succeed at once is left to that
 client, which knows about retries, credentials and outages. The core drives the libcurl that pycurl
-brings: the bytes go into their place without the interpreter.
+brings, and reads plain answers without it: the bytes go into their place without the interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoker._core import Downloads as Core
+from stoker._core import Rooms
 from stoker.errors import ConfigError
 from stoker.source.packed import Buffer
 from stoker.source.remote.backend import UNKNOWN_TAG, Direct, Fault, tag_of
@@ -37,10 +38,14 @@ class Request(NamedTuple):
     """Its version then; see :func:`stoker.source.remote.backend.tag_of`."""
     ticket: Any
     """Returned with the answer."""
+    room: tuple[Rooms, int] | None = None
+    """Where it is written to, if that is known already."""
 
 
 Answer = tuple[Any, Buffer | None]
-"""The ticket, and the object: None if it did not come as it was listed, for whatever reason."""
+"""The ticket, and the object: None if it did not come as it was listed, for whatever reason.
+
+No bytes: it is in its room."""
 Tell = Callable[[int, int, int], None]
 """Called with requests made, those of them that failed, and bytes received."""
 
@@ -78,14 +83,14 @@ class Downloads:
         if not requests:
             return
         self.under_way += len(requests)
-        keys, sizes, tags, tickets = zip(*requests, strict=True)
+        keys, sizes, tags, tickets, rooms = zip(*requests, strict=True)
         try:
             is_paused = self._pause_until > 0 and time.monotonic() < self._pause_until
             addresses = [] if is_paused else self._direct.addresses(keys)
         except Fault:  # the storage's client will say what is wrong
             addresses = []
         if addresses:
-            self._core.start(addresses, sizes, list(zip(tickets, tags, strict=True)))
+            self._core.start(addresses, sizes, list(zip(tickets, tags, strict=True)), list(rooms))
         else:
             self._refused += tickets
 
