@@ -12,8 +12,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gil.h"
@@ -68,6 +71,63 @@ struct Buffer {
   std::size_t size;
 };
 
+// Memory of earlier batches for later ones: fresh from the kernel it would have to be cleared, which
+// takes as long as to copy a batch into it.
+class Spares {
+ public:
+  Spares() { spares_.reserve(kMost / kLargeBatch + 1); }
+  ~Spares() {
+    for (const Spare& spare : spares_) std::free(spare.memory);
+  }
+  // Memory for a batch, and how large that is.
+  std::pair<std::uint8_t*, std::size_t> take(std::size_t bytes) {
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock) {  // never, after some forks
+      for (auto spare = spares_.rbegin(); spare != spares_.rend(); ++spare) {
+        if (spare->bytes < bytes || spare->bytes / 2 > bytes) continue;
+        const Spare found = *spare;
+        spares_.erase(std::next(spare).base());
+        kept_ -= found.bytes;
+        return {found.memory, found.bytes};
+      }
+    }
+    return {allocate<std::uint8_t>(bytes), bytes};
+  }
+  void give_back(std::uint8_t* memory, std::size_t bytes) noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || bytes > kMost || spares_.size() == spares_.capacity()) return std::free(memory);
+    spares_.push_back({memory, bytes});
+    for (kept_ += bytes; kept_ > kMost; spares_.erase(spares_.begin())) {
+      kept_ -= spares_.front().bytes;
+      std::free(spares_.front().memory);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMost = std::size_t{64} << 20;  // bytes that are kept
+  struct Spare {
+    std::uint8_t* memory;
+    std::size_t bytes;
+  };
+  std::mutex mutex_;
+  std::vector<Spare> spares_;
+  std::size_t kept_ = 0;
+};
+
+// Hands a batch to NumPy; its memory is a spare one once nothing refers to it.
+Array1<std::uint8_t> lend(const std::shared_ptr<Spares>& spares, std::uint8_t* memory,
+                          std::size_t bytes, std::size_t count) {
+  struct Loan {
+    std::shared_ptr<Spares> spares;
+    std::uint8_t* memory;
+    std::size_t bytes;
+  };
+  nb::capsule owner(new Loan{spares, memory, bytes}, [](void* loan) noexcept {
+    const std::unique_ptr<Loan> own(static_cast<Loan*>(loan));
+    own->spares->give_back(own->memory, own->bytes);
+  });
+  return Array1<std::uint8_t>(memory, {count}, owner);
+}
+
 stoker::Arena::Ids span(const IdArray& ids) { return {ids.data(), ids.size()}; }
 
 // Bytes-like objects held while the GIL is released.
@@ -115,8 +175,10 @@ class PyArena {
     arena.reset();
   }
   bool closed() const { return !arena_; }
+  const std::shared_ptr<Spares>& spares() const { return spares_; }
 
  private:
+  std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
   std::shared_ptr<stoker::Arena> arena_;
 };
 
@@ -281,14 +343,22 @@ nb::tuple get(const PyArena& self, const IdArray& ids) {
   const auto arena = self.open();
   Buffer<std::int64_t> offsets(ids.size() + 1);
   Buffer<bool> found(ids.size());
-  std::optional<Buffer<std::uint8_t>> data;
+  const auto spares = self.spares();
+  std::uint8_t* data = nullptr;
+  std::size_t room = 0, bytes = 0;
   {
     const GilReleased released;
     std::vector<stoker::Arena::Snapshot> snapshots(ids.size());
-    data.emplace(arena->measure(span(ids), snapshots.data()));
-    data->size = arena->get(span(ids), snapshots.data(), data->get(), offsets.get(), found.get());
+    bytes = arena->measure(span(ids), snapshots.data());
+    if (bytes < kLargeBatch) {
+      data = allocate<std::uint8_t>(bytes);
+    } else {
+      std::tie(data, room) = spares->take(bytes);
+    }
+    bytes = arena->get(span(ids), snapshots.data(), data, offsets.get(), found.get());
   }
-  return nb::make_tuple(data->array(), offsets.array(), found.array());
+  auto batch = room == 0 ? own(data, bytes) : lend(spares, data, room, bytes);
+  return nb::make_tuple(batch, offsets.array(), found.array());
 }
 
 nb::tuple peek(const stoker::View& self, const IdArray& ids) {
