@@ -526,6 +526,12 @@ void bind_arena(nb::module_& m) {
           },
           "ids"_a)
       .def(
+          "are_coming",
+          [](const PyArena& self, const IdArray& ids) {
+            return self.open()->are_coming(span(ids));
+          },
+          "ids"_a)
+      .def(
           "wait",
           [](const PyArena& self, const IdArray& ids, double timeout) {
             const auto arena = self.open();

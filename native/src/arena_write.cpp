@@ -443,6 +443,17 @@ void Arena::abandon(Ids ids) {
   for (const std::uint32_t id : ids) give_back(id);
 }
 
+bool Arena::are_coming(Ids ids) const {
+  check(ids);
+  bool any = false;
+  for (const std::uint32_t id : ids) {
+    const State state = state_of(entries_[id].word.load(std::memory_order_acquire));
+    if (state == State::kEmpty) return false;
+    any = any || state != State::kReady;
+  }
+  return any;
+}
+
 void Arena::wait(Ids ids, std::int64_t timeout_ns, bool* found) {
   check(ids);
   const std::int64_t deadline = monotonic_ns() + timeout_ns;

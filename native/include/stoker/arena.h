@@ -128,6 +128,8 @@ class Arena {
   // --- single flight ---
   void claim(Ids ids, bool* claimed);
   void abandon(Ids ids);
+  // Whether some are claimed, and those that are not are there.
+  bool are_coming(Ids ids) const;
   // True where the sample is there now; false where its claimant gave up, died or took too long.
   void wait(Ids ids, std::int64_t timeout_ns, bool* found);
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from stoker.source.base import Multiplexer, Room
@@ -219,7 +220,7 @@ class Lanes:
         while (taken := self._wait()) is not None:
             while taken is not None:
                 unfinished, piece, _ = taken
-                taken = self._done(unfinished, unfinished.work.read(piece))
+                taken = self._done([unfinished], unfinished.work.read(piece))
 
     def _wait(self) -> _Piece | None:
         """Wait for a piece, and return it; None when there will be none."""
@@ -252,30 +253,33 @@ class Lanes:
         self._busy += 1
         return first, piece, first.work.begin(piece)
 
-    def _done(self, unfinished: _Unfinished, num_bytes: int) -> _Piece | None:
-        """Note that a piece is read; return the next one for a thread, if there is one."""
+    def _done(self, pieces_of: Sequence[_Unfinished], num_bytes: int) -> _Piece | None:
+        """Note that a piece of each is read; return the next one for a thread, if there is one."""
+        finished = []
         with self._changed:
-            unfinished.left -= 1
-            is_last = unfinished.left == 0
-            if not is_last:
-                taken = self._turn(num_bytes)
-        if is_last:
-            is_fine = unfinished.work.finish()
+            for unfinished in pieces_of:
+                unfinished.left -= 1
+                if unfinished.left == 0:
+                    finished.append(unfinished)
+            if not finished:
+                taken = self._turn(len(pieces_of), num_bytes)
+        if finished:
+            are_fine = [unfinished.work.finish() for unfinished in finished]
             with self._changed:
-                self._works -= 1
-                if not is_fine:
+                self._works -= len(finished)
+                if not all(are_fine):
                     self._has_failed = True
                     self._limit.throttled()
-                taken = self._turn(num_bytes)
+                taken = self._turn(len(pieces_of), num_bytes)
         if self._is_asked and self._lack:
             self._is_asked = False
             # Not with the lock held: the interpreter may go to another thread in here.
             os.eventfd_write(self._wake, 1)
         return taken
 
-    def _turn(self, num_bytes: int) -> _Piece | None:
+    def _turn(self, pieces: int, num_bytes: int) -> _Piece | None:
         before = self._limit.limit
-        self._busy -= 1
+        self._busy -= pieces
         self.read_bytes += num_bytes
         is_saturated = self._is_held_back or self._waiting > 0
         self._limit.done(num_bytes, time.monotonic(), is_saturated)
@@ -296,9 +300,10 @@ class Lanes:
                 under_way.update(piece for _, piece in together)
                 rooms = [unfinished.work.room(index) for _, (unfinished, index, _) in together]
                 multiplexer.start(together, rooms)
-                for piece, buffer in multiplexer.wait(_LONG) if under_way else ():
-                    under_way.remove(piece)
-                    self._came(piece, buffer)
+                if under_way:
+                    answers = multiplexer.wait(_LONG)
+                    under_way.difference_update(piece for piece, _ in answers)
+                    self._came(answers)
             multiplexer.close()
         except Exception:
             log.warning("reading in single threads from now on", exc_info=True)
@@ -319,12 +324,12 @@ class Lanes:
                 taken.append(self._take())
             return taken
 
-    def _came(self, piece: _Piece, buffer: Buffer | None) -> None:
-        if buffer is None:
-            self._leave([piece])
-        else:
-            unfinished, index, _ = piece
-            self._done(unfinished, unfinished.work.keep(index, buffer))
+    def _came(self, answers: Sequence[tuple[_Piece, Buffer | None]]) -> None:
+        self._leave([piece for piece, buffer in answers if buffer is None])
+        whole = [(*piece, buffer) for piece, buffer in answers if buffer is not None]
+        if whole:
+            num_bytes = sum(each.work.keep(index, buffer) for each, index, _, buffer in whole)
+            self._done([each for each, _, _, _ in whole], num_bytes)
 
     def _leave(self, pieces: list[_Piece]) -> None:
         """Have the threads read them."""

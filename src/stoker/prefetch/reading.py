@@ -199,6 +199,8 @@ class OneByOne:
         self._has_room = np.zeros(len(group.ids), bool) if rooms is None else rooms.reserved()
         self._is_there = np.zeros(len(group.ids), bool)  # in its room
         self._ids: list[int] = group.ids.tolist()
+        # By piece: its bytes where it has a room, else 0.
+        self._sizes: list[int] = (source.sizes[group.ids] * self._has_room).tolist()
         self._buffers: list[Buffer | None] = [None] * len(self._ids)
         self._error: Exception | None = None
         self.num_pieces = len(self._ids)
@@ -225,11 +227,13 @@ class OneByOne:
 
     def keep(self, piece: int, buffer: Buffer) -> int:
         """Keep one sample until all are there; return its bytes."""
-        if self._rooms is not None and self._has_room[piece]:
-            size = int(self._source.sizes[self._ids[piece]])
-            if not len(buffer) or self._rooms.fill(piece, np.frombuffer(buffer, np.uint8)):
-                self._is_there[piece] = True
-                return size
+        size, rooms = self._sizes[piece], self._rooms
+        is_there = size and not len(buffer)
+        if size and not is_there and rooms is not None:
+            is_there = rooms.fill(piece, np.frombuffer(buffer, np.uint8))
+        if is_there:
+            self._is_there[piece] = True
+            return size
         self._buffers[piece] = buffer
         return len(buffer)
 

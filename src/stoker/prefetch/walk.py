@@ -23,6 +23,7 @@ _REACH_IN_BLOCKS = 1 / 8  # of the reach: what is read beside them takes up the 
 STARTED, SERVED = 1, 2
 """What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
 
+_AT_ONCE = 1024  # marks that are looked at
 _HEAD = 4  # i64
 _LIFE = 1.0  # seconds for which a sign of life counts
 _STARTING = 5.0  # seconds that the prefetch process may take to start
@@ -183,10 +184,9 @@ class Walk:
         """Check what was served, and return the position up to which all groups are done."""
         while self._segments:
             segment, length = self._segments[0], len(self._segments[0].ids)
-            over = segment.marks.served[self._low : length] == SERVED
+            low = _first_unserved(segment.marks.served[:length], self._low)
             # Looked at last: the marks count only if they were this epoch's till then.
-            done = len(over) if over.all() or segment.is_over else int(np.argmin(over))
-            self._low += done
+            self._low = length if segment.is_over else low
             if self._low < length:
                 break
             self._base += length
@@ -278,6 +278,16 @@ class Walk:
             self._passed <= self._window_bytes,
             first,
         )
+
+
+def _first_unserved(served: NDArray[np.uint8], begin: int) -> int:
+    """Return the first from ``begin`` on that is not served, or how many there are."""
+    for at in range(begin, len(served), _AT_ONCE):
+        is_left = served[at : at + _AT_ONCE] != SERVED
+        first = int(is_left.argmax())
+        if is_left[first]:
+            return at + first
+    return len(served)
 
 
 class Marks:

@@ -270,6 +270,10 @@ class Arena:
         """Give this process's claims back; waiting processes are told."""
         self._core.abandon(self._ids(ids))
 
+    def are_coming(self, ids: ArrayLike) -> bool:
+        """Return whether some of ``ids`` are claimed, and those that are not are cached."""
+        return self._core.are_coming(self._ids(ids))
+
     def wait(self, ids: ArrayLike, timeout: float) -> NDArray[np.bool_]:
         """Wait for others' claims, ``timeout`` seconds in all; bool[n], True where cached now.
 

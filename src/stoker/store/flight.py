@@ -162,6 +162,18 @@ class Upstream:
         return Brought(Packed(data, offsets), errors, np.zeros(len(ids), np.bool_), seconds)
 
 
+def await_others(tier: RegionTier, ids: Ids, seconds: float) -> float:
+    """Wait for the claimants of ``ids``, so many seconds at most; return how many it took."""
+    begin = time.perf_counter()
+    waiting = ids
+    while waiting.size and (now := time.perf_counter()) < begin + seconds:
+        span = min(_WAIT_SLICE, begin + seconds - now)
+        waiting = waiting[~tier.wait(waiting, span)]
+        if time.perf_counter() - now < span:
+            break  # no process is at work on those any more
+    return time.perf_counter() - begin
+
+
 class Flight:
     """Brings in the samples ``ids`` (``u32[n]``, unique) that a tier did not have.
 
@@ -246,15 +258,7 @@ class Flight:
 
     def _wait(self, slots: Slots) -> Slots:
         """Wait for the claimants of slots and take what they brought; return the rest."""
-        begin = time.perf_counter()
-        deadline = begin + self._wait_limit
-        waiting = self.ids[slots]
-        while waiting.size and (now := time.perf_counter()) < deadline:
-            span = min(_WAIT_SLICE, deadline - now)
-            waiting = waiting[~self._tier.wait(waiting, span)]
-            if time.perf_counter() - now < span:
-                break  # no process is at work on those any more
-        self.wait_seconds += time.perf_counter() - begin
+        self.wait_seconds += await_others(self._tier, self.ids[slots], self._wait_limit)
         brought, found = self._tier.get_many(self.ids[slots], self._keys_of(slots))
         self._arrived(slots[found], brought, np.flatnonzero(found))
         self.outcomes[slots[found]] = Outcome.HIT

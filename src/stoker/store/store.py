@@ -18,8 +18,8 @@ from stoker.shared import SharedArray
 from stoker.source.base import Source, as_source, check_ids
 from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters
-from stoker.store.flight import Completer, Upstream
-from stoker.store.memory_tier import drop_strays, rearrange
+from stoker.store.flight import Completer, Upstream, await_others
+from stoker.store.memory_tier import MemoryTier, drop_strays, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
 from stoker.store.tier import GuardedTier, Ids, Keys, NullTier, Pool, RegionTier
@@ -141,6 +141,7 @@ class Store:
         batch = check_ids(ids, len(self.source))
         if self._keeps_nothing and self.pool is None and _are_distinct(batch):
             return self._read(batch)
+        waited = self._await_what_comes(batch)
         cached, found = self._tier.get_many(batch, None if self._follows_scores else keys)
         choice = None
         if self._substitutes is not None:
@@ -150,7 +151,8 @@ class Store:
         if choice is None and found.all():
             served = Served(batch, *cached, np.full(len(batch), Outcome.HIT, np.int8))
         else:
-            rest = Completer(self._upstream(self.pool), self._tier, self._wait_seconds)
+            left = max(0.0, self._wait_seconds - waited)
+            rest = Completer(self._upstream(self.pool), self._tier, left)
             served, flight = rest.complete(batch, cached, found, keys, choice)
             self.counters.add(
                 read=flight.read,
@@ -384,6 +386,23 @@ class Store:
 
     def _upstream(self, pool: Pool | None = None) -> Upstream:
         return Upstream(self.source, pool, None if self.fetch_share is None else self._await_turn)
+
+    def _await_what_comes(self, batch: Ids) -> float:
+        """Wait for a batch that is cached or on its way, all of it, so that it is copied once.
+
+        Return the seconds. What another sample may stand in for is not waited for.
+        """
+        tier = self.tier
+        if self._fresh is None or self.substitution is not None or not isinstance(tier, MemoryTier):
+            return 0.0
+        try:
+            if not tier.arena.are_coming(batch):
+                return 0.0
+        except StokerError:  # the tier is asked next, and complains
+            return 0.0
+        seconds = await_others(self._tier, batch, self._wait_seconds)
+        self.counters.add(wait_seconds=seconds)
+        return seconds
 
     def _await_turn(self, ids: Ids) -> None:
         """Wait for the job's share of the bandwidth that the user's jobs have here."""
