@@ -71,8 +71,8 @@ struct Buffer {
   std::size_t size;
 };
 
-// Memory of earlier batches for later ones: fresh from the kernel it would have to be cleared, which
-// takes as long as to copy a batch into it.
+// Memory of earlier batches for later ones: fresh from the kernel it would have to be cleared,
+// which takes as long as to copy a batch into it.
 class Spares {
  public:
   Spares() { spares_.reserve(kMost / kLargeBatch + 1); }
@@ -446,13 +446,14 @@ void bind_arena(nb::module_& m) {
       .def("settle", &settle, "whole"_a,
            "Publish those that are whole, bool[n], and give up the others, once; return bool[n], "
            "True where one is cached now.")
-      .def("reserved",
-           [](const PyRooms& self) {
-             Buffer<bool> reserved(self.rooms->count());
-             for (std::size_t i = 0; i < reserved.size; ++i) reserved.get()[i] = self.rooms->has(i);
-             return reserved.array();
-           },
-           "Return bool[n], True where a sample has a room.");
+      .def(
+          "reserved",
+          [](const PyRooms& self) {
+            Buffer<bool> reserved(self.rooms->count());
+            for (std::size_t i = 0; i < reserved.size; ++i) reserved.get()[i] = self.rooms->has(i);
+            return reserved.array();
+          },
+          "Return bool[n], True where a sample has a room.");
   nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its Python interface.")
       .def_static(
           "create",

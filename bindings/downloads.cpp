@@ -128,12 +128,14 @@ void bind_downloads(nb::module_& m) {
                     long>(),
            "library"_a, "headers"_a, "authorities"_a, "connect_ms"_a, "total_ms"_a,
            "stalled_seconds"_a)
-      .def("start", &PyDownloads::start, "addresses"_a, "sizes"_a, "tickets"_a, "rooms"_a,
-           "Begin to get the objects; a ticket is any object. rooms: for each (Rooms, index), where "
-           "it is written to, or None.")
+      .def(
+          "start", &PyDownloads::start, "addresses"_a, "sizes"_a, "tickets"_a, "rooms"_a,
+          "Begin to get the objects; a ticket is any object. rooms: for each (Rooms, index), where "
+          "it is written to, or None.")
       .def("wait", &PyDownloads::wait, "seconds"_a,
            "Return (ticket, bytes or None, bytes received, version, whether it is a date) of what "
-           "has arrived or failed, empty bytes of what is in its room; wait for so long unless there "
+           "has arrived or failed, empty bytes of what is in its room; wait for so long unless "
+           "there "
            "is something. An empty list also after wake() and signals.")
       .def("wake", &PyDownloads::wake, "End a wait that is under way, or the next; any thread.")
       .def("close", &PyDownloads::close, "Give up what is under way.");

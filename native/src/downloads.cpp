@@ -108,8 +108,8 @@ Curl found_in(const std::string& path) {
   return curl;  // the library stays open, as its functions are used until the process ends
 }
 
-// One handle of libcurl's, which keeps its connection, and the object it is getting. Or one that only
-// connects, for an object that is got without libcurl.
+// One handle of libcurl's, which keeps its connection, and the object it is getting. Or one that
+// only connects, for an object that is got without libcurl.
 struct Transfer {
   void* easy;
   bool connects;

@@ -35,9 +35,8 @@ std::string_view trimmed(std::string_view text) {
 }
 
 bool has_control(std::string_view text) {
-  return std::any_of(text.begin(), text.end(), [](char c) {
-    return static_cast<unsigned char>(c) <= ' ' || c == 0x7f;
-  });
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) <= ' ' || c == 0x7f; });
 }
 
 // Scheme and host of an address.
@@ -69,8 +68,8 @@ void Stated::note(std::string_view line) {
   note("last-modified:", changed);
 }
 
-Incoming::Incoming(std::string address, Parts parts, std::uint64_t ticket)
-    : address(std::move(address)), ticket(ticket), parts_(std::move(parts)) {
+Incoming::Incoming(std::string from, Parts parts, std::uint64_t number)
+    : address(std::move(from)), ticket(number), parts_(std::move(parts)) {
   for (const auto& part : parts_) size += part.size();
 }
 
@@ -90,7 +89,8 @@ bool Incoming::take(const char* data, std::size_t bytes) {
 ssize_t Incoming::receive(int socket) {
 #if defined(STOKER_THREAD_SANITIZER)
   char copy[65536];  // the kernel's writes are not atomic, which readers of old samples would race
-  const ssize_t got = ::recv(socket, copy, std::min<std::uint64_t>(sizeof copy, size - received), 0);
+  const ssize_t got =
+      ::recv(socket, copy, std::min<std::uint64_t>(sizeof copy, size - received), 0);
   if (got > 0) take(copy, static_cast<std::size_t>(got));
   return got;
 #else
@@ -240,7 +240,8 @@ void PlainHttp::fail(std::unique_ptr<Incoming> incoming) {
 }
 
 void PlainHttp::request(Connection& connection, std::unique_ptr<Incoming> incoming) {
-  const std::string_view path = std::string_view(incoming->address).substr(connection.origin.size());
+  const std::string_view path =
+      std::string_view(incoming->address).substr(connection.origin.size());
   connection.text.assign("GET ").append(path).append(" HTTP/1.1\r\nHost: ");
   connection.text.append(connection.origin, kScheme.size()).append("\r\n").append(lines_);
   connection.text += "\r\n";

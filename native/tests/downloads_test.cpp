@@ -71,7 +71,14 @@ class Server {
         const std::string& all = answers_[request.substr(path, request.find(' ', path) - path)];
         request.erase(0, end + 4);
         if (all.empty()) continue;  // never answered
-        ::send(client, all.data(), all.size(), MSG_NOSIGNAL);
+        if (all.find("X-In-Pieces") != std::string::npos) {
+          for (const char& each : all) ::send(client, &each, 1, MSG_NOSIGNAL);
+        } else {
+          ::send(client, all.data(), all.size(), MSG_NOSIGNAL);
+        }
+        if (all.find("X-Then-Gone") == std::string::npos) continue;
+        ::close(client);
+        return;
       }
     }
     ::close(client);
@@ -157,7 +164,8 @@ void many_at_once_come_once_each() {
   std::vector<std::vector<unsigned char>> into(64, std::vector<unsigned char>(10'000));
   std::vector<int> came(64);
   for (int i = 0; i < 64; ++i) {
-    downloads.start(server.url() + "/" + std::to_string(i), {into[std::size_t(i)]}, std::uint64_t(i));
+    downloads.start(server.url() + "/" + std::to_string(i), {into[std::size_t(i)]},
+                    std::uint64_t(i));
   }
   for (int left = 64; left > 0;) {
     for (const auto& done : downloads.wait(30.0)) {
@@ -169,6 +177,61 @@ void many_at_once_come_once_each() {
     }
   }
   CHECK(came == std::vector<int>(64, 1));
+}
+
+void get(stoker::Downloads& downloads, const std::string& address, bool is_there) {
+  std::vector<unsigned char> into(6, '?');
+  const std::span all(into);
+  downloads.start(address, {all.first(2), all.subspan(2, 1), all.subspan(3)}, 1);
+  CHECK(one(downloads).whole == is_there);
+  CHECK(!is_there || std::string(into.begin(), into.end()) == "object");
+}
+
+void a_connection_that_ends_between_two_objects_is_replaced() {
+  Server server({{"/told", answer("200 OK", "Connection: close\r\nX-Then-Gone: 1\r\n", "object")},
+                 {"/untold", answer("200 OK", "X-Then-Gone: 1\r\n", "object")},
+                 {"/next", answer("200 OK", "", "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  for (int i = 0; i < 5; ++i) {
+    for (const char* path : {"/told", "/untold", "/next", "/next"}) {
+      get(downloads, server.url() + path, true);
+    }
+  }
+}
+
+void an_answer_comes_in_pieces_of_any_size() {
+  const std::string filler = "X-Filler: " + std::string(3000, 'x') + "\r\n";
+  Server server({{"/bytes", answer("200 OK", "X-In-Pieces: 1\r\nETag: a\r\n", "object")},
+                 {"/long", answer("200 OK", filler, "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  for (const char* path : {"/bytes", "/long", "/bytes"}) {
+    get(downloads, server.url() + path, true);
+  }
+  CHECK(server.connections() == 1);
+}
+
+void what_is_not_plain_comes_through_libcurl() {
+  const std::string chunked =
+      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nob\r\n4\r\nject\r\n0\r\n\r\n";
+  Server server({{"/chunked", chunked}, {"/plain", answer("200 OK", "", "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  for (const char* path : {"/plain", "/chunked", "/chunked", "/plain"}) {
+    get(downloads, server.url() + path, true);
+  }
+}
+
+void a_server_that_stalls_is_given_up() {
+  Server server({{"/stalls", "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nobj"}, {"/silent", ""}});
+  for (const char* path : {"/stalls", "/silent"}) {
+    auto options = patient();
+    options.stalled_seconds = 1;
+    stoker::Downloads downloads(kLibrary, options);
+    get(downloads, server.url() + path, false);
+  }
+  auto options = patient();
+  options.total_ms = 50;
+  stoker::Downloads downloads(kLibrary, options);
+  get(downloads, server.url() + "/stalls", false);
 }
 
 void a_wait_ends_in_time_when_woken_and_with_it_all() {
@@ -210,6 +273,10 @@ int main() {
   objects_come_whole_and_with_their_version();
   what_is_not_as_listed_is_not_whole();
   many_at_once_come_once_each();
+  a_connection_that_ends_between_two_objects_is_replaced();
+  an_answer_comes_in_pieces_of_any_size();
+  what_is_not_plain_comes_through_libcurl();
+  a_server_that_stalls_is_given_up();
   a_wait_ends_in_time_when_woken_and_with_it_all();
   a_server_that_is_not_there_fails();
   return check::failures();

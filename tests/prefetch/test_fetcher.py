@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from stoker.policy.base import Region
 from stoker.prefetch.fetcher import Fetcher
 from stoker.prefetch.lanes import ConcurrencyLimit
 from stoker.prefetch.walk import SERVED, STARTED, Blocks, Marks, Segment, Walk
-from stoker.source.base import PackedRead
+from stoker.source.base import Multiplexer, PackedRead, Room
 from stoker.source.held import MemorySource
-from stoker.source.packed import Packed, pack
+from stoker.source.packed import Buffer, Packed, pack
 from stoker.store.arena import Arena
 from stoker.store.flight import Meter
 from stoker.store.memory_tier import MemoryTier
@@ -74,7 +75,39 @@ class OneByOne(SlowSource):
         return 4
 
 
-@pytest.fixture(params=[SlowSource, OneByOne])
+class ManyAtOnce(OneByOne):
+    """Read in one thread, which leaves every third sample to the others."""
+
+    def multiplexer(self) -> Multiplexer:
+        return Multiplexed(self)
+
+
+class Multiplexed:
+    """Gives samples as bytes, and not in the rooms that they have."""
+
+    def __init__(self, source: ManyAtOnce) -> None:
+        self._source = source
+        self._pieces: list[tuple[int, Any]] = []
+
+    def start(self, pieces: Sequence[tuple[int, Any]], rooms: Sequence[Room | None]) -> None:
+        assert None not in rooms
+        self._pieces += pieces
+
+    def wait(self, seconds: float) -> list[tuple[Any, Buffer | None]]:
+        pieces, self._pieces = self._pieces, []
+        return [
+            (ticket, None if sample % 3 == 0 else self._source.read_one(sample))
+            for sample, ticket in pieces
+        ]
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=[SlowSource, OneByOne, ManyAtOnce])
 def source(request: pytest.FixtureRequest) -> SlowSource:
     made: SlowSource = request.param(MemorySource(SAMPLES), latency=0.001)
     return made

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.waiting import until
 
 from stoker.prefetch.lanes import ConcurrencyLimit, Lanes
+from stoker.source.base import Room
 from stoker.source.packed import Buffer
 
 
@@ -27,6 +28,9 @@ class Counted:
 
     def begin(self, piece: int) -> int | None:
         return None
+
+    def room(self, piece: int) -> None:
+        pass
 
     def keep(self, piece: int, buffer: Buffer) -> int:
         raise AssertionError("no piece is a sample")
@@ -142,6 +146,9 @@ class Samples(Counted):
     def begin(self, piece: int) -> int | None:
         return self._first + piece
 
+    def room(self, piece: int) -> None:
+        pass
+
     def keep(self, piece: int, buffer: Buffer) -> int:
         assert piece not in self.kept
         self.kept[piece] = bytes(buffer)
@@ -159,7 +166,8 @@ class Scripted:
         self.threads: set[int] = set()
         self.is_closed = False
 
-    def start(self, pieces: Sequence[tuple[int, Any]]) -> None:
+    def start(self, pieces: Sequence[tuple[int, Any]], rooms: Sequence[Room | None]) -> None:
+        assert rooms == [None] * len(pieces)
         self.threads.add(threading.get_ident())
         self._under_way += pieces
         self.most = max(self.most, len(self._under_way))

@@ -226,6 +226,14 @@ class ReferenceArena:
             self._claims.difference_update(self._ids(ids))
             self._changed.notify_all()
 
+    def are_coming(self, ids: ArrayLike) -> bool:
+        """Return whether some of ``ids`` are claimed, and those that are not are cached."""
+        with self._open():
+            wanted = self._ids(ids)
+            claimed = [i in self._claims for i in wanted]
+            there = [i in self._rules.home for i in wanted]
+        return any(claimed) and all(c or t for c, t in zip(claimed, there, strict=True))
+
     def wait(self, ids: ArrayLike, timeout: float) -> NDArray[np.bool_]:
         """Wait at most ``timeout`` seconds in all; bool[n], True where the id is cached now."""
         deadline = time.monotonic() + timeout

@@ -192,6 +192,38 @@ def test_what_was_read_ahead_counts_as_fetched_at_its_access_and_not_at_another(
     assert store.serve([1, 2]).outcomes.tolist() == [HIT, HIT]
 
 
+def test_a_batch_on_its_way_is_copied_once(store, monkeypatch):
+    wanted, copies = np.array([1, 2], np.uint32), []
+    get_many = type(store.tier).get_many
+
+    def counted(tier, *arguments):
+        copies.append(get_many(tier, *arguments))
+        return copies[-1]
+
+    monkeypatch.setattr(type(store.tier), "get_many", counted)
+    store.expect_prefetch()
+    store.serve([1])
+    store.tier.claim(wanted[1:])
+    copies.clear()
+    timer = threading.Timer(0.1, store.tier.put_many, [wanted[1:], [sample_of(2)]])
+    timer.start()
+    served = store.serve(wanted)
+    timer.join()
+    check(served, [1, 2])
+    assert served.outcomes.tolist() == [HIT, HIT]
+    assert len(copies) == 1
+    assert served.data is copies[0][0].data
+    assert store.stats()["wait_seconds"] > 0
+
+
+def test_a_batch_of_which_nobody_brings_a_part_is_not_waited_for(store):
+    store.expect_prefetch()
+    store.tier.claim(np.array([2], np.uint32))
+    threading.Timer(0.1, store.tier.abandon, [np.array([2], np.uint32)]).start()
+    check(store.serve([1, 2]), [1, 2])
+    assert store.source.reads[0] == [1], "what nobody had claimed was read first"
+
+
 def test_many_threads_read_each_sample_once():
     store = Store(CountingSource(), lru_tier(capacity=1 << 20))
     batches = np.random.default_rng(1).permutation(np.tile(np.arange(1000), 4)).reshape(-1, 50)

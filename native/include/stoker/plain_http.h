@@ -31,7 +31,7 @@ struct Incoming {
   using Parts = std::vector<std::span<unsigned char>>;
   static constexpr int kMostParts = 8;  // that one call of the kernel fills
 
-  Incoming(std::string address, Parts parts, std::uint64_t ticket);
+  Incoming(std::string from, Parts parts, std::uint64_t number);
   // Takes the next bytes; false, and takes none, if there is no room for them.
   bool take(const char* data, std::size_t bytes);
   // Takes what the socket has, and returns what `recv` does.

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +21,13 @@ from support.bad_server import BadServer
 from support.s3 import Bucket
 from support.servers import free_port
 
+from stoker.errors import ConfigError
 from stoker.source.packed import Buffer
 from stoker.source.remote import downloads as module
 from stoker.source.remote.backend import UNKNOWN_TAG, Direct, Fault, Why, tag_of
 from stoker.source.remote.downloads import Downloads, Request
+from stoker.store.arena import Arena
+from stoker.store.memory_tier import MemoryTier
 
 pytest.importorskip("pycurl")
 
@@ -129,6 +133,45 @@ def test_what_goes_wrong_is_left_to_others(
     assert told.failed <= told.requests <= len(script)
 
 
+def test_objects_come_into_their_rooms(bad_server: BadServer) -> None:
+    bad_server.length = 10_000
+    bad_server.plan = lambda key, turn, head: {"3": "503", "5": "cut", "7": "reset"}.get(key)
+    ids, sizes = np.arange(12, dtype=np.uint32), np.full(12, 10_000)
+    with Arena(12, 100_000, 10_000) as arena:
+        arena.claim(ids)
+        rooms = MemoryTier(arena).reserve(ids, sizes)
+        assert rooms is not None
+        assert rooms.reserved().tolist() == [True] * 10 + [False] * 2
+        downloads = over(bad_server.url)
+        asked = [
+            each._replace(room=(rooms, index))
+            for index, each in enumerate(requests_of(bad_server, 12))
+        ]
+        answers = all_of(downloads, asked)
+        downloads.close()
+        # What has no room comes as an object.
+        assert [answers[index] for index in (10, 11)] == [bad_server.body(str(i)) for i in (10, 11)]
+        came = [answers[index] is not None for index in range(12)]
+        assert not any(came[index] for index in (3, 5, 7))
+        assert all(answers[index] == b"" for index in range(10) if came[index])
+        there = rooms.settle(np.array(came))
+        assert there.tolist() == came[:10] + [False] * 2
+        for index in range(12):
+            expected = bad_server.body(str(index)) if there[index] else None
+            assert arena.get(index) == expected
+        arena.verify()
+
+
+def test_a_room_of_another_size_is_refused(bad_server: BadServer) -> None:
+    with Arena(1, 100_000, 10_000) as arena:
+        rooms = arena.reserve([0], np.array([999]))
+        downloads = over(bad_server.url)
+        for room in ((rooms, 0), (rooms, 1)):
+            with pytest.raises(ConfigError, match="no such room"):
+                downloads.start([Request("0", 1000, UNKNOWN_TAG, 0, room)])
+        downloads.close()
+
+
 @pytest.mark.parametrize("listed", [999, 1001])
 def test_an_object_of_another_size_is_not_taken(bad_server: BadServer, listed: int) -> None:
     downloads = over(bad_server.url)
@@ -217,7 +260,7 @@ url, keys, options = json.loads(sys.argv[1])
 source = ObjectSource(url, keys, storage_options=options)
 def read(multiplexer):
     got = {}
-    multiplexer.start([(sample, sample) for sample in range(len(source))])
+    multiplexer.start([(sample, sample) for sample in range(len(source))], [None] * len(source))
     while len(got) < len(source):
         got |= dict(multiplexer.wait(10.0))
     return got
