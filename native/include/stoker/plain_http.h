@@ -87,7 +87,7 @@ class PlainHttp {
   bool start(std::unique_ptr<Incoming>& incoming);
   void start(std::unique_ptr<Incoming> incoming, int socket);
   void fail(std::unique_ptr<Incoming> incoming);
-  // Goes on with a socket of ours that is ready; false for one that is not.
+  // Reads or writes at a socket that is ready; false where it is not one of these connections.
   bool advance(int socket, bool may_write);
   // Gives up what takes too long; returns when to look again.
   double expire(double now);
