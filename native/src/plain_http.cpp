@@ -280,7 +280,7 @@ bool PlainHttp::advance(int socket, bool may_write) {
     return true;
   }
   if (connection.incoming == nullptr) {
-    drop(connection, false);  // closed by the server, or it says what nobody asked
+    drop(connection, false);  // closed by the server, or bytes come that are no answer
   } else {
     receive(connection);
   }

@@ -47,7 +47,7 @@ void what_is_brought_is_there_once_it_is_settled() {
   const auto rooms = rooms_for(arena, ids, 1000);
   for (std::size_t i = 0; i < 3; ++i) CHECK(own[i] && rooms->has(i));
   CHECK(arena->are_coming(ids));
-  CHECK(!arena->are_coming(ids_to(4)));  // nobody brings the last one
+  CHECK(!arena->are_coming(ids_to(4)));  // the last one is not claimed
   bring(*rooms, 0, 0);
   const auto bytes = payload(1, 1000);
   CHECK(!rooms->fill(1, std::span(bytes).first(999)));
