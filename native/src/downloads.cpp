@@ -1,19 +1,21 @@
 #include "stoker/downloads.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
+#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "stoker/error.h"
-#include "stoker/plain_http.h"
+#include "stoker/racy_copy.h"
 
 namespace stoker {
 namespace {
@@ -33,7 +35,6 @@ enum Option : int {
   kHttpVersion = 84,
   kBufferSize = 98,
   kNoSignal = 99,
-  kConnectOnly = 141,
   kTimeoutMs = 155,
   kConnectTimeoutMs = 156,
   kProtocols = 181,
@@ -47,7 +48,6 @@ enum MultiOption : int {
 };
 constexpr int kInfoPrivate = 0x100000 + 21;
 constexpr int kInfoResponseCode = 0x200000 + 2;
-constexpr int kInfoActiveSocket = 0x500000 + 44;
 constexpr long kHttpAndHttps = 3;
 constexpr long kHttp11 = 2;  // as many connections as requests
 constexpr int kPollIn = 1, kPollOut = 2, kPollRemove = 4;
@@ -108,31 +108,75 @@ Curl found_in(const std::string& path) {
   return curl;  // the library stays open, as its functions are used until the process ends
 }
 
-// One handle of libcurl's, which keeps its connection, and the object it is getting. Or one that
-// only connects, for an object that is got without libcurl.
+// One handle of libcurl's, which keeps its connection, and the object it is getting.
 struct Transfer {
-  void* easy;
-  bool connects;
-  std::unique_ptr<Incoming> incoming;
+  void begin(Downloads::Parts parts, std::uint64_t number) {
+    into = std::move(parts);
+    size = 0;
+    for (const auto& part : into) size += part.size();
+    ticket = number;
+    received = part = at = 0;
+    for (std::string* field : {&etag, &version, &changed}) field->clear();
+  }
+  // Takes the next bytes; false, and takes none, if there is no room for them.
+  bool take(const char* data, std::size_t bytes) {
+    if (bytes > size - received) return false;
+    received += bytes;
+    while (bytes > 0) {
+      const auto room = into[part].subspan(at);
+      const std::size_t here = std::min(bytes, room.size());
+      racy_write(room.data(), data, here);
+      data += here;
+      bytes -= here;
+      at += here;
+      if (here == room.size()) {
+        ++part;
+        at = 0;
+      }
+    }
+    return true;
+  }
+  bool is_whole() const { return received == size; }
+
+  void* easy = nullptr;
+  Downloads::Parts into;
+  std::uint64_t size = 0;
+  std::uint64_t ticket = 0;
+  std::uint64_t received = 0;
+  std::size_t part = 0, at = 0;  // the next byte's
+  std::string etag, version, changed;
 };
 
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const auto begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
 std::size_t write(char* data, std::size_t, std::size_t size, void* to) {
-  // Too many: it is not the object that was listed.
-  return static_cast<Transfer*>(to)->incoming->take(data, size) ? size : 0;
+  return static_cast<Transfer*>(to)->take(data, size) ? size : 0;  // 0: not the object listed
 }
 
 std::size_t note_header(char* data, std::size_t, std::size_t size, void* to) {
-  static_cast<Transfer*>(to)->incoming->stated.note({data, size});
+  auto& transfer = *static_cast<Transfer*>(to);
+  const std::string_view line(data, size);
+  const auto note = [&](std::string_view name, std::string& field) {
+    if (line.size() < name.size() || !field.empty()) return;
+    if (::strncasecmp(line.data(), name.data(), name.size()) != 0) return;
+    field = trimmed(line.substr(name.size()));
+  };
+  note("etag:", transfer.etag);
+  note("x-amz-version-id:", transfer.version);
+  note("last-modified:", transfer.changed);
   return size;
 }
 
-double now() { return monotonic_seconds(); }
-
-double seconds_of(long number, double unit) {
-  return number > 0 ? static_cast<double>(number) * unit : PlainHttp::kNever;
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-constexpr double kNever = PlainHttp::kNever;
+constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr long kBufferBytes = 512 << 10;  // that libcurl reads at once: its most
 constexpr int kEvents = 64;
 
@@ -141,11 +185,7 @@ constexpr int kEvents = 64;
 struct Downloads::Impl {
   Impl(const std::string& library, const Options& given);
   ~Impl();
-  Transfer& made(bool connects);
-  void start(std::unique_ptr<Incoming> incoming);
-  void start_through_curl(std::unique_ptr<Incoming> incoming);
-  void connect(std::unique_ptr<Incoming> incoming);
-  void connected(Transfer& transfer, bool is_fine);
+  Transfer& made();
   bool advance(double seconds);
   void collect(std::vector<Done>& done);
 
@@ -161,7 +201,6 @@ struct Downloads::Impl {
   double due = kNever;  // when libcurl wants to be called in any case
   std::vector<std::unique_ptr<Transfer>> transfers;
   std::vector<Transfer*> idle;
-  std::unique_ptr<PlainHttp> plain;
 };
 
 Downloads::Impl::Impl(const std::string& library, const Options& given)
@@ -183,9 +222,6 @@ Downloads::Impl::Impl(const std::string& library, const Options& given)
   curl.multi_setopt(multi, kSocketData, this);
   curl.multi_setopt(multi, kTimerFunction, &Impl::set_timer);
   curl.multi_setopt(multi, kTimerData, this);
-  plain = std::make_unique<PlainHttp>(
-      epoll, PlainHttp::Limits{options.headers, seconds_of(options.total_ms, 1e-3),
-                               seconds_of(options.stalled_seconds, 1.0)});
 }
 
 Downloads::Impl::~Impl() {
@@ -221,26 +257,23 @@ int Downloads::Impl::set_timer(void*, long milliseconds, void* self) {
   return 0;
 }
 
-Transfer& Downloads::Impl::made(bool connects) {
+Transfer& Downloads::Impl::made() {
   void* const easy = curl.easy_init();
   if (easy == nullptr) throw std::bad_alloc();
-  transfers.push_back(std::make_unique<Transfer>(Transfer{easy, connects, nullptr}));
+  transfers.push_back(std::make_unique<Transfer>());
   Transfer& transfer = *transfers.back();
+  transfer.easy = easy;
   curl.easy_setopt(easy, kPrivate, &transfer);
-  curl.easy_setopt(easy, kNoSignal, 1L);
-  curl.easy_setopt(easy, kProtocols, kHttpAndHttps);
-  curl.easy_setopt(easy, kConnectTimeoutMs, options.connect_ms);
-  if (connects) {
-    curl.easy_setopt(easy, kConnectOnly, 1L);
-    return transfer;
-  }
   curl.easy_setopt(easy, kWriteFunction, &write);
   curl.easy_setopt(easy, kWriteData, &transfer);
   curl.easy_setopt(easy, kHeaderFunction, &note_header);
   curl.easy_setopt(easy, kHeaderData, &transfer);
   curl.easy_setopt(easy, kBufferSize, kBufferBytes);
+  curl.easy_setopt(easy, kNoSignal, 1L);
+  curl.easy_setopt(easy, kProtocols, kHttpAndHttps);
   curl.easy_setopt(easy, kHttpVersion, kHttp11);
   curl.easy_setopt(easy, kHttpHeader, headers);
+  curl.easy_setopt(easy, kConnectTimeoutMs, options.connect_ms);
   curl.easy_setopt(easy, kTimeoutMs, options.total_ms);
   curl.easy_setopt(easy, kLowSpeedLimit, 1L);
   curl.easy_setopt(easy, kLowSpeedTime, options.stalled_seconds);
@@ -250,53 +283,10 @@ Transfer& Downloads::Impl::made(bool connects) {
   return transfer;
 }
 
-void Downloads::Impl::start(std::unique_ptr<Incoming> incoming) {
-  if (!plain->takes(incoming->address)) {
-    start_through_curl(std::move(incoming));
-  } else if (!plain->start(incoming)) {
-    connect(std::move(incoming));
-  }
-}
-
-void Downloads::Impl::start_through_curl(std::unique_ptr<Incoming> incoming) {
-  if (idle.empty()) idle.push_back(&made(false));
-  Transfer& transfer = *idle.back();
-  idle.pop_back();
-  curl.easy_setopt(transfer.easy, kUrl, incoming->address.c_str());
-  curl.easy_setopt(transfer.easy, kMaxFileSizeLarge, static_cast<std::int64_t>(incoming->size));
-  transfer.incoming = std::move(incoming);
-  curl.multi_add_handle(multi, transfer.easy);
-}
-
-// libcurl finds the server and connects, as it knows how; the connection is ours then.
-void Downloads::Impl::connect(std::unique_ptr<Incoming> incoming) {
-  Transfer& transfer = made(true);
-  curl.easy_setopt(transfer.easy, kUrl, incoming->address.c_str());
-  transfer.incoming = std::move(incoming);
-  curl.multi_add_handle(multi, transfer.easy);
-}
-
-void Downloads::Impl::connected(Transfer& transfer, bool is_fine) {
-  int socket = -1;
-  if (is_fine) curl.easy_getinfo(transfer.easy, kInfoActiveSocket, &socket);
-  const int own = socket < 0 ? -1 : ::fcntl(socket, F_DUPFD_CLOEXEC, 0);
-  std::unique_ptr<Incoming> incoming = std::move(transfer.incoming);
-  curl.multi_remove_handle(multi, transfer.easy);
-  curl.easy_cleanup(transfer.easy);
-  std::erase_if(transfers, [&](const auto& each) { return each.get() == &transfer; });
-  if (own >= 0) {
-    plain->start(std::move(incoming), own);
-  } else {
-    plain->fail(std::move(incoming));
-  }
-}
-
-// Reads and writes what is possible; waits for so long until there is something. False after wake()
-// and signals.
+// Lets libcurl read and write what it can; waits for so long until there is something. False after
+// wake() and signals.
 bool Downloads::Impl::advance(double seconds) {
-  const double began = now();
-  const double next = std::min(due, plain->expire(began));
-  const double left = std::clamp(std::min(seconds, next - began), 0.0, 3600.0);
+  const double left = std::clamp(std::min(seconds, due - now()), 0.0, 3600.0);
   epoll_event events[kEvents];
   const int milliseconds = static_cast<int>(std::ceil(left * 1e3));
   const int count = ::epoll_wait(epoll, events, kEvents, milliseconds);
@@ -310,7 +300,6 @@ bool Downloads::Impl::advance(double seconds) {
       goes_on = false;
       continue;
     }
-    if (plain->advance(event.data.fd, (event.events & EPOLLOUT) != 0)) continue;
     const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
                       ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
                       ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
@@ -324,13 +313,6 @@ bool Downloads::Impl::advance(double seconds) {
 }
 
 void Downloads::Impl::collect(std::vector<Done>& done) {
-  const auto add = [&](Incoming& incoming, bool is_whole) {
-    Stated& stated = incoming.stated;
-    std::string& version = stated.etag.empty() ? stated.version : stated.etag;
-    const bool is_date = version.empty();
-    done.push_back({incoming.ticket, is_whole, incoming.received,
-                    std::move(is_date ? stated.changed : version), is_date});
-  };
   int left = 0;
   while (const Message* const message = curl.multi_info_read(multi, &left)) {
     void* const easy = message->easy;
@@ -338,22 +320,15 @@ void Downloads::Impl::collect(std::vector<Done>& done) {
     Transfer* transfer = nullptr;
     long status = 0;
     curl.easy_getinfo(easy, kInfoPrivate, &transfer);
-    if (transfer->connects) {
-      connected(*transfer, result == 0);
-      continue;
-    }
     curl.easy_getinfo(easy, kInfoResponseCode, &status);
     curl.multi_remove_handle(multi, easy);
-    add(*transfer->incoming, result == 0 && status == kOk && transfer->incoming->is_whole());
-    transfer->incoming.reset();
+    const bool whole = result == 0 && status == kOk && transfer->is_whole();
+    const std::string& stated = transfer->etag.empty() ? transfer->version : transfer->etag;
+    const bool is_date = stated.empty();
+    done.push_back({transfer->ticket, whole, transfer->received,
+                    is_date ? transfer->changed : stated, is_date});
+    transfer->into = {};
     idle.push_back(transfer);
-  }
-  for (PlainHttp::Outcome& outcome : plain->take_outcomes()) {
-    if (outcome.is_odd) {
-      start_through_curl(std::move(outcome.incoming));
-    } else {
-      add(*outcome.incoming, outcome.is_whole);
-    }
   }
 }
 
@@ -363,13 +338,19 @@ Downloads::Downloads(const std::string& library, const Options& options)
 Downloads::~Downloads() = default;
 
 void Downloads::start(const std::string& address, Parts into, std::uint64_t ticket) {
-  impl_->start(std::make_unique<Incoming>(address, std::move(into), ticket));
+  Impl& own = *impl_;
+  if (own.idle.empty()) own.idle.push_back(&own.made());
+  Transfer& transfer = *own.idle.back();
+  own.idle.pop_back();
+  transfer.begin(std::move(into), ticket);
+  own.curl.easy_setopt(transfer.easy, kUrl, address.c_str());
+  own.curl.easy_setopt(transfer.easy, kMaxFileSizeLarge, static_cast<std::int64_t>(transfer.size));
+  own.curl.multi_add_handle(own.multi, transfer.easy);
 }
 
 std::vector<Downloads::Done> Downloads::wait(double seconds) {
   std::vector<Done> done;
   const double deadline = now() + seconds;
-  impl_->collect(done);  // some fail at once
   bool goes_on = true;
   for (double left = seconds; goes_on && done.empty() && left >= 0; left = deadline - now()) {
     goes_on = impl_->advance(left);

@@ -210,7 +210,7 @@ void an_answer_comes_in_pieces_of_any_size() {
   CHECK(server.connections() == 1);
 }
 
-void what_is_not_plain_comes_through_libcurl() {
+void chunked_answers_come_too() {
   const std::string chunked =
       "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nob\r\n4\r\nject\r\n0\r\n\r\n";
   Server server({{"/chunked", chunked}, {"/plain", answer("200 OK", "", "object")}});
@@ -275,7 +275,7 @@ int main() {
   many_at_once_come_once_each();
   a_connection_that_ends_between_two_objects_is_replaced();
   an_answer_comes_in_pieces_of_any_size();
-  what_is_not_plain_comes_through_libcurl();
+  chunked_answers_come_too();
   a_server_that_stalls_is_given_up();
   a_wait_ends_in_time_when_woken_and_with_it_all();
   a_server_that_is_not_there_fails();

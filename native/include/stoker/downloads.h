@@ -2,8 +2,7 @@
 //
 // What speaks HTTP is the libcurl that a library of this process has loaded; its functions are
 // looked up there, so that nothing is linked with it. Its binary interface is the stable one that
-// it has kept since 2006. Plain answers over http:// are read without it (PlainHttp), over
-// connections that it made.
+// it has kept since 2006.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 The storage's own client needs a thread for each request under way, and they wait for each other's
 interpreter. So first attempts are made here, and what does not succeed at once is left to that
 client, which knows about retries, credentials and outages. The core drives the libcurl that pycurl
-brings, and reads plain answers without it: the bytes go into their place without the interpreter.
+brings: the bytes go into their place without the interpreter.
 """
 
 from __future__ import annotations
