@@ -445,14 +445,14 @@ class Store:
         """Count accesses, or with ``sign`` -1 take them back."""
         good = np.ones(len(outcomes), np.bool_)
         good[list(errors)] = False
-        counts = np.bincount(outcomes[good], minlength=len(Outcome))
-        fetched = outcomes == Outcome.FETCHED
+        counts = np.bincount(outcomes[good], minlength=len(Outcome)).tolist()
+        fetched = np.flatnonzero(outcomes == Outcome.FETCHED)
         from_source = int(lengths[fetched].sum())
         from_cache = int(lengths.sum()) - from_source
         if self._originals is not None:
-            from_source = int(self._originals.sizes[ids[fetched & good]].sum())
+            from_source = int(self._originals.sizes[ids[fetched[good[fetched]]]].sum())
         self.counters.add(
-            accesses=sign * int(good.sum()),
+            accesses=sign * (len(outcomes) - len(errors)),
             hits=sign * int(counts[Outcome.HIT]),
             substituted=sign * int(counts[Outcome.SUBSTITUTED]),
             fetched=sign * int(counts[Outcome.FETCHED]),
