@@ -86,7 +86,12 @@ class NextUse(Policy):
 
         While no other job uses the cache; else see :meth:`keys_after`.
         """
-        times = upcoming.astype(np.float64)
+        return self._keys_of(ids, plan, upcoming.astype(np.float64))
+
+    def _keys_of(
+        self, ids: NDArray[np.uint32], plan: Plan, times: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return f64[n], the keys of samples used next at ``times`` f64[n] in ``plan``, reused."""
         if self.request_bytes == 0 or self.sizes is None:
             times += plan.start
             return np.negative(times, out=times)
@@ -218,9 +223,12 @@ class AsPlanned(OnceAnEpoch):
 class NextBlock(NextUse):
     """Next use where plans have blocks, which are read at once: whole blocks stay.
 
-    What the epoch in progress still needs has the key of its own next use. What is left for the
-    next epoch has that of its block's first use there: a block of which some samples are cached
-    costs as many requests as one of which none is. Keys hold for one plan. Raises
+    A block of which some samples are cached costs as much to read as one of which none is. So what
+    the epoch in progress still needs has the time at which its block is first used: those that are
+    begun come before others, and of these the latest leaves first, all of it. What is left for the
+    next epoch comes after them, and stays where the least time passes from its block's first use in
+    this epoch to that in the next: this is known before any of it is used, so that no block is
+    given up when half of it has been kept. The rule is ours. Keys hold for one plan. Raises
     :class:`~stoker.errors.ConfigError` for a negative cost.
     """
 
@@ -229,11 +237,22 @@ class NextBlock(NextUse):
     def keys_at(
         self, ids: NDArray[np.uint32], plan: Plan, upcoming: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return f64[n]: minus the next use of samples, or of their blocks in the next epoch."""
+        """Return f64[n]: minus the time of the block, between the plan's start and its horizon."""
+        times = upcoming.astype(np.float64)
+        if plan.blocks is not None and len(plan):
+            due = upcoming < len(plan)
+            times[due] = plan.block_use[ids[due]]
         following = plan.following
         if following is not None and following.blocks is not None and len(following):
-            use = following.block_use
-            known = (upcoming >= len(plan)) & (upcoming < plan.horizon)
-            upcoming = upcoming.copy()
-            upcoming[known] = len(plan) + use[ids[known]]
-        return super().keys_at(ids, plan, upcoming)
+            later = (upcoming >= len(plan)) & (upcoming < plan.horizon)
+            until = following.block_use[ids[later]] + len(plan) - _begun(plan, ids[later])
+            times[later] = len(plan) + until / 2  # from 0 to twice the epoch
+        return self._keys_of(ids, plan, times)
+
+
+def _begun(plan: Plan, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return i64[n], where blocks of samples are first used; 0 if that was before ``plan``."""
+    use = plan.block_use
+    first = use[np.minimum(ids, len(use) - 1)]
+    first[(ids >= len(use)) | (first == len(plan))] = 0
+    return first
