@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -74,9 +74,7 @@ def fill(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-fill")
     under_way: deque[Future[tuple[Ids, Filled]]] = deque()
     try:
-        for batch in in_batches(
-            ids, sizes[ids], most_bytes=_BATCH_BYTES, most_samples=_BATCH_SAMPLES
-        ):
+        for batch in _batches(source, ids, _BATCH_SAMPLES):
             under_way.append(pool.submit(bring, batch))
             if len(under_way) >= 2 * threads:
                 _note(filled, *under_way.popleft().result(), source, progress)
@@ -138,7 +136,7 @@ def preload(
     begin = said = time.monotonic()
     # A store of its own, for its single flight and counters. Not closed: the tier is not its own.
     store = Store(source, tier, pool=pool)
-    batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+    batches = list(_batches(source, ids, _BATCH))
     workers = ThreadPoolExecutor(threads, thread_name_prefix="stoker-preload")
     samples = num_bytes = 0
     try:
@@ -154,6 +152,17 @@ def preload(
         workers.shutdown(cancel_futures=True)
     took = time.monotonic() - begin
     log.info("preloaded %d samples, %s, in %.1f s", samples, format_bytes(num_bytes), took)
+
+
+def _batches(source: Source, ids: Ids, most_samples: int) -> Iterator[Ids]:
+    """Yield parts of ``ids``, ascending, to be read at once: so many at most, but whole units.
+
+    Where a source says what is read at once, a page of rows, say, a part is that, up to 4 MiB.
+    """
+    sizes, breaks = source.sizes, source.breaks
+    most = len(ids) if len(breaks) else most_samples
+    for run in np.split(ids, np.searchsorted(ids, breaks)):
+        yield from in_batches(run, sizes[run], most_bytes=_BATCH_BYTES, most_samples=most)
 
 
 def _refuse_outage(served: Served) -> None:
