@@ -128,9 +128,14 @@ def test_next_block_keeps_whole_blocks_for_the_next_epoch() -> None:
     plan = Plan(0, 0, ids, blocks=ids // 2).followed_by(later)
     assert later.block_use.tolist() == [1, 1, 2, 2, 0, 0]
     now = NextBlock().keys(ids, None, plan, None)
-    assert now.tolist() == [-0.0, -1, -2, -3, -4, -5]
+    assert now.tolist() == [-0.0, -0.0, -2, -2, -4, -4]
     after = NextBlock().keys(ids, None, plan, np.arange(6))
-    assert after.tolist() == [-7, -7, -8, -8, -6, -6]
+    assert after.tolist() == [-9.5, -9.5, -9, -9, -7, -7]  # 7, 6 and 2 accesses from use to use
+    rest = plan.part(np.arange(4, 6), 4).followed_by(later)
+    left = NextBlock().keys(ids[4:], None, rest, np.arange(2))
+    before = NextBlock().keys(ids[:4], None, rest, None)
+    assert left.tolist() == [-4 - 2 - 1, -4 - 2 - 1]
+    assert before.tolist() == [-4 - 2 - 1.5, -4 - 2 - 1.5, -4 - 2 - 2, -4 - 2 - 2]
     alone = plan.followed_by(None)
     expected = NextUse().keys(ids, None, alone, np.arange(6))
     assert np.array_equal(NextBlock().keys(ids, None, alone, np.arange(6)), expected)
