@@ -204,6 +204,27 @@ def test_blocks_read_each_page_once(tmp_path: Path) -> None:
     assert sorted(again) == sorted(data)
 
 
+def test_loading_all_before_training_does_not_decode_a_page_for_each_piece_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of 64 rows, by 16 threads, had each page decoded many times."""
+    path = write(tmp_path / "x.parquet", {"x": pa.array([os.urandom(1500) for _ in range(3000)])})
+    source = ParquetSource(path, kept_bytes=0)
+    decoded: list[int] = []
+    decode = ParquetSource._decoded
+
+    def noted(self: ParquetSource, unit: int, *given: Any) -> Any:
+        decoded.append(unit)
+        return decode(self, unit, *given)
+
+    monkeypatch.setattr(ParquetSource, "_decoded", noted)
+    with stoker.Feed(source, 100, cache="100%", recipe="oracle", decode_threads=0) as feed:
+        assert sum(map(len, feed)) == 3000
+        assert feed.stats.hit_ratio == 1
+    assert len(decoded) > 1
+    assert sorted(decoded) == sorted(set(decoded))
+
+
 def test_nothing_need_be_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", **SMALL)
     source = ParquetSource(path, columns="label", kept_bytes=0)
