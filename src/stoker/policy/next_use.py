@@ -253,6 +253,6 @@ class NextBlock(NextUse):
 def _begun(plan: Plan, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return i64[n], where blocks of samples are first used; 0 if that was before ``plan``."""
     use = plan.block_use
-    first = use[np.minimum(ids, len(use) - 1)]
+    first: NDArray[np.int64] = use[np.minimum(ids, len(use) - 1)]
     first[(ids >= len(use)) | (first == len(plan))] = 0
     return first
