@@ -10,9 +10,10 @@ import stoker
 from stoker import recipes
 from stoker.epoch.read_ahead import window_bytes
 from stoker.errors import ConfigError
+from stoker.prefetch.walk import Group
 from stoker.sim import Conditions, SimResult, replay
 from stoker.sim.replay import Job
-from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.replayed_cache import ReplayedAhead, ReplayedCache
 from stoker.sim.signals import GivenLosses, with_made_up_graph
 from stoker.source import NumpySource
 from stoker.source.held import MemorySource
@@ -101,18 +102,32 @@ def test_a_loader_with_prefetch_and_workers_hits_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("block", [32, 256, 1000])
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
-def test_what_is_read_of_a_block_stays_until_it_is_due(block: int, share: float) -> None:
+def test_what_is_read_of_a_block_stays_until_it_is_due(
+    block: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num, epochs = 20_000, 3
     sizes = np.random.default_rng(2).integers(40, 200, num)
     window = int(0.05 * share * sizes.sum())
+    blocks_read: list[int] = []
+    read_group = ReplayedAhead._read
+
+    def noted(self: ReplayedAhead, group: Group) -> None:
+        blocks_read.append(len(np.unique(group.ids // block)))
+        read_group(self, group)
+
+    monkeypatch.setattr(ReplayedAhead, "_read", noted)
     found = replay(
         f"foresight:block={block}", num, epochs, share, sizes, batch_size=128, read_ahead=window
     )
     read = sum(epoch.read_ahead for epoch in found.per_epoch)
     fetched = sum(epoch.fetched for epoch in found.per_epoch)
-    # Whole blocks are kept from epoch to epoch, which are few where the cache holds two in all.
-    assert fetched < (epochs - 0.15 * share * (epochs - 1)) * num
-    assert abs(read - fetched) < 0.01 * epochs * num  # a sample or two may be left to a worker
+    # Of the cache, what hits in an epoch; one of two blocks holds little from epoch to epoch.
+    kept = 0.35 if share * num > 2 * block else 0.15
+    assert fetched < (epochs - kept * share * (epochs - 1)) * num
+    # What was kept as the walk came by may be gone at its access: a few samples of all.
+    assert -0.001 * num <= read - fetched < 0.01 * epochs * num
+    # A request for part of a block saves nothing. By next use alone: 0.76 to 0.83 with a half.
+    assert read > 0.87 * block * sum(blocks_read)
 
 
 def test_a_feed_reads_as_much_of_blocks_as_a_replay(tmp_path: Path) -> None:
