@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.errors import SourceError, SourceUnavailable
 from stoker.source.base import Source, in_batches, read_whole
-from stoker.source.packed import Packed, pick
+from stoker.source.packed import Packed, offsets_of, pick
 from stoker.store.arena import Arena
 from stoker.store.claims import Served
 from stoker.store.store import Store
@@ -155,14 +155,22 @@ def preload(
 
 
 def _batches(source: Source, ids: Ids, most_samples: int) -> Iterator[Ids]:
-    """Yield parts of ``ids``, ascending, to be read at once: so many at most, but whole units.
+    """Yield parts of ``ids``, ascending, to be read at once: so many at most, 4 MiB at most.
 
-    Where a source says what is read at once, a page of rows, say, a part is that, up to 4 MiB.
+    Where a source says what is read at once, a page of rows, say, a part is as many of those as
+    fit, and one that has more samples is not divided but by its bytes.
     """
-    sizes, breaks = source.sizes, source.breaks
+    sizes, breaks = source.sizes[ids], source.breaks
     most = len(ids) if len(breaks) else most_samples
-    for run in np.split(ids, np.searchsorted(ids, breaks)):
-        yield from in_batches(run, sizes[run], most_bytes=_BATCH_BYTES, most_samples=most)
+    ends = np.append(np.unique(np.searchsorted(ids, breaks)), len(ids))
+    bounds, begin = offsets_of(sizes), 0
+    while begin < len(ids):
+        fits = np.searchsorted(bounds, bounds[begin] + _BATCH_BYTES, "right") - 1
+        whole = ends[: np.searchsorted(ends, min(fits, begin + most_samples), "right")]
+        end = int(whole[-1]) if len(whole) and whole[-1] > begin else int(ends[len(whole)])
+        part = slice(begin, end)
+        yield from in_batches(ids[part], sizes[part], most_bytes=_BATCH_BYTES, most_samples=most)
+        begin = end
 
 
 def _refuse_outage(served: Served) -> None:
