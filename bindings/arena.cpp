@@ -293,6 +293,8 @@ nb::dict stats(const PyArena& self) {
   const stoker::Header& header = arena->header();
   nb::dict out;
   out["capacity_bytes"] = header.capacity;
+  out["limit_bytes"] = header.limit;
+  out["memory_bytes"] = arena->memory();
   out["payload_bytes"] = counters.payload;
   out["overhead_bytes"] = header.total_bytes - std::min(header.total_bytes, header.capacity);
   out["entries"] = counters.entries;
@@ -330,13 +332,14 @@ void bind_arena(nb::module_& m) {
   m.def(
       "segment_bytes",
       [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size, bool on_disk,
-         bool blank) {
+         bool blank, std::uint64_t limit) {
         stoker::Header header{};
-        stoker::Segment::plan({num_ids, capacity, mean_size, on_disk, false, 0, blank}, header);
-        return header.total_bytes;
+        stoker::Segment::plan({num_ids, capacity, mean_size, on_disk, false, 0, blank, limit},
+                              header);
+        return stoker::memory_of(header, header.reserved_blocks);
       },
       "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "on_disk"_a, "blank"_a = false,
-      "Bytes of memory that such an arena takes, payload included.");
+      "limit_bytes"_a = UINT64_MAX, "Bytes of memory that such an arena takes, payload included.");
   m.def(
       "file_bytes",
       [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size) {
@@ -364,13 +367,14 @@ void bind_arena(nb::module_& m) {
       .def_static(
           "create",
           [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,
-             const std::string& path, bool exact, std::uint64_t seed, bool blank) {
+             const std::string& path, bool exact, std::uint64_t seed, bool blank,
+             std::uint64_t limit) {
             const stoker::Geometry geometry{num_ids, capacity, mean_size, !path.empty(),
-                                            exact,   seed,     blank};
+                                            exact,   seed,     blank,     limit};
             return PyArena(std::make_shared<Arena>(geometry, path));
           },
           "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "path"_a, "exact"_a, "seed"_a,
-          "blank"_a = false, release)
+          "blank"_a = false, "limit"_a = UINT64_MAX, release)
       .def_static(
           "attach",
           [](int memory, int file) { return PyArena(std::make_shared<Arena>(memory, file)); },
@@ -389,6 +393,14 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("io_errors", [](const PyArena& self) { return self.open()->io_errors(); })
       .def_prop_ro("total_bytes",
                    [](const PyArena& self) { return self.open()->header().total_bytes; })
+      .def_prop_ro("memory_bytes", [](const PyArena& self) { return self.open()->memory(); })
+      .def_prop_ro("limit_bytes", [](const PyArena& self) { return self.open()->header().limit; })
+      .def(
+          "limit",
+          [](const PyArena& self, std::uint64_t bytes) {
+            return unlocked(self, [&](Arena& arena) { return arena.limit(bytes); });
+          },
+          "bytes"_a)
       .def(
           "put",
           [](const PyArena& self, const IdArray& ids, nb::sequence samples,

@@ -42,7 +42,7 @@ void restore(std::vector<unsigned char>& image, const std::vector<unsigned char>
   const auto* header = reinterpret_cast<const Header*>(sound.data());
   const std::size_t parts[3][2] = {
       {offsetof(Header, clock), offsetof(Header, num_regions)},
-      {offsetof(Header, free_blocks), header->entries_at},
+      {offsetof(Header, limit), header->entries_at},
       {header->ranks_at, header->data_at},
   };
   for (const auto& [begin, end] : parts) {

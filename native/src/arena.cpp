@@ -322,7 +322,9 @@ void Arena::resize_region(const std::string& name, std::uint64_t budget) {
 
 std::vector<Region> Arena::regions() {
   const Guard guard(*this);  // as in counters()
-  return {header_->regions, header_->regions + header_->num_regions};
+  std::vector<Region> all(header_->regions, header_->regions + header_->num_regions);
+  for (Region& each : all) each.budget = budget_of(each);
+  return all;
 }
 
 // --- leases ---

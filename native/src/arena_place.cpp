@@ -1,16 +1,24 @@
 // Which region a sample lies in: looking it up, moving it between regions, redividing their
-// budgets.
+// budgets; and how much memory they have together.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <new>
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
+#include "stoker/futex.h"
 
 namespace stoker {
 namespace {
 
-constexpr std::size_t kMoves = 64;     // under one lock, each of which may evict
-constexpr std::uint32_t kAFew = 8192;  // listed under the lock
+constexpr std::size_t kMoves = 64;            // under one lock, each of which may evict
+constexpr std::uint32_t kAFew = 8192;         // listed under the lock
+constexpr std::uint64_t kPiece = 4ull << 20;  // bytes of memory given back or taken under one lock
+constexpr std::int64_t kHold = 500'000;       // ns after which others have the lock
+constexpr int kTries = 64;                    // evictions for one sample's place
 
 }  // namespace
 
@@ -95,7 +103,7 @@ bool Arena::move_one(std::uint32_t region, std::uint32_t id, const double* key) 
     return true;
   }
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
-  if (length > to.budget) return false;
+  if (length > budget_of(to)) return false;
   const double was = rank.key.load(std::memory_order_relaxed);
   if (key == nullptr && from.order == Order::kKey && to.order == Order::kKey) key = &was;
   // Out of everything while room is made: what it takes already is not in its way.
@@ -172,11 +180,141 @@ bool Arena::shed_some(std::uint32_t r) {
   const Region& region = header_->regions[r];
   bool more = true;
   for (int step = 0; step < 64 && more; ++step) {
-    more = region.bytes > region.budget;
+    more = region.bytes > budget_of(region);
     if (more && !region.holds_bytes) forget(heap(r).at(0).id());
     if (more && region.holds_bytes) more = evict_one(r);
   }
   return more;
+}
+
+// --- memory ---
+
+// Its part of the limit.
+std::uint64_t Arena::budget_of(const Region& region) const {
+  if (header_->limit >= header_->capacity || !region.holds_bytes) return region.budget;
+  const double share = static_cast<double>(header_->limit) / static_cast<double>(header_->capacity);
+  return static_cast<std::uint64_t>(share * static_cast<double>(region.budget));
+}
+
+std::uint64_t Arena::limit(std::uint64_t bytes) {
+  if (header_->on_disk != 0 || header_->blank != 0) {
+    throw ConfigError("only a cache in memory gives memory back");
+  }
+  std::uint32_t end = 0;
+  {
+    const Guard guard(*this, Guard::Insist::kYes);
+    header_->limit = std::min(bytes, header_->capacity);
+    const std::uint32_t goal = blocks_within(*header_, header_->limit);
+    if (goal < header_->usable_blocks) blocks_.bound(goal);
+    end = header_->usable_blocks;
+  }
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) shed(r);
+  vacate(end);
+  for (bool more = true; more;) {
+    const Guard guard(*this);
+    more = guard && (grow_some() || shrink_some());
+  }
+  return memory();
+}
+
+std::uint64_t Arena::memory() {
+  const Guard guard(*this);  // as in counters()
+  return memory_of(*header_, header_->reserved_blocks);
+}
+
+// Moves samples out of the blocks from `usable` on, which none may have any longer. A reader meets
+// them as it meets those that are replaced; one that is being written stays for now.
+void Arena::vacate(std::uint32_t usable) {
+  if (usable == header_->num_blocks) return;
+  std::vector<std::uint32_t> ids;
+  for (std::uint32_t id = 0; id < header_->num_ids; ++id) {
+    if (state_of(entries_[id].word.load(std::memory_order_acquire)) != State::kReady) continue;
+    const auto part = [&](int i) {
+      return entries_[id].extents[i].load(std::memory_order_relaxed);
+    };
+    const std::uint32_t end = std::max(part(0) + part(1), part(2) + part(3));
+    if ((part(1) & kSpilled) != 0 || end > usable) ids.push_back(id);
+  }
+  for (std::size_t done = 0; done < ids.size();) {
+    const Guard guard(*this);
+    if (!guard) return;
+    const std::int64_t until = monotonic_ns() + kHold;
+    do {
+      if (!move_down(ids[done])) return;
+    } while (++done < ids.size() && monotonic_ns() < until);
+  }
+}
+
+// False if there is no memory for that.
+bool Arena::move_down(std::uint32_t id) {
+  Entry& entry = entries_[id];
+  Extent list{};
+  if (state_of(entry.word.load(std::memory_order_acquire)) != State::kReady) return true;
+  const std::uint32_t length = entry.length.load(std::memory_order_relaxed);
+  std::unique_ptr<unsigned char[]> bytes(new (std::nothrow) unsigned char[length]);
+  if (bytes == nullptr || !load_extents(entry, extents_, &list)) return bytes != nullptr;
+  const auto lies_within = [this](Extent extent) {
+    return extent.first + extent.count <= header_->usable_blocks;
+  };
+  if (lies_within(list) && std::all_of(extents_.begin(), extents_.end(), lies_within)) return true;
+  if (!copy_out(entry, length, bytes.get())) return true;
+  // Reserved meanwhile: who dies here leaves a sample less, and never one of wrong bytes.
+  pend(slot(), 1);
+  set_word(entry, State::kReserved, slot());
+  free_blocks(entry);
+  const std::uint32_t r = ranks_[id].region.load(std::memory_order_relaxed) - 1u;
+  bool placed = allocate(entry, blocks_of(length));
+  for (int tries = 0; !placed && tries < kTries && evict_one(r); ++tries) {
+    placed = allocate(entry, blocks_of(length));
+  }
+  if (!placed) {
+    for (auto& part : entry.extents) part.store(0, std::memory_order_relaxed);
+  }
+  if (placed && write(id, {bytes.get(), length})) {
+    publish(id);
+  } else {
+    drop(id);
+    ++header_->evictions;
+  }
+  pend(slot(), -1);
+  return true;
+}
+
+// One step under the lock, as the next; false when there is nothing more to do, or no memory.
+bool Arena::grow_some() {
+  const std::uint32_t goal = blocks_within(*header_, header_->limit);
+  if (header_->usable_blocks >= goal) return false;
+  if (header_->reserved_blocks <= header_->usable_blocks) {
+    const std::uint32_t end = piece_from(header_->reserved_blocks, goal);
+    const auto from = static_cast<off_t>(memory_of(*header_, header_->reserved_blocks));
+    const off_t bytes = static_cast<off_t>(memory_of(*header_, end)) - from;
+    if (reserve_pages(segment_.descriptor().number(), bytes, from) != 0) return false;
+    header_->reserved_blocks = end;
+  }
+  blocks_.bound(std::min(goal, header_->reserved_blocks));
+  return true;
+}
+
+// Gives memory behind the usable blocks back, from the end on, as far as nothing lies there. A
+// reader that is late may bring a page of it back; what it copied does not count.
+bool Arena::shrink_some() {
+  const std::uint32_t end = header_->reserved_blocks;
+  if (end <= header_->usable_blocks) return false;
+  const std::uint32_t most = piece_from(0, header_->num_blocks);
+  const std::uint32_t begin = std::max(header_->usable_blocks, end - std::min(end, most));
+  if (blocks_.free(begin, end) != end - begin) return false;
+  const auto from = static_cast<off_t>(memory_of(*header_, begin));
+  const off_t bytes = static_cast<off_t>(memory_of(*header_, end)) - from;
+  const int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  if (bytes > 0 && fallocate(segment_.descriptor().number(), how, from, bytes) != 0) return false;
+  header_->reserved_blocks = begin;
+  return true;
+}
+
+// The end of a piece that begins with a block.
+std::uint32_t Arena::piece_from(std::uint32_t block, std::uint32_t most) const {
+  const std::uint64_t blocks = std::max<std::uint64_t>(1, kPiece / header_->block_size);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(block + blocks, most));
 }
 
 }  // namespace stoker

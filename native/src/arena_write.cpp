@@ -187,15 +187,15 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   }
   const Region& asked = header_->regions[region];
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
-  bool fitting = length <= header_->capacity && length <= asked.budget && length < UINT32_MAX;
+  bool fitting = length <= header_->limit && length <= budget_of(asked) && length < UINT32_MAX;
   // An empty S3-FIFO fills both its queues: without that, main would wait an epoch for its share.
   const bool filling =
-      header_->evictions == 0 && asked.bytes >= asked.budget && fits(asked, length, 0, 0);
+      header_->evictions == 0 && asked.bytes >= budget_of(asked) && fits(asked, length, 0, 0);
   const bool remembered = asked.ghost != kNone && tag == asked.ghost + 1;
   if (fitting && asked.pop == Pop::kPromote && (remembered || filling)) region = asked.promote_to;
   if (fitting) forget(id);
   Region& target = header_->regions[region];
-  fitting = fitting && (!target.strict || length <= target.budget);
+  fitting = fitting && (!target.strict || length <= budget_of(target));
   while (fitting && (fitting = make_room(region, length, key)) &&
          !allocate(entry, blocks_of(length))) {
     // There is room, but in too many pieces.

@@ -33,7 +33,7 @@ struct FileHeader {
 FileHeader file_header(const Header* header, const char* magic = kFileMagic) {
   FileHeader file{};
   std::memcpy(file.magic, magic, sizeof(file.magic));
-  file.abi = kAbi;
+  file.abi = kFileAbi;
   file.num_ids = header->num_ids;
   file.block_size = header->block_size;
   file.num_blocks = header->num_blocks;
@@ -198,9 +198,9 @@ void FileBlocks::check(const std::string& path) const {
       std::memcmp(found.magic, kFileMagic, sizeof(found.magic)) != 0) {
     throw SegmentError(path + " is not a Stoker segment: use another path");
   }
-  if (found.abi != kAbi) {
+  if (found.abi != kFileAbi) {
     throw SegmentError(path + " has layout version " + std::to_string(found.abi) +
-                       ", this Stoker reads version " + std::to_string(kAbi));
+                       ", this Stoker reads version " + std::to_string(kFileAbi));
   }
   if (std::memcmp(&found, &wanted, sizeof(found)) != 0) {
     throw SegmentError(path + " was made for " + std::to_string(found.num_ids) + " ids and " +

@@ -16,7 +16,7 @@ void Blocks::clear() {
   std::memset(bitmap_, 0, count * sizeof(std::uint64_t));
   const std::uint32_t tail = header_->num_blocks % 64;
   if (tail != 0) bitmap_[count - 1] = ~0ull << tail;  // beyond the end is never free
-  header_->free_blocks = header_->num_blocks;
+  header_->free_blocks = header_->usable_blocks;
   header_->cursor = 0;
 }
 
@@ -31,14 +31,14 @@ Extent Blocks::next_run(std::uint32_t from, std::uint32_t to, std::uint32_t enou
     from += static_cast<std::uint32_t>(std::countr_zero(free));
     if (from >= to) break;
     std::uint32_t end = from;
-    while (end < header_->num_blocks && end - from < enough) {
+    while (end < header_->usable_blocks && end - from < enough) {
       const std::uint64_t taken = bitmap_[end / 64] >> (end % 64);
       const std::uint32_t room = 64 - end % 64;
       const auto run = taken == 0 ? room : static_cast<std::uint32_t>(std::countr_zero(taken));
       end += run;
       if (run < room) break;
     }
-    return {from, std::min(end - from, enough)};
+    return {from, std::min(std::min(end, header_->usable_blocks) - from, enough)};
   }
   return {to, 0};
 }
@@ -65,7 +65,7 @@ bool Blocks::collect(std::uint32_t count, std::uint32_t least, std::uint32_t max
   extents.clear();
   std::uint32_t missing = count;
   const std::uint32_t start = header_->cursor;
-  const std::uint32_t ends[2] = {header_->num_blocks, start};
+  const std::uint32_t ends[2] = {header_->usable_blocks, start};
   std::uint32_t from = start;
   for (const std::uint32_t end : ends) {
     for (; from < end && missing > 0 && extents.size() < max_extents && max_runs > 0; --max_runs) {
@@ -92,7 +92,7 @@ bool Blocks::best_fit(std::uint32_t count, std::vector<Extent>& extents) {
   Extent best{0, kNone};
   std::uint32_t from = header_->cursor;
   for (std::uint32_t seen = 0; seen < kGlance && best.count != count; ++seen) {
-    const Extent run = next_run(from, header_->num_blocks, 8 * count);
+    const Extent run = next_run(from, header_->usable_blocks, 8 * count);
     if (run.count == 0) break;
     if (run.count >= count && run.count < best.count) best = run;
     from = run.first + run.count;
@@ -112,7 +112,7 @@ bool Blocks::reuse(std::uint32_t count, std::uint32_t max_extents, std::vector<E
     Extent best{0, 0};
     std::uint32_t* used = nullptr;
     for (std::uint32_t& hint : header_->hints) {
-      if (hint >= header_->num_blocks) continue;
+      if (hint >= header_->usable_blocks) continue;
       const Extent run = next_run(hint, hint + 1, 8 * count);
       const bool better = best.count < missing ? run.count > best.count
                                                : run.count >= missing && run.count < best.count;
@@ -151,14 +151,14 @@ bool Blocks::allocate(std::uint32_t count, std::uint32_t max_extents,
   for (const Extent extent : extents) set(extent, true);
   header_->free_blocks -= count;
   const Extent last = extents.back();
-  header_->cursor = (last.first + last.count) % header_->num_blocks;
+  header_->cursor = (last.first + last.count) % header_->usable_blocks;
   return true;
 }
 
 void Blocks::release(Extent extent) {
   set(extent, false);
   if (extent.count >= kLarge) header_->hints[header_->next_hint++ % kHints] = extent.first;
-  header_->free_blocks += extent.count;
+  header_->free_blocks += usable(extent);
 }
 
 bool Blocks::mark(Extent extent) {
@@ -169,8 +169,32 @@ bool Blocks::mark(Extent extent) {
     if (used(extent.first + i)) return false;
   }
   set(extent, true);
-  header_->free_blocks -= extent.count;
+  header_->free_blocks -= usable(extent);
   return true;
+}
+
+void Blocks::bound(std::uint32_t usable) {
+  const std::uint32_t was = header_->usable_blocks;
+  const std::uint32_t changed = free(std::min(was, usable), std::max(was, usable));
+  header_->usable_blocks = usable;
+  header_->free_blocks += usable > was ? changed : 0 - changed;
+  if (header_->cursor >= usable) header_->cursor = 0;
+}
+
+std::uint32_t Blocks::free(std::uint32_t begin, std::uint32_t end) const {
+  std::uint32_t count = 0;
+  for (std::uint32_t at = begin; at < end;) {
+    const std::uint32_t bits = std::min(64 - at % 64, end - at);
+    const std::uint64_t mask = (bits == 64 ? ~0ull : ((1ull << bits) - 1)) << (at % 64);
+    count += static_cast<std::uint32_t>(std::popcount(~bitmap_[at / 64] & mask));
+    at += bits;
+  }
+  return count;
+}
+
+std::uint32_t Blocks::usable(Extent extent) const {
+  const std::uint32_t end = std::min(extent.first + extent.count, header_->usable_blocks);
+  return end - std::min(extent.first, end);
 }
 
 }  // namespace stoker

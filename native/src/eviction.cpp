@@ -120,25 +120,24 @@ bool Arena::evictable(std::uint32_t id) const {
 bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed,
                  std::uint64_t freed_blocks) const {
   std::uint64_t bytes = region.bytes;
-  std::uint64_t budget = region.budget;
+  std::uint64_t budget = budget_of(region);
   if (!region.strict) {
     bytes = 0;
-    budget = header_->capacity;
+    budget = header_->limit;
     for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
       const Region& other = header_->regions[r];
       if (!other.holds_bytes) continue;
-      (other.strict ? budget : bytes) += other.strict ? 0 - other.budget : other.bytes;
+      (other.strict ? budget : bytes) += other.strict ? 0 - budget_of(other) : other.bytes;
     }
   }
-  return bytes + length <= budget + freed &&
-         header_->payload + length <= header_->capacity + freed &&
+  return bytes + length <= budget + freed && header_->payload + length <= header_->limit + freed &&
          blocks_of(length) <= header_->free_blocks + freed_blocks;
 }
 
 bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key) {
   const Region& wanted = header_->regions[region];
   if (fits(wanted, length, 0, 0)) return true;
-  if (wanted.strict && wanted.bytes + length <= wanted.budget) {
+  if (wanted.strict && wanted.bytes + length <= budget_of(wanted)) {
     // Others may hold more than theirs, whose budgets fell and who could not shed it all.
     for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
       if (header_->regions[r].strict && header_->regions[r].holds_bytes) shed_some(r);
@@ -164,7 +163,7 @@ bool Arena::evict_for(std::uint32_t region) {
     return !regions[r].strict && regions[r].holds_bytes;
   };
   for (std::uint32_t r = header_->num_regions; r-- > 0;) {
-    if (borrows(r) && regions[r].bytes > regions[r].budget && evict_one(r)) return true;
+    if (borrows(r) && regions[r].bytes > budget_of(regions[r]) && evict_one(r)) return true;
   }
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
     if (borrows(r) && evict_one(r)) return true;

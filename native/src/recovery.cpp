@@ -280,7 +280,7 @@ void Arena::verify() {
       if (used[block]) broken(who + " shares block " + std::to_string(block));
       if (!blocks_.used(extent.first + i)) broken(who + " lies in a free block");
       used[block] = true;
-      ++taken;
+      taken += block < header_->usable_blocks ? 1 : 0;
     }
   };
   for (std::uint32_t id = 0; id < header_->num_ids; ++id) {
@@ -316,7 +316,7 @@ void Arena::verify() {
     if (room < length && header_->blank == 0) broken(who + " has too few blocks");
   }
   if (payload != header_->payload) broken("the payload is counted wrongly");
-  if (taken + header_->free_blocks != header_->num_blocks) broken("blocks leaked");
+  if (taken + header_->free_blocks != header_->usable_blocks) broken("blocks leaked");
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
     const Region& region = header_->regions[r];
     const std::string who = std::string("region ") + region.name;

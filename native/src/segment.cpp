@@ -42,10 +42,24 @@ unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false, bool
 
 }  // namespace
 
-int reserve_pages(int descriptor, off_t bytes) {
+std::uint32_t blocks_within(const Header& header, std::uint64_t limit) {
+  if (limit >= header.capacity || header.on_disk != 0) return header.num_blocks;
+  const double share = static_cast<double>(limit) / static_cast<double>(header.capacity);
+  const auto blocks = static_cast<std::uint64_t>(share * header.num_blocks) + 64;
+  const std::uint64_t at_once = std::max<std::uint64_t>(1, kPage / header.block_size);
+  const std::uint64_t whole = (blocks + at_once - 1) / at_once * at_once;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, header.num_blocks));
+}
+
+std::uint64_t memory_of(const Header& header, std::uint32_t blocks) {
+  if (header.on_disk != 0) return header.total_bytes;
+  return header.data_at + pages(std::uint64_t{blocks} * header.block_size);
+}
+
+int reserve_pages(int descriptor, off_t bytes, off_t from) {
   constexpr off_t kPiece = off_t{64} << 20;
-  for (off_t at = 0; at < bytes;) {
-    if (fallocate(descriptor, 0, at, std::min(kPiece, bytes - at)) == 0) {
+  for (off_t at = from; at < from + bytes;) {
+    if (fallocate(descriptor, 0, at, std::min(kPiece, from + bytes - at)) == 0) {
       at += kPiece;
     } else if (errno != EINTR) {
       return errno;
@@ -83,6 +97,8 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   if (geometry.blank) blocks = 0;
   h.block_size = static_cast<std::uint32_t>(block);
   h.num_blocks = static_cast<std::uint32_t>(blocks);
+  h.limit = std::min(geometry.limit, geometry.capacity);
+  h.usable_blocks = h.reserved_blocks = blocks_within(h, h.limit);
   const std::uint64_t nodes =
       geometry.blank ? geometry.num_ids : std::min<std::uint64_t>(geometry.num_ids, 2 * blocks);
   h.num_chunks = static_cast<std::uint32_t>(nodes / kChunkNodes + kMaxRegions + 1);
@@ -124,10 +140,12 @@ Segment Segment::create(const Geometry& geometry) {
   // Reserved now, since a page that is not available later would be a SIGBUS in some process's
   // memcpy.
   int code = ftruncate(descriptor, bytes) != 0 ? errno : 0;
-  if (code == 0) code = reserve_pages(descriptor, bytes);
+  const auto needed =
+      static_cast<off_t>(geometry.blank ? 0 : memory_of(header, header.reserved_blocks));
+  if (code == 0) code = reserve_pages(descriptor, needed);
   if (code != 0) {
     throw CapacityError(describe_errno(
-        "reserve " + std::to_string(bytes) + " bytes of memory for a cache of " +
+        "reserve " + std::to_string(needed) + " bytes of memory for a cache of " +
             std::to_string(header.capacity) + " payload bytes; ask for a smaller cache",
         code));
   }
@@ -183,7 +201,10 @@ Segment Segment::attach(int descriptor, bool to_read) {
                        ": use the same Stoker in all jobs that share a cache");
   }
   if (header.total_bytes != bytes) throw SegmentError("the segment is truncated");
-  if (!is_laid_out(header, bytes)) {
+  // Another process may change these two at any time, but not beyond what is there.
+  const bool is_bounded =
+      header.usable_blocks - 1 < header.num_blocks && header.reserved_blocks <= header.num_blocks;
+  if (!is_laid_out(header, bytes) || !is_bounded) {
     throw SegmentError("the segment's layout is damaged: restart the jobs that share it");
   }
   return segment;

@@ -1,4 +1,6 @@
 // Samples that move between regions, and budgets that move while everybody is at work.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -202,6 +204,7 @@ void churn(Arena& arena, unsigned seed, double seconds) {
       const double share = 0.1 + 0.01 * (random() % 80);
       arena.divide({"high", "low"}, {share, 1 - share});
     }
+    if (random() % 16 == 0) arena.limit(20'000 + random() % 100'000);
     for (const std::uint32_t id : arena.list(kLow)) CHECK(id < kIds);
     if (random() % 50 == 0) kit::check_sound(arena);
   }
@@ -229,6 +232,60 @@ void budgets_move_while_all_are_at_work() {
   for (unsigned t = 0; t < 3; ++t) threads.emplace_back([&, t] { churn(arena, 7 + t, 0.7); });
   for (std::thread& thread : threads) thread.join();
   finish(arena);
+}
+
+std::uint64_t pages_of(const Arena& arena) {
+  struct stat status{};
+  CHECK(fstat(arena.memory_descriptor(), &status) == 0);
+  return 512ull * static_cast<std::uint64_t>(status.st_blocks);
+}
+
+// A cache of half the limit has half the memory and the samples of the highest keys.
+void memory_is_given_back_and_taken_again() {
+  constexpr std::uint32_t kMany = 2000;
+  stoker::Geometry asked = geometry(kMany, 20'000'000, 10'000);
+  asked.limit = 10'000'000;
+  Arena arena(asked, "");
+  const auto fill = [&] {
+    for (std::uint32_t id = 0; id < kMany; ++id) kit::put(arena, id, 9'000 + id, id);
+    kit::check_sound(arena);
+    CHECK(arena.counters().payload <= arena.header().limit);
+    CHECK(arena.counters().payload > arena.header().limit - 12'000);
+    CHECK(arena.memory() == pages_of(arena));
+  };
+  fill();
+  const std::uint64_t half = arena.memory();
+  CHECK(half < 12'000'000);
+  CHECK(arena.limit(30'000'000) == arena.header().total_bytes);
+  fill();
+  const std::uint64_t whole = arena.memory();
+  CHECK(whole > 20'000'000);
+  CHECK(arena.limit(10'000'000) == half);
+  kit::check_sound(arena);
+  CHECK(arena.memory() == pages_of(arena));
+  CHECK(arena.counters().payload > 10'000'000 - 24'000);
+  std::uint32_t first = 0;
+  while (!there(arena, first)) ++first;
+  for (std::uint32_t id = first; id < kMany; ++id) CHECK(there(arena, id));
+  CHECK(arena.regions()[0].budget == 10'000'000);
+  CHECK(arena.limit(0) < 1'000'000);
+  CHECK(arena.counters().entries == 0);
+  CHECK(!kit::put(arena, 1, 100));
+  arena.limit(20'000'000);
+  fill();
+}
+
+void what_is_leased_stays() {
+  Arena arena(geometry(100, 1'000'000, 10'000), "");
+  for (std::uint32_t id = 0; id < 100; ++id) kit::put(arena, id, 9'900, id);
+  const std::uint32_t ids[] = {1, 2, 3};
+  CHECK(arena.lease(ids, 5));
+  const std::uint64_t half = arena.limit(500'000);
+  for (const std::uint32_t id : ids) CHECK(there(arena, id));
+  kit::check_sound(arena);
+  arena.release(5);
+  CHECK(arena.limit(1'000'000) > half + 400'000);
+  kit::check_sound(arena);
 }
 
 // The lock's owner dies in the middle of moves: nothing is lost for good.
@@ -259,5 +316,7 @@ int main() {
   lists_are_complete();
   killed_movers_leave_it_sound();
   budgets_move_while_all_are_at_work();
+  memory_is_given_back_and_taken_again();
+  what_is_leased_stays();
   return check::failures();
 }

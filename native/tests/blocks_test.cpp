@@ -14,7 +14,7 @@ namespace {
 struct Pool {
   explicit Pool(std::uint32_t count)
       : bitmap(Blocks::words(count)), blocks(&header, bitmap.data()) {
-    header.num_blocks = count;
+    header.num_blocks = header.usable_blocks = count;
     blocks.clear();
   }
   Header header{};

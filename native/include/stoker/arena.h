@@ -169,8 +169,15 @@ class Arena {
   // gets what rounding leaves. At once, so that callers at the same time agree. Evicts what is over
   // a budget, as resize_region.
   void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
+  // Lets no more than so many payload bytes fit, in the same proportions, until the next call.
+  // What is over that is evicted, and the memory behind given back to the system, or taken again.
+  // Returns what memory() does: more than meant where a sample is being written there, which
+  // another call mends; less where the system has none.
+  std::uint64_t limit(std::uint64_t bytes);
+  // Bytes of memory that the segment takes now.
+  std::uint64_t memory();
   std::uint32_t region(const std::string& name) const;
-  std::vector<Region> regions();
+  std::vector<Region> regions();  // with the budgets that they have now
 
   // --- care ---
   Counters counters();
@@ -266,6 +273,12 @@ class Arena {
   bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
   void shed(std::uint32_t region);
   bool shed_some(std::uint32_t region);
+  void vacate(std::uint32_t usable);
+  std::uint64_t budget_of(const Region& region) const;
+  bool move_down(std::uint32_t id);
+  bool grow_some();
+  bool shrink_some();
+  std::uint32_t piece_from(std::uint32_t block, std::uint32_t most) const;
 
   // eviction (eviction.cpp)
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);

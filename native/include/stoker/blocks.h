@@ -20,6 +20,10 @@ class Blocks {
   void release(Extent extent);
   // Marks an extent as used; false when one of its blocks was used already or is out of range.
   bool mark(Extent extent);
+  // From now on only the first so many are given out; those behind stay taken until released.
+  void bound(std::uint32_t usable);
+  // How many are free from `begin` to before `end`.
+  std::uint32_t free(std::uint32_t begin, std::uint32_t end) const;
   bool used(std::uint32_t block) const { return (bitmap_[block / 64] >> (block % 64)) & 1; }
 
  private:
@@ -29,6 +33,7 @@ class Blocks {
   bool collect(std::uint32_t count, std::uint32_t least, std::uint32_t max_extents,
                std::uint32_t max_runs, std::vector<Extent>& extents);
   void set(Extent extent, bool used);
+  std::uint32_t usable(Extent extent) const;
 
   Header* header_;
   std::uint64_t* bitmap_;

@@ -15,7 +15,8 @@ static_assert(std::endian::native == std::endian::little, "the futex word is the
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 inline constexpr std::uint64_t kMagic = 0x31304152454b5453;  // "STKERA01"
-inline constexpr std::uint32_t kAbi = 3;
+inline constexpr std::uint32_t kAbi = 4;
+inline constexpr std::uint32_t kFileAbi = 3;  // of what a file holds
 inline constexpr std::uint32_t kMaxSlots = 1024;
 inline constexpr std::uint32_t kMaxRegions = 16;
 inline constexpr std::uint32_t kNameBytes = 24;
@@ -170,9 +171,12 @@ struct Header {
   // Below: only under the lock.
   std::uint32_t unsound;  // what is derived does not agree with the entries: repair before use
   std::uint32_t num_regions;
-  std::uint32_t free_blocks;
-  std::uint32_t cursor;         // next fit
-  std::uint32_t hints[kHints];  // where large runs became free lately; the bitmap knows better
+  std::uint64_t limit;            // payload bytes that fit now, of `capacity`
+  std::uint32_t usable_blocks;    // the first; no sample gets one of those behind
+  std::uint32_t reserved_blocks;  // the first, which have memory; at least the usable ones
+  std::uint32_t free_blocks;      // of the usable ones
+  std::uint32_t cursor;           // next fit
+  std::uint32_t hints[kHints];    // where large runs became free lately; the bitmap knows better
   std::uint32_t next_hint;
   std::uint32_t free_chunks;
   std::uint32_t free_lease;  // index + 1

@@ -20,11 +20,16 @@ struct Geometry {
   bool exact;
   std::uint64_t seed;
   bool blank = false;  // accounts for bytes, and stores none; for one thread at a time
+  std::uint64_t limit = UINT64_MAX;  // payload bytes that fit at first, if less than `capacity`
 };
 
 // Takes the room for so many bytes of a file, in pieces, since a signal makes a long request begin
-// again. Returns 0 or the errno.
-int reserve_pages(int descriptor, off_t bytes);
+// again; they begin `from` a place. Returns 0 or the errno.
+int reserve_pages(int descriptor, off_t bytes, off_t from = 0);
+// The blocks that so many payload bytes take, of those that `header` plans for its capacity.
+std::uint32_t blocks_within(const Header& header, std::uint64_t limit);
+// Bytes of memory, up to the end of so many blocks.
+std::uint64_t memory_of(const Header& header, std::uint32_t blocks);
 
 class Segment {
  public:
