@@ -316,13 +316,15 @@ class CacheSetup:
         regions = with_window(self.policy.regions(), self.capacity, window)
         # A job that began before the files were rebuilt has other samples.
         shared_as = f"{key}-{self._local_identity}" if self._local_identity else key
+        capacity, limit = self._allowed(shared_as, self.capacity + window, regions)
         opened = open_arena(
             shared_as,
             len(base),
-            self._allowed(shared_as, self.capacity + window, regions),
+            capacity,
             self.mean_size,
             regions,
             description=self._name,
+            limit_bytes=limit,
         )
         tell_opened()
         return opened
@@ -332,9 +334,9 @@ class CacheSetup:
         """What the job calls itself."""
         return self.cache.sharing.name or f"{self.recipe.name} {os.getpid()}"
 
-    def _allowed(self, key: str, wanted: int, regions: list[Region]) -> int:
-        """Return the bytes of ``wanted`` that the node's service lets a new cache have."""
-        allowed, self._fetch_share = capacity_allowed(
+    def _allowed(self, key: str, wanted: int, regions: list[Region]) -> tuple[int, int | None]:
+        """Return the bytes of ``wanted`` that the node's service lets a new cache have, and now."""
+        allowed, self._fetch_share, limit = capacity_allowed(
             key,
             self.population.num_samples,
             wanted,
@@ -355,7 +357,7 @@ class CacheSetup:
                 f"the cache has {format_bytes(allowed)}, not the {format_bytes(wanted)} asked for: "
                 "the service of this node has no room for more"
             )
-        return allowed
+        return allowed, limit
 
     def name_of(self, key: str) -> str:
         """Return the key under which the visited part of the data set is shared."""

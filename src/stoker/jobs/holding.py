@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import SegmentError, StokerError
-from stoker.jobs.quotas import Quota, quota_for
+from stoker.jobs.partition import LONGEST_STEP, are_idle
+from stoker.jobs.quotas import Claimant, Quota, divide, quota_for
 from stoker.node.descriptors import Handle
 from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
 from stoker.node.rendezvous import Joined, RendezvousFiles, join
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.store.arena import Arena
+from stoker.store.arena import Arena, memory_needed
 from stoker.store.disk import MARKER
 from stoker.types import format_bytes
 
@@ -28,12 +32,31 @@ log = logging.getLogger("stoker")
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 _SHOWN = 600.0  # seconds for which it is told that a job got no disk cache
 _SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
+_LEAST_CHANGE = 0.01  # of a cache's memory; what is less is left as it is
 
 
 @dataclass
 class _Held:
     joined: Joined[Arena]
     idle_since: float | None = None
+    memory: int = field(init=False)
+    """Bytes of memory, when it was looked at last."""
+    why: str = ""
+    """Why it has less than it could."""
+    _used: int = -1  # look-ups and insertions so far
+    _seen: float = 0.0  # when there were more
+    _gap: float = 0.0  # seconds between two looks at which there were, the longest of late
+    _is_full: bool = False
+    _payload: int = 0
+
+    def __post_init__(self) -> None:
+        arena = self.joined.held
+        self._seen = time.monotonic()
+        self.memory = arena.memory_bytes
+        self.whole = arena.overhead_bytes + arena.capacity_bytes
+        """Bytes of memory with all that may fit."""
+        self.least = memory_needed(arena.num_ids, arena.capacity_bytes, arena.mean_size, 0)
+        """Bytes of memory in which nothing fits."""
 
     @property
     def is_alone(self) -> bool:
@@ -41,9 +64,40 @@ class _Held:
         return self.joined.participant.is_alone
 
     @property
-    def memory(self) -> int:
-        """Bytes of memory."""
-        return self.joined.held.overhead_bytes + self.joined.held.capacity_bytes
+    def is_limited(self) -> bool:
+        """Whether less fits than could."""
+        return self.joined.held.limit_bytes < self.joined.held.capacity_bytes
+
+    def look(self, now: float) -> None:
+        """Note whether it is used, and how full it is."""
+        stats = self.joined.held.stats()
+        used = stats["hits"] + stats["misses"] + stats["inserts"]
+        if used != self._used:
+            step = now - self._seen
+            self._gap = max(0.9 * self._gap, step if step < LONGEST_STEP else 0.0)
+            self._used, self._seen = used, now
+        self.memory, self._payload = stats["memory_bytes"], stats["payload_bytes"]
+        self._is_full = self._payload >= 0.9 * stats["limit_bytes"]
+
+    def claimant(self, quota: Quota | None, now: float) -> Claimant:
+        """Return what it asks for. What borrows asks for more as it fills what it has."""
+        borrows = quota is not None and quota.most is not None
+        is_idle = self.is_alone or (
+            borrows and bool(are_idle(np.float64(now - self._seen), np.float64(self._gap)))
+        )
+        share = 1.0
+        if borrows and self.joined.held.capacity_bytes:
+            share = self._payload / self.joined.held.capacity_bytes
+            share = min(1.0, 2 * share + 0.1 if self._is_full else 1.1 * share + 0.02)
+        wants = self.least + share * (self.whole - self.least)
+        return Claimant(quota, self.least, self.memory, wants, is_idle)
+
+    def limit(self, memory: float) -> None:
+        """Let it have so much memory."""
+        arena = self.joined.held
+        share = (memory - self.least) / max(1, self.whole - self.least)
+        payload = math.ceil(arena.capacity_bytes * share - 1e-6)
+        self.memory = arena.limit(min(max(0, payload), arena.capacity_bytes))
 
 
 @dataclass(frozen=True)
@@ -78,7 +132,8 @@ class Holding:
     ``memory`` and ``disk``: maximum bytes of all caches together, None: no limit. ``keep``:
     seconds for which a cache without a job is held, None: until its memory is needed. ``quotas``
     are for the caches that jobs of some names made; the first that matches counts. A cache that
-    jobs use is never taken from them, so earlier caches may exceed the limits. Caches on
+    jobs use shrinks only where others have a right to the memory, or it is borrowed (see
+    :func:`~stoker.jobs.quotas.divide`), so earlier caches may exceed the limits. Caches on
     disk stay by themselves; those that jobs asked for are remembered in the runtime directory, and
     count until they are removed. Safe in any thread. Raises :class:`OSError` where the runtime
     directory cannot be used.
@@ -94,6 +149,9 @@ class Holding:
         self._memory, self._disk, self._keep, self._quotas = memory, disk, keep, tuple(quotas)
         self.memory_aside = 0
         """Bytes of memory that caches take which are not held here, but count."""
+        self.read_for: Mapping[int, int] = {}
+        """Of these, what was read for each user."""
+        self._user = os.geteuid()
         self._held: dict[str, _Held] = {}
         self._others: set[str] = set()  # found of what is no cache in memory
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
@@ -131,6 +189,7 @@ class Holding:
         capacity: int,
         regions: Sequence[dict[str, Any]],
         asker: Asker | None = None,
+        least: int | None = None,
     ) -> int | None:
         """Ask whether a job may make the cache ``name``, unless it is there, of so much memory.
 
@@ -138,7 +197,9 @@ class Holding:
         make room, those idle longest first. An idle cache of that name with another payload
         ``capacity`` or other ``regions`` is released too. Of jobs that wait the one that asked
         first is admitted first, those of a higher priority before; one that does not wait takes
-        what room there is.
+        what room there is. ``least``: bytes that it takes at first, if it can grow later; then
+        it may have what others are about to give back, and :meth:`granted` is what it takes until
+        then. One that borrows never waits.
         """
         asker = asker or Asker()
         if not self.could_ever(memory, asker.job):
@@ -155,14 +216,75 @@ class Holding:
             self._coming.pop(name, None)
             if asker.waits and self._is_behind(name, asker.job, memory):
                 return self._turn_down(name, memory, asker)
-            while self._room(asker.job) < memory:
-                idle = self._idle_in_the_way(asker.job, memory)
-                if not idle:
-                    return self._turn_down(name, memory, asker)
-                self._drop(idle[0])
+            quota = self._quota(asker.job)
+            if least is not None and quota is not None and quota.most is not None:
+                asker = replace(asker, waits=False)
+                if memory > min(quota.bound, self._of_all()):
+                    return self._turn_down(name, memory, asker, least)
+            else:
+                while self._room(asker.job) < memory:
+                    idle = self._idle_in_the_way(asker.job, memory)
+                    if idle:
+                        self._drop(idle[0])
+                    elif self._share(asker.job, memory, least) < memory:
+                        return self._turn_down(name, memory, asker, least)
+                    else:
+                        break
             self._turned_down.pop(name, None)
-            self._expect(name, memory, asker.job)
+            self._expect(name, memory, asker.job, least)
             return None
+
+    def granted(self, name: str) -> int | None:
+        """Return the bytes that a cache which is about to be made may take at first."""
+        with self._mutex:
+            return self._coming[name][1] if name in self._coming else None
+
+    def balance(self) -> None:
+        """Have caches give back what others have a right to, and use what others leave."""
+        with self._mutex:
+            now, held = time.monotonic(), list(self._held.items())
+            if not self._lends and not any(each.is_limited for _, each in held):
+                return
+            for _, each in held:
+                each.look(now)
+            claimants = [each.claimant(self._quota_of(name), now) for name, each in held]
+            memory = self._of_all() - self._about_to_come()
+            goals = divide(memory, claimants).tolist()
+            for (_, each), claimant, goal in zip(held, claimants, goals, strict=True):
+                each.why = _why_limited(claimant) if goal < each.whole else ""
+            changes = sorted(
+                (goal - each.memory, number, each)
+                for number, ((_, each), goal) in enumerate(zip(held, goals, strict=True))
+                if abs(goal - each.memory) > _LEAST_CHANGE * each.whole
+            )
+            room = memory - sum(each.memory for _, each in held)
+        for change, _, each in changes:  # first those that give back, which may take a while
+            before = each.memory
+            if change < 0 or room > 0:
+                each.limit(before + min(change, room if change > 0 else 0.0))
+            room -= each.memory - before
+
+    def limited(self) -> list[dict[str, Any]]:
+        """Return the caches that have less memory than they could, and why."""
+        with self._mutex:
+            held = [h for h in self._held.values() if h.joined.said is not None and h.is_limited]
+            return [
+                {
+                    "key": each.joined.said.key,
+                    "data": each.joined.said.description,
+                    "limit_bytes": each.joined.held.limit_bytes,
+                    "capacity_bytes": each.joined.held.capacity_bytes,
+                    "why": each.why,
+                }
+                for each in held
+                if each.joined.said is not None
+            ]
+
+    def room_of(self, user: int) -> float:
+        """Return the bytes that may yet be read for a user into what a group shares."""
+        quota = next((quota for quota in self._quotas if quota.user == user), None)
+        with self._mutex:
+            return math.inf if quota is None else quota.bound - self._used(quota)
 
     def has_room(self, memory: int) -> bool:
         """Whether there is room for so much more memory now."""
@@ -172,9 +294,7 @@ class Holding:
     def could_ever(self, memory: int, job: str = "") -> bool:
         """Whether there is room for so much memory if there are no other caches."""
         quota = self._quota(job)
-        of_all = None if self._memory is None else self._memory - self.memory_aside
-        bounds = (of_all, None if quota is None else quota.memory)
-        return all(bound is None or memory <= bound for bound in bounds)
+        return memory <= min(self._of_all(), math.inf if quota is None else quota.bound)
 
     def turned_down(self) -> list[dict[str, Any]]:
         """Return the jobs that wait for memory, or got less of it or of disk, and why."""
@@ -234,8 +354,11 @@ class Holding:
                     "jobs": quota.jobs,
                     "priority": quota.priority,
                     "weight": quota.weight,
-                    "memory_bytes": self._used(quota),
-                    "memory_limit_bytes": quota.memory,
+                    "memory_bytes": (used := self._used(quota)),
+                    "memory_limit_bytes": None if quota.bound == math.inf else int(quota.bound),
+                    "borrowed_bytes": (
+                        None if quota.most is None else max(0, used - (quota.memory or 0))
+                    ),
                     "disk_bytes": sum(n for at, n in self._disks.items() if self._is_of(quota, at)),
                     "disk_limit_bytes": quota.disk,
                 }
@@ -261,27 +384,56 @@ class Holding:
             for name in list(self._held):
                 self._drop(name)
 
-    def _turn_down(self, name: str, memory: int, asker: Asker) -> int:
+    def _turn_down(self, name: str, memory: int, asker: Asker, least: int | None = None) -> int:
         """Note that a job does not get so much memory now; return what there is room for."""
         now, before = time.monotonic(), self._turned_down.get(name)
-        room = max(0, int(self._room(asker.job)))
+        room = max(0, int(self._share(asker.job, memory, least)))
         since = now if before is None else before.since
         self._turned_down[name] = _TurnedDown(asker, memory, room, since, now)
         if not asker.waits:  # it makes what there is room for
-            self._expect(name, room, asker.job)
+            self._expect(name, room, asker.job, least)
         return room
 
-    def _expect(self, name: str, memory: int, job: str) -> None:
-        """Count a cache from now on that is about to be made."""
+    def _expect(self, name: str, memory: int, job: str, least: int | None = None) -> None:
+        """Count a cache from now on that is about to be made, as far as there is room now."""
+        if least is not None:
+            memory = int(min(memory, max(least, self._room(job))))
         self._coming[name] = time.monotonic() + _COMING, memory
         self._note_makers({name: job})
+
+    @property
+    def _lends(self) -> bool:
+        """Whether anyone has a right to memory that others may have."""
+        is_claimed = any(q.memory is not None or q.most is not None for q in self._quotas)
+        return self._memory is not None and is_claimed
+
+    def _share(self, job: str, memory: int, least: int | None) -> float:
+        """Return the bytes that a job's cache may have, with what others then give back."""
+        room, quota = self._room(job), self._quota(job)
+        if least is None or not self._lends:
+            return room
+        if quota is not None and quota.most is not None:  # in time
+            return min(memory, quota.bound, self._of_all())
+        now = time.monotonic()
+        others = [held.claimant(self._quota_of(name), now) for name, held in self._held.items()]
+        newcomer = Claimant(quota, least, 0.0, memory)
+        whole = self._of_all() - self._about_to_come()
+        return max(room, float(divide(whole, [*others, newcomer])[-1]))
+
+    def _of_all(self) -> float:
+        """Return the bytes that caches which are held here may have together."""
+        return math.inf if self._memory is None else self._memory - self.memory_aside
+
+    def _about_to_come(self) -> int:
+        now = time.monotonic()
+        return sum(size for until, size in self._coming.values() if until > now)
 
     def _room(self, job: str) -> float:
         """Return the bytes of memory that there are for a job's cache."""
         quota = self._quota(job)
         room = math.inf if self._memory is None else self._memory - self._used()
-        if quota is not None and quota.memory is not None:
-            room = min(room, quota.memory - self._used(quota))
+        if quota is not None and quota.bound < math.inf:
+            room = min(room, quota.bound - self._used(quota))
         return room
 
     def _room_on_disk(self, path: str, quota: Quota | None) -> tuple[float, str]:
@@ -295,15 +447,13 @@ class Holding:
             left = quota.disk - sum(n for at, n in others.items() if self._is_of(quota, at))
             if left < room:
                 size = format_bytes(quota.disk)
-                room, why = left, f"the quota of jobs named {quota.jobs} is {size} of disk"
+                room, why = left, f"the quota of {quota.whose} is {size} of disk"
         return room, why
 
     def _lacks_quota(self, job: str, memory: int) -> bool:
         """Whether so much memory is more than what is left of the job's quota."""
         quota = self._quota(job)
-        if quota is None or quota.memory is None:
-            return False
-        return self._used(quota) + memory > quota.memory
+        return quota is not None and self._used(quota) + memory > quota.bound
 
     def _idle_in_the_way(self, job: str, memory: int) -> list[str]:
         """Return idle caches that take the room for a job's; the first is missed least."""
@@ -343,20 +493,23 @@ class Holding:
         limit, whose = self._memory, ""
         if quota is not None and self._lacks_quota(job, each.size):
             others = [other for other in others if self._is_of(quota, other)]
-            limit, whose = quota.memory, f"the quota of jobs named {quota.jobs}, "
+            limit, whose = int(quota.bound), f"the quota of {quota.whose}, "
         taken = format_bytes(sum(self._held[other].memory for other in others))
         count = f"{len(others)} cache{'' if len(others) == 1 else 's'} in use"
         return f"{behind}{count} took {taken} of {whose}{format_bytes(limit or 0)}"
 
     def _quota(self, job: str) -> Quota | None:
-        return quota_for(job, self._quotas)
+        return quota_for(job, self._user, self._quotas)
+
+    def _quota_of(self, cache: str) -> Quota | None:
+        return self._quota(self._makers.get(cache, ""))
 
     def _is_of(self, quota: Quota, cache: str) -> bool:
         """Whether a cache in memory or on disk counts for that quota."""
-        return self._quota(self._makers.get(cache, "")) is quota
+        return self._quota_of(cache) is quota
 
     def _priority(self, cache: str) -> int:
-        quota = self._quota(self._makers.get(cache, ""))
+        quota = self._quota_of(cache)
         return 0 if quota is None else quota.priority
 
     def _note_makers(self, changed: Mapping[str, str | None]) -> None:
@@ -396,7 +549,17 @@ class Holding:
         sizes |= {name: held.memory for name, held in self._held.items()}
         if quota is None:
             return self.memory_aside + sum(sizes.values())
-        return sum(size for name, size in sizes.items() if self._is_of(quota, name))
+        shared = 0 if quota.user is None else self.read_for.get(quota.user, 0)
+        return shared + sum(size for name, size in sizes.items() if self._is_of(quota, name))
+
+
+def _why_limited(claimant: Claimant) -> str:
+    if claimant.is_idle:
+        return "it is idle, and lent to others"
+    if claimant.quota is None:
+        return "others have a right to the rest"
+    by_right = format_bytes(claimant.quota.memory or 0)
+    return f"{claimant.quota.whose} have {by_right} by right, and others use or want the rest"
 
 
 def _keys(held: Iterable[_Held]) -> list[str]:

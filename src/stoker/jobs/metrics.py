@@ -178,12 +178,14 @@ _WAITS = Metric(
 )
 _CACHES = (
     Metric("capacity_bytes", "capacity_bytes", "gauge", "Payload bytes that fit."),
+    Metric("limit_bytes", "limit_bytes", "gauge",
+           "Payload bytes that fit now; less than the capacity while others use the memory."),
     Metric("payload_bytes", "payload_bytes", "gauge", "Payload bytes that are cached."),
     Metric("entries", "entries", "gauge", "Samples that are cached."),
     Metric("hits", "hits", "counter", "Look-ups that found a sample."),
     Metric("misses", "misses", "counter", "Look-ups that found none."),
     Metric("evictions", "evictions", "counter", "Samples that had to leave."),
-)
+)  # fmt: skip
 _JOBS = (
     Metric("processes", "processes", "gauge", "Ranks of the job on this machine."),
     Metric("rate", "rate", "gauge", "Samples per second."),
@@ -200,6 +202,8 @@ _LIMITS = (
     Metric("memory_bytes", "memory_bytes", "gauge", "Bytes of memory that caches have."),
     Metric("memory_limit_bytes", "memory_limit_bytes", "gauge",
            "Bytes of memory that caches may have."),
+    Metric("memory_borrowed_bytes", "borrowed_bytes", "gauge",
+           "Bytes of memory that caches have beyond what is theirs."),
     Metric("disk_bytes", "disk_bytes", "gauge", "Bytes of disk that caches have."),
     Metric("disk_limit_bytes", "disk_limit_bytes", "gauge",
            "Bytes of disk that caches may have."),

@@ -26,7 +26,8 @@ EVERY = 0.5
 """Seconds between two divisions, in which a part that may grow does."""
 IDLE = 1.0
 """Seconds without a batch after which a job counts as idle; more, if its batches take long."""
-_LONGEST_STEP = 5.0  # seconds; what takes longer is a pause
+LONGEST_STEP = 5.0
+"""Seconds; what takes longer is a pause."""
 _GONE = 60.0  # seconds after which another job may have its part
 _STEPS = 4  # times the longest step of late without a batch
 _PATIENCE = 1.0  # seconds for another job that takes its part
@@ -61,6 +62,11 @@ def fair_shares(weights: Floats, demands: Floats, capacity: float) -> Floats:
         left -= float(demands[full].sum())
         hungry &= ~full
     return shares
+
+
+def are_idle(silent: Floats, gaps: Floats) -> NDArray[np.bool_]:
+    """Return bool[n]: jobs whose last batch was f64[n] seconds ago, after ``gaps`` between two."""
+    return np.asarray(silent > np.maximum(IDLE, _STEPS * gaps))
 
 
 class Partition:
@@ -109,7 +115,7 @@ class Partition:
         now = self._clock()
         if self._own is not None:
             row = self._rows[self._own]
-            row["gap"] = max(0.9 * float(row["gap"]), min(now - float(row["seen"]), _LONGEST_STEP))
+            row["gap"] = max(0.9 * float(row["gap"]), min(now - float(row["seen"]), LONGEST_STEP))
             row["seen"] = now
         if now - self._divided[0] >= EVERY:
             self._divided[0] = now
@@ -152,8 +158,7 @@ class Partition:
         rows = self._rows[parts]
         held = np.array([float(regions[name]["bytes"]) for name in names])
         budgets = np.array([float(regions[name]["budget"]) for name in names])
-        is_idle = now - rows["seen"] > np.maximum(IDLE, _STEPS * rows["gap"])
-        idle = np.concatenate([[False], is_idle])
+        idle = np.concatenate([[False], are_idle(now - rows["seen"], rows["gap"])])
         weights = np.where(idle, 1.0, np.concatenate([[1.0], rows["weight"]]))
         whole = float(budgets.sum())
         shares = fair_shares(weights, np.where(idle, 0.0, _demands(held, budgets)), whole)

@@ -18,6 +18,7 @@ from stoker.node.messages import OtherVersion, connect, parse, read_line
 from stoker.node.rendezvous import RendezvousFiles
 from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.base import Region
+from stoker.store.arena import memory_needed
 from stoker.store.registry import rendezvous_key
 from stoker.types import format_bytes
 
@@ -67,6 +68,8 @@ class Allowed(NamedTuple):
     """Payload bytes: those asked for, or less."""
     fetch_share: FetchShare | None = None
     """What the job has of the fetch bandwidth, together with others; None: a share of its own."""
+    limit: int | None = None
+    """Payload bytes of these that fit at first, until others have given memory back; None: all."""
 
 
 def capacity_allowed(
@@ -100,17 +103,29 @@ def capacity_allowed(
             job=job,
             data=data,
             waits=not is_last,
+            least=memory_needed(num_ids, capacity, mean, 0),
         )
         room = None if answer is None else answer.get("room")
         if answer is None or room is None:
-            return Allowed(capacity, _fetch_share(answer or {}))
+            break
         if is_last or answer.get("is_final", True):
             break
         time.sleep(min(_ASK_AGAIN, max(0.0, deadline - time.monotonic())))
-    # What comes on top of the payload grows with it, but for what each sample takes.
-    least = segment_bytes(num_ids, 0, mean, False)
-    left = max(0, int(capacity * (room - least) / max(1, needed - least)))
-    return Allowed(left, _fetch_share(answer))
+    answer = answer or {}
+    if room is not None:
+        # What comes on top of the payload grows with it, but for what each sample takes.
+        least = segment_bytes(num_ids, 0, mean, False)
+        capacity = max(0, int(capacity * (room - least) / max(1, needed - least)))
+    return Allowed(capacity, _fetch_share(answer), _limit(answer, num_ids, capacity, mean))
+
+
+def _limit(answer: dict[str, Any], num_ids: int, capacity: int, mean: int) -> int | None:
+    """Return the payload for which there is memory now, if that is not all of ``capacity``."""
+    now = answer.get("now")
+    whole, least = (memory_needed(num_ids, capacity, mean, each) for each in (capacity, 0))
+    if type(now) is not int or now >= whole:
+        return None
+    return max(0, int(capacity * (now - least) / max(1, whole - least)))
 
 
 def _fetch_share(answer: dict[str, Any]) -> FetchShare | None:

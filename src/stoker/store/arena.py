@@ -44,7 +44,8 @@ class Arena:
     size follows. ``path``: a file to keep the samples in (it is created, or what it holds is
     recovered); None: memory, whose pages are all reserved now. ``exact``: eviction follows its
     order exactly at any cost, for tests; otherwise one eviction looks at a bounded number
-    of samples. ``seed``: for random eviction.
+    of samples. ``seed``: for random eviction. ``limit_bytes``: payload that fits at first, see
+    :meth:`limit`; by default all.
 
     A new arena has one region, ``"main"``, with all the capacity, ordered by the caller's keys:
     the smallest leaves first. An arena never reads a source and never waits for room.
@@ -66,6 +67,7 @@ class Arena:
         *,
         exact: bool = False,
         seed: int = 0,
+        limit_bytes: int | None = None,
     ) -> None:
         if not 1 <= num_ids <= _MAX_IDS:
             raise ConfigError(f"num_ids={num_ids} is invalid: give 1 to {_MAX_IDS}")
@@ -74,16 +76,17 @@ class Arena:
         if not 0 < mean_size <= _MAX_BYTES:
             raise ConfigError(f"mean_size={mean_size} is invalid: give bytes above 0")
         mean = max(1, round(mean_size))
-        needed = segment_bytes(num_ids, capacity_bytes, mean, path is not None)
+        limit = capacity_bytes if limit_bytes is None else min(limit_bytes, capacity_bytes)
+        needed = memory_needed(num_ids, capacity_bytes, mean, limit, on_disk=path is not None)
         available = read_memory().available
         if needed > available:
             raise CapacityError(
-                f"a cache of {format_bytes(capacity_bytes)} for {num_ids} samples takes "
+                f"a cache of {format_bytes(limit)} for {num_ids} samples takes "
                 f"{format_bytes(needed)} of memory, and {format_bytes(available)} are free here "
                 "(machine and cgroup limits together): ask for a smaller cache"
             )
         self._core = Core.create(
-            num_ids, capacity_bytes, mean, "" if path is None else str(Path(path)), exact, seed
+            num_ids, capacity_bytes, mean, "" if path is None else str(Path(path)), exact, seed, limit=limit
         )
 
     @classmethod
@@ -386,6 +389,34 @@ class Arena:
         """
         self._core.divide([*shares], [float(share) for share in shares.values()])
 
+    # Memory
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes now."""
+        return self._core.memory_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """Payload bytes that fit now."""
+        return self._core.limit_bytes
+
+    def limit(self, bytes: int) -> int:
+        """Let no more than so many payload bytes fit from now on, of :attr:`capacity_bytes`.
+
+        Budgets of regions shrink in proportion; what is over them is evicted, and the memory
+        given back to the system or taken again. Returns :attr:`memory_bytes`: more than meant while
+        a sample is being written that is in the way, less where the system has no more; the next
+        call mends that. ConfigError for an arena on disk, and below 0.
+        """
+        if bytes < 0:
+            raise ConfigError(f"bytes={bytes} is invalid: give 0 or more")
+        core = self._core
+        wanted = memory_needed(self.num_ids, self.capacity_bytes, self.mean_size, bytes)
+        if (more := wanted - core.memory_bytes) > 0 and more > (free := read_memory().available):
+            bytes = self.limit_bytes + int((bytes - self.limit_bytes) * free / more)
+        return core.limit(bytes)
+
     # Care
 
     def stats(self) -> dict[str, Any]:
@@ -441,6 +472,15 @@ def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or np.isnan(array).any():
         raise ConfigError(f"keys of shape {array.shape} are invalid: give f64[n] without NaN")
     return array
+
+
+def memory_needed(
+    num_ids: int, capacity_bytes: int, mean_size: int, limit_bytes: int, *, on_disk: bool = False
+) -> int:
+    """Return the bytes of memory that an arena takes while so many payload bytes fit."""
+    return segment_bytes(
+        num_ids, capacity_bytes, mean_size, on_disk, False, min(limit_bytes, capacity_bytes)
+    )
 
 
 class ArenaView:

@@ -97,6 +97,7 @@ def open_arena(
     make: Callable[[], Arena] | None = None,
     share: bool = True,
     description: str = "",
+    limit_bytes: int | None = None,
 ) -> SharedArena:
     """Return the arena that this user's processes share under ``key``, made if need be.
 
@@ -113,7 +114,11 @@ def open_arena(
     """
 
     def make_configured() -> Arena:
-        arena = Arena(num_ids, capacity_bytes, mean_size) if make is None else make()
+        arena = (
+            Arena(num_ids, capacity_bytes, mean_size, limit_bytes=limit_bytes)
+            if make is None
+            else make()
+        )
         try:
             arena.configure(list(regions))
         except BaseException:
