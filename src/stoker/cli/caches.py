@@ -64,6 +64,8 @@ def _show(
             click.echo(_said(service))
         for each in service.get("quotas", []):
             click.echo(_quota(each))
+        for each in service.get("limited", []):
+            click.echo(_limited(each))
         for each in service.get("turned_down", []):
             click.echo(_turned_down(each))
         for each in service.get("shared", []):
@@ -138,7 +140,14 @@ def _taken(told: dict[str, Any]) -> list[str]:
 def _quota(told: dict[str, Any]) -> str:
     parts = _taken(told)
     parts += [f"{name} {told[name]}" for name in ("priority", "weight") if told[name]]
-    return f"quota of jobs named {told['jobs']}: {', '.join(parts)}"
+    if borrowed := told.get("borrowed_bytes"):
+        parts.insert(1, f"{format_bytes(borrowed)} of it borrowed")
+    return f"quota of {told['whose']}: {', '.join(parts)}"
+
+
+def _limited(told: dict[str, Any]) -> str:
+    limit, capacity = format_bytes(told["limit_bytes"]), format_bytes(told["capacity_bytes"])
+    return f"{told['data']} has {limit} of {capacity} now: {told['why']}"
 
 
 def _turned_down(told: dict[str, Any]) -> str:
@@ -225,8 +234,8 @@ def clean(folder: Path | None) -> None:
     "--quota",
     "quotas",
     multiple=True,
-    metavar="NAMES:memory=SIZE,disk=SIZE,priority=N,weight=W",
-    help="For jobs of these names together, their caches and what they fetch; like 'ann-*:...'.",
+    metavar="NAMES:memory=SIZE,most=SIZE,disk=SIZE,priority=N,weight=W",
+    help="For jobs of these names, like 'ann-*:...', or a user, 'user=ann:...', together.",
 )
 @click.option("--bandwidth", help="Maximum fetched by all jobs together, a second, like 500MiB.")
 @click.option(
@@ -270,8 +279,9 @@ def serve(
     Jobs of this user find it by themselves, and continue when it ends. It runs until Ctrl-C or
     SIGTERM. `stoker ls` shows what it holds.
 
-    Of several --quota, the first that matches a job's name counts. Of jobs that wait for memory
-    those of the highest priority are served first; without a quota that is 0.
+    Of several --quota, the first that matches a job's name, or user, counts. They have its memory
+    by right, and with most= up to that what others leave, until they need it. Of jobs that wait for
+    memory those of the highest priority are served first; without a quota that is 0.
 
     The page of --web at a port needs a token, which is part of the URL that is printed. A socket
     is for this user and the members of --group.

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import resource
 import socket
@@ -44,6 +45,7 @@ from stoker.errors import (
     SourceError,
     StokerError,
 )
+from stoker.node.bandwidth import FetchShare
 from stoker.node.messages import parse, read_line
 from stoker.policy.base import Region
 from stoker.pool.group_pool import MAX_ANSWER, MOST_IDS, MOST_PROOFS, VERSION, WAIT
@@ -64,6 +66,8 @@ _JOINING = 4  # of those of one user, that may show descriptors at the same time
 _READS = 32  # files that are read at once for one user
 _LOOK_AGAIN = 60.0  # seconds between two listings of a folder
 _LOOKED_AT = 512  # files whose rights are looked at to find the classes there are
+_TURN = 0.2 * WAIT  # seconds that a user's reads wait for their share of the bandwidth
+_NOBODY = -1  # for whom a sample was read that is not there
 _FLIGHT = 0.8 * WAIT  # seconds that a user's thread waits for what another's reads
 _SILENT = 86400.0  # seconds that a member may ask for nothing
 _NO_LIST = {errno.ENODATA, errno.EOPNOTSUPP}
@@ -213,7 +217,11 @@ class GroupCache:
     """
 
     def __init__(
-        self, path: Path, size: str, admit: Callable[[int], bool] = lambda _: True
+        self,
+        path: Path,
+        size: str,
+        admit: Callable[[int], bool] = lambda _: True,
+        allow: Callable[[int], tuple[float, FetchShare]] = lambda _: (math.inf, FetchShare(0)),
     ) -> None:
         self.files = ImageFolderSource(path.resolve())
         self.identity = self.files.fingerprint, self.files.local_identity
@@ -237,7 +245,9 @@ class GroupCache:
         self._arena.abandon(np.flatnonzero(self._arena.claim([0])))
         self._mutex = threading.Lock()
         self._room = self.capacity
-        self._is_charged = np.zeros(len(self._sizes), np.bool_)
+        self._payers = np.full(len(self._sizes), _NOBODY)
+        self._allow = allow
+        self._read_for: Counter[int] = Counter()  # bytes by user
         self._stores: dict[int, tuple[_Readable, Store]] = {}  # by user
 
     @property
@@ -280,17 +290,18 @@ class GroupCache:
         Returns what was read from the folder for that, and whether the cache is full.
         """
         missing = np.unique(ids[~self._arena.contains(ids)])
-        chosen = self._reserve(missing)
+        allowed, share = self._allow(user)
+        chosen = self._reserve(missing, user, allowed)
         read = np.empty(0, np.uint32)
         try:
-            if len(chosen):
+            if len(chosen) and _await_turn(share, int(self._sizes[chosen].sum())):
                 served = self._store(user).serve(chosen)
                 fetched = served.outcomes == Outcome.FETCHED
                 fetched[list(served.errors)] = False
                 read = served.ids[fetched]
                 read = read[self._arena.contains(read)]
         finally:
-            self._settle(chosen)
+            self._settle(chosen, user)
         return read, len(chosen) < len(missing)
 
     def read(self, sample: int) -> bytes:
@@ -307,6 +318,11 @@ class GroupCache:
         if len(data) != size:
             raise SampleCorrupt(f"{self.files.name(sample)} has changed", [sample])
         return bytes(data)
+
+    def read_for(self) -> Counter[int]:
+        """Return the bytes that are there, or about to be, by the user for whom they were read."""
+        with self._mutex:
+            return Counter(self._read_for)
 
     def told(self) -> dict[str, Any]:
         """Return what there is to tell of it."""
@@ -351,24 +367,28 @@ class GroupCache:
         commonest = sorted(found, key=lambda rights: -len(found[rights]))
         return {rights: found[rights] for rights in commonest[:MOST_PROOFS]}
 
-    def _reserve(self, ids: Ids) -> Ids:
+    def _reserve(self, ids: Ids, user: int, allowed: float) -> Ids:
         """Return those of ``ids``, each once, that there is room for, and keep it for them."""
         with self._mutex:
-            is_charged = self._is_charged[ids]  # or on its way for another member
+            is_charged = self._payers[ids] != _NOBODY  # or on its way for another member
             ends = np.cumsum(np.where(is_charged, 0, self._sizes[ids]))
-            chosen = ids[is_charged | (ends <= self._room)]
-            self._charge(chosen, np.ones(len(chosen), np.bool_))
+            chosen: Ids = ids[is_charged | (ends <= min(self._room, allowed))]
+            self._charge(chosen, np.ones(len(chosen), np.bool_), user)
             return chosen
 
-    def _settle(self, ids: Ids) -> None:
+    def _settle(self, ids: Ids, user: int) -> None:
         """Keep room for those that are there, and no other."""
         with self._mutex:
-            self._charge(ids, self._arena.contains(ids))
+            self._charge(ids, self._arena.contains(ids), user)
 
-    def _charge(self, ids: Ids, are: npt.NDArray[np.bool_]) -> None:
-        change = are.astype(np.int64) - self._is_charged[ids]
-        self._room -= int((change * self._sizes[ids]).sum())
-        self._is_charged[ids] = are
+    def _charge(self, ids: Ids, are: npt.NDArray[np.bool_], user: int) -> None:
+        for sample, is_there in zip(ids.tolist(), are.tolist(), strict=True):
+            payer, size = int(self._payers[sample]), int(self._sizes[sample])
+            if is_there == (payer != _NOBODY):
+                continue
+            self._payers[sample] = user if is_there else _NOBODY
+            self._read_for[user if is_there else payer] += size if is_there else -size
+            self._room -= size if is_there else -size
 
     def _store(self, user: int) -> Store:
         with self._mutex:
@@ -388,14 +408,18 @@ def _books(store: Store) -> dict[str, int]:
 class GroupCaches:
     """The caches of all shared folders, and the connections of their members.
 
-    ``admit`` is asked for bytes of memory before a cache takes them, and returns whether it may.
+    ``admit`` is asked for bytes of memory before a cache takes them, and returns whether it may;
+    ``allow`` for how much may yet be read for a user, and for his share of the fetch bandwidth.
     Safe in any thread.
     """
 
     def __init__(
-        self, folders: Sequence[SharedFolder], admit: Callable[[int], bool] = lambda _: True
+        self,
+        folders: Sequence[SharedFolder],
+        admit: Callable[[int], bool] = lambda _: True,
+        allow: Callable[[int], tuple[float, FetchShare]] = lambda _: (math.inf, FetchShare(0)),
     ) -> None:
-        self._folders, self._admit = tuple(folders), admit
+        self._folders, self._admit, self._allow = tuple(folders), admit, allow
         self._caches: dict[SharedFolder, GroupCache] = {}
         self._listed: dict[SharedFolder, float] = {}  # when, last
         self._asked = threading.Event()  # a member asked for what is not known
@@ -411,6 +435,12 @@ class GroupCaches:
         """Bytes of memory that they take together."""
         with self._mutex:
             return sum(cache.memory for cache in self._caches.values())
+
+    def read_for(self) -> Counter[int]:
+        """Return the bytes that are kept by the user for whom they were read."""
+        with self._mutex:
+            caches = list(self._caches.values())
+        return sum((cache.read_for() for cache in caches), Counter())
 
     def told(self) -> list[dict[str, Any]]:
         """Return what there is to tell of each; folders are not named in full."""
@@ -482,7 +512,7 @@ class GroupCaches:
             with self._mutex:
                 del self._caches[folder]
             old.close()
-        cache = GroupCache(folder.path, folder.size, self._admit)
+        cache = GroupCache(folder.path, folder.size, self._admit, self._allow)
         with self._mutex:
             if not self._is_closed:
                 self._caches[folder] = cache
@@ -539,6 +569,17 @@ class GroupCaches:
             self._connections.discard(connection)
             self._members[user] -= 1
             self._members += Counter()  # forget those of whom there is none
+
+
+def _await_turn(share: FetchShare, num_bytes: int) -> bool:
+    """Wait until so many bytes may be read, and pay; False if that would take too long."""
+    deadline = time.monotonic() + _TURN
+    while seconds := share.seconds_to_wait():
+        if time.monotonic() + seconds > deadline:
+            return False
+        time.sleep(seconds)
+    share.spend(num_bytes)
+    return True
 
 
 def _receive_proofs(connection: socket.socket) -> list[int]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stoker.errors import SegmentError, StokerError
 from stoker.jobs.partition import LONGEST_STEP, are_idle
 from stoker.jobs.quotas import Claimant, Quota, divide, quota_for
@@ -82,9 +80,7 @@ class _Held:
     def claimant(self, quota: Quota | None, now: float) -> Claimant:
         """Return what it asks for. What borrows asks for more as it fills what it has."""
         borrows = quota is not None and quota.most is not None
-        is_idle = self.is_alone or (
-            borrows and bool(are_idle(np.float64(now - self._seen), np.float64(self._gap)))
-        )
+        is_idle = self.is_alone or (borrows and bool(are_idle(now - self._seen, self._gap)))
         share = 1.0
         if borrows and self.joined.held.capacity_bytes:
             share = self._payload / self.joined.held.capacity_bytes
@@ -352,6 +348,7 @@ class Holding:
             return [
                 {
                     "jobs": quota.jobs,
+                    "whose": quota.whose,
                     "priority": quota.priority,
                     "weight": quota.weight,
                     "memory_bytes": (used := self._used(quota)),

@@ -64,7 +64,7 @@ def fair_shares(weights: Floats, demands: Floats, capacity: float) -> Floats:
     return shares
 
 
-def are_idle(silent: Floats, gaps: Floats) -> NDArray[np.bool_]:
+def are_idle(silent: Floats | float, gaps: Floats | float) -> NDArray[np.bool_]:
     """Return bool[n]: jobs whose last batch was f64[n] seconds ago, after ``gaps`` between two."""
     return np.asarray(silent > np.maximum(IDLE, _STEPS * gaps))
 

@@ -8,6 +8,7 @@ import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.jobs.partition import Floats, fair_shares
-from stoker.node.bandwidth import LEAST_WEIGHT, MOST_WEIGHT
+from stoker.node.bandwidth import LEAST_WEIGHT, MOST_WEIGHT, FetchShare
 from stoker.types import parse_bytes
 
 
@@ -87,7 +88,7 @@ class Quota:
                 ) from None
         return cls(jobs, **values)
 
-    @property
+    @cached_property
     def user(self) -> int | None:
         """The number of the user it is for; None: it is for jobs by their names."""
         if not self.jobs.startswith(_USER):
@@ -134,6 +135,12 @@ def quota_for(job: str, user: int, quotas: Iterable[Quota]) -> Quota | None:
         if fnmatchcase(job, quota.jobs) if quota.user is None else quota.user == user:
             return quota
     return None
+
+
+def flow_of(job: str, user: int, quotas: Iterable[Quota]) -> FetchShare | None:
+    """Return what stands for a job where fetch bandwidth is shared; None: it stands for itself."""
+    quota = quota_for(job, user, quotas)
+    return FetchShare(quota.flow, quota.weight) if quota is not None and quota.weight else None
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
-from stoker.jobs.quotas import Quota, quota_for
+from stoker.jobs.quotas import Quota, flow_of
 from stoker.jobs.survey import survey
 from stoker.node import descriptors, messages
-from stoker.node.bandwidth import limit_bandwidth
+from stoker.node.bandwidth import FetchShare, limit_bandwidth
 from stoker.node.descriptors import Descriptor
 from stoker.node.locks import try_lock_file
 from stoker.node.messages import is_ours, listen, open_to, parse, peer, read_line
@@ -51,7 +51,7 @@ class ServiceSettings:
     disk: int | None = None
     """Bytes of disk, likewise."""
     quotas: tuple[Quota, ...] = ()
-    """Bounds of the caches that jobs of some names made; the first that matches counts."""
+    """For the caches that jobs of some names made, or of a user; the first that matches counts."""
     bandwidth: int | None = None
     """Bytes per second that all jobs of this user fetch together; None: no limit."""
     keep: float | None = None
@@ -136,7 +136,8 @@ class Service:
         self._metrics: MetricsServer | None = None
         try:
             self.holding = Holding(settings.memory, settings.disk, settings.keep, settings.quotas)
-            self._groups = GroupCaches(settings.shares, self.holding.has_room)
+            self._groups = GroupCaches(settings.shares, self.holding.has_room, self._allowance)
+            self._flows: dict[int, FetchShare] = {}  # by user, of what is read for groups
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
@@ -159,6 +160,7 @@ class Service:
     def run(self) -> None:
         """Serve until :meth:`stop`."""
         serving: list[Callable[[], None]] = [self._accepting(each) for each in self._listeners]
+        serving.append(self._balance)  # which may take seconds
         if self._metrics is not None:
             serving.append(self._metrics.run)
         if self.settings.shares:
@@ -177,7 +179,23 @@ class Service:
         while not self._stopping.is_set():
             self._groups.look()
             self.holding.memory_aside = self._groups.memory
+            self.holding.read_for = self._groups.read_for()
             self._stopping.wait(_LOOK)
+
+    def _balance(self) -> None:
+        while not self._stopping.wait(_LOOK):
+            try:
+                self.holding.balance()
+            except (StokerError, OSError) as error:
+                log.warning("memory is not divided again: %s", error)
+
+    def _allowance(self, user: int) -> tuple[float, FetchShare]:
+        """Return the bytes that may yet be read for a user of a group, and at which share."""
+        self.holding.read_for = self._groups.read_for()
+        if user not in self._flows:
+            own = FetchShare(Quota(f"user={user}").flow)
+            self._flows[user] = flow_of("", user, self.settings.quotas) or own
+        return self.holding.room_of(user), self._flows[user]
 
     def _renew_limit(self) -> None:
         """Limit the bandwidth of fetches for a while; without a service there is no limit."""
@@ -206,6 +224,7 @@ class Service:
                 "caches": caches,
                 "idle": idle,
                 "turned_down": self.holding.turned_down(),
+                "limited": self.holding.limited(),
                 "quotas": self.holding.quotas(),
                 "bandwidth_limit": self.settings.bandwidth,
                 "shared": self._groups.told(),
@@ -223,11 +242,16 @@ class Service:
                 message, {"name": str, "memory": int, "capacity": int, "regions": list}
             )
             asker = _asker(message)
-            room = self.holding.admit(**values, asker=asker)
+            least = _checked(message, {"least": int})["least"] if "least" in message else None
+            room = self.holding.admit(**values, asker=asker, least=least)
             may_come = self.holding.could_ever(values["memory"], asker.job)
-            quota = quota_for(asker.job, self.settings.quotas)
-            flow = [quota.flow, quota.weight] if quota is not None and quota.weight else None
-            return {"room": room, "is_final": not may_come, "flow": flow}
+            share = flow_of(asker.job, os.geteuid(), self.settings.quotas)
+            return {
+                "room": room,
+                "is_final": not may_come,
+                "flow": None if share is None else [share.token, share.weight],
+                "now": None if least is None else self.holding.granted(values["name"]),
+            }
         if question == "admit_disk":
             values = _checked(message, {"path": str, "size": int})
             return {"room": self.holding.admit_disk(**values, asker=_asker(message))}

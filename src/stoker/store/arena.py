@@ -86,7 +86,13 @@ class Arena:
                 "(machine and cgroup limits together): ask for a smaller cache"
             )
         self._core = Core.create(
-            num_ids, capacity_bytes, mean, "" if path is None else str(Path(path)), exact, seed, limit=limit
+            num_ids,
+            capacity_bytes,
+            mean,
+            "" if path is None else str(Path(path)),
+            exact,
+            seed,
+            limit=limit,
         )
 
     @classmethod
