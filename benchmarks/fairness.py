@@ -5,6 +5,8 @@ Parts (``--part``, all by default):
 - bandwidth: four data sets with a cache each, behind storage that yields more than
   ``stoker serve --bandwidth`` permits. The heaviest job pauses for a while and comes back.
 - memory: one data set and one cache, each job with ``Sharing(by_weight=True)``; likewise.
+- caches: four data sets with a cache each, of which any would take all the memory of
+  ``stoker serve --memory``; a quota for each job, which may borrow (``most``); likewise.
 
 Jobs are processes, each with its prefetch. ``worst`` is the largest deviation of a job from its
 share, as a share of that; ``of_limit`` what all read / the limit, which the hits of a cache of 5 %
@@ -30,7 +32,9 @@ from numpy.typing import NDArray
 
 from stoker import Cache, Feed
 from stoker.jobs import Sharing
+from stoker.jobs.quotas import Quota
 from stoker.jobs.service import Service, ServiceSettings
+from stoker.jobs.survey import survey
 from stoker.shared import SharedArray
 from stoker.source.held import MemorySource
 from stoker.store.registry import list_arenas
@@ -65,7 +69,10 @@ def bandwidth(smoke: bool) -> dict[str, float]:
     """Return the figures of a round in which jobs fetch over a limited link."""
     span = 1.0 if smoke else 6.0
     sources = [_source(number, 2_000) for number in range(len(WEIGHTS))]
-    with _limited(), _jobs(sources, "5%", by_weight=False) as (read, may_read):
+    with (
+        _serving(ServiceSettings(bandwidth=RATE)),
+        _jobs(sources, "5%", by_weight=False) as (read, may_read),
+    ):
         _await(lambda: bool((read > 0).all()))
         time.sleep(span / 3)
         before, begin = read.copy(), time.monotonic()
@@ -107,19 +114,61 @@ def memory(smoke: bool) -> dict[str, float]:
     }
 
 
-PARTS: dict[str, Callable[[bool], dict[str, float]]] = {"bandwidth": bandwidth, "memory": memory}
-LIMITS = {"bandwidth": 0.10, "memory": 0.05}
+def caches(smoke: bool) -> dict[str, float]:
+    """Return the figures of a round in which caches of different data lend each other memory."""
+    span = 2.0 if smoke else 6.0
+    count = 600 if smoke else 1_200
+    sources = [_source(number, count, 10 * SIZE) for number in range(len(WEIGHTS))]
+    settings = ServiceSettings(
+        memory=(memory := int(sources[0].sizes.sum())),
+        quotas=tuple(
+            Quota(f"job {number}", int(share * memory), most=memory)
+            for number, share in enumerate(SHARES)
+        ),
+    )
+    with _serving(settings), _jobs(sources, "100%", by_weight=False) as (_, may_read):
+        _await(lambda: _of_caches("payload_bytes").sum() > 0.75 * memory)
+        time.sleep(span)
+        got, held = _of_caches("memory_bytes"), _of_caches("payload_bytes")
+        may_read[0].clear()
+        idle = _watched(lambda: _of_caches("payload_bytes"), span)
+        may_read[0].set()
+        back = _watched(lambda: _of_caches("payload_bytes"), span)
+    return {
+        "worst": float(np.abs(got / memory / SHARES - 1).max()),
+        **_named("share", got / memory),
+        "of_limit": float(got.sum()) / memory,
+        "used_s": _first(idle[:, 1:].sum(axis=1) >= 0.95 * held.sum()),
+        "back_s": _first(back[:, 0] >= 0.95 * held[0]),
+    }
 
 
-def _source(number: int, count: int) -> SlowSource:
+PARTS: dict[str, Callable[[bool], dict[str, float]]] = {
+    "bandwidth": bandwidth,
+    "memory": memory,
+    "caches": caches,
+}
+LIMITS = {"bandwidth": 0.10, "memory": 0.05, "caches": 0.05}
+
+
+def _of_caches(field: str) -> Floats:
+    """Return a counter of each job's cache."""
+    found = np.zeros(len(WEIGHTS))
+    for cache in survey():
+        for job in cache.jobs:
+            found[int(job.name.split()[-1])] = cache.stats.get(field, 0)
+    return found
+
+
+def _source(number: int, count: int, size: int = SIZE) -> SlowSource:
     rng = np.random.default_rng(number)
-    samples = [rng.bytes(SIZE) for _ in range(count)]
+    samples = [rng.bytes(size) for _ in range(count)]
     return SlowSource(MemorySource(samples), latency=0.0005, bandwidth=60e6)
 
 
 @contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    with Service(ServiceSettings(bandwidth=RATE)) as service:
+def _serving(settings: ServiceSettings) -> Iterator[None]:
+    with own_runtime(), Service(settings) as service:
         thread = threading.Thread(target=service.run)
         thread.start()
         yield
@@ -165,7 +214,7 @@ def train(
     with Feed(source, BATCH, cache=cache, recipe="lru", seed=number, decode_threads=2) as feed:
         while not is_over.is_set():
             for _ in feed:
-                read.array[number] += BATCH * SIZE
+                read.array[number] += BATCH * int(source.sizes[0])
                 may_read[number].wait()
                 if is_over.is_set():
                     break

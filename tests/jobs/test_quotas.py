@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -14,10 +16,10 @@ from support.waiting import until
 from jobs.test_admission import MIB, capacity, capacity_of_all, listing, turned_down
 from stoker import Cache, Feed
 from stoker.cli.root import root
-from stoker.errors import ConfigError
+from stoker.errors import CapacityError, ConfigError
 from stoker.jobs import Sharing, protocol
 from stoker.jobs.holding import Asker, Holding
-from stoker.jobs.quotas import Quota, quota_for
+from stoker.jobs.quotas import Claimant, Quota, divide, quota_for
 from stoker.jobs.service import Service, ServiceSettings
 from stoker.node.bandwidth import FetchShare
 from stoker.source.held import MemorySource
@@ -47,9 +49,14 @@ def test_a_quota_is_read_from_its_text() -> None:
     assert Quota.parse("a:weight=0.5") == Quota("a", weight=0.5)
     assert Quota.parse("a:b:priority=1") == Quota("a:b", priority=1)
     first, second = Quota("ann-*"), Quota("*")
-    assert quota_for("ann-1", [first, second]) is first
-    assert quota_for("bob", [first, second]) is second
-    assert quota_for("bob", [first]) is None
+    assert quota_for("ann-1", 0, [first, second]) is first
+    assert quota_for("bob", 0, [first, second]) is second
+    assert quota_for("bob", 0, [first]) is None
+    assert Quota.parse("a:memory=1KiB,most=4KiB") == Quota("a", 1024, most=4096)
+    user, jobs = Quota.parse("user=1234:memory=1KiB"), Quota("user*")
+    assert (user.user, jobs.user, Quota("user=root").user) == (1234, None, 0)
+    assert quota_for("any", 1234, [user, jobs]) is user
+    assert quota_for("user=1234", 99, [user, jobs]) is jobs
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,9 @@ def test_a_quota_is_read_from_its_text() -> None:
         "a:disk=-1",
         "a:weight=0",
         "a:weight=nan",
+        "a:memory=2,most=1",
+        "user=:memory=1",
+        "user=no-such-user-anywhere:memory=1",
     ],
 )
 def test_a_quota_that_is_none_is_refused(text: str) -> None:
@@ -157,6 +167,172 @@ def test_a_share_that_is_none_is_done_without(
 ) -> None:
     answer = {"room": None, "flow": flow}
     monkeypatch.setattr(protocol, "_ask", lambda *_, **__: answer)
-    assert protocol.capacity_allowed("k", 10, 1000, 10.0, []) == (1000, None)
+    assert protocol.capacity_allowed("k", 10, 1000, 10.0, []) == (1000, None, None)
     answer["flow"] = [7, 2.0]
     assert protocol.capacity_allowed("k", 10, 1000, 10.0, []).fetch_share == FetchShare(7, 2.0)
+
+
+# --- lent and given back ---
+
+BORROW = [Quota(f"job {n}", size, most=800) for n, size in enumerate((400, 200, 100, 100))]
+
+
+def wants(quota: Quota | None, has: float, *, idle: bool = False, least: float = 0.0) -> Claimant:
+    return Claimant(quota, least, has, 800.0, idle)
+
+
+def test_under_pressure_each_quota_has_what_is_its_own() -> None:
+    assert divide(800, [wants(quota, 0) for quota in BORROW]).tolist() == [400, 200, 100, 100]
+    taken = [wants(BORROW[0], 800), *(wants(quota, 0) for quota in BORROW[1:])]
+    assert divide(800, taken).tolist() == [400, 200, 100, 100]
+
+
+def test_what_is_idle_is_lent_and_stays_where_nobody_wants_it() -> None:
+    idle = [wants(BORROW[0], 400, idle=True, least=10), *(wants(q, 100) for q in BORROW[1:])]
+    shares = divide(800, idle)
+    assert shares[0] == 10, "but for its bookkeeping"
+    assert shares.sum() == pytest.approx(800)
+    assert (shares[1:] - [200, 100, 100]).tolist() == pytest.approx([390 / 3] * 3)
+    full = Claimant(BORROW[1], 0.0, 100.0, 150.0)
+    assert divide(800, [idle[0], full]).tolist() == [400, 150]
+
+
+def test_a_cache_without_a_quota_gives_back_what_others_have_a_right_to_and_no_more() -> None:
+    bound = Quota("bound", memory=300)
+    assert divide(800, [wants(None, 800), wants(bound, 0)]).tolist() == [500, 300]
+    assert divide(800, [wants(bound, 300), wants(None, 500), wants(None, 0)]).tolist() == [
+        *(300, 500),
+        0,
+    ]
+
+
+def test_what_is_borrowed_goes_by_priority_and_weight() -> None:
+    first, heavy, light = (
+        Quota("first", 100, priority=1, most=300),
+        Quota("heavy", 100, weight=3.0, most=800),
+        Quota("light", 100, most=800),
+    )
+    shares = divide(800, [wants(first, 0), wants(heavy, 0), wants(light, 0)])
+    assert shares.tolist() == pytest.approx([300, 100 + 225, 100 + 75])
+
+
+def test_rights_to_more_than_there_is_shrink_in_proportion() -> None:
+    quotas = Quota("a", 600, most=800), Quota("b", 1000, most=1000)
+    assert divide(800, [wants(quota, 0) for quota in quotas]).tolist() == [300, 500]
+    assert divide(800, []).tolist() == []
+
+
+class Training:
+    """A job that trains in a thread until the end; each sample must be its own."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.may_train = threading.Event()
+        self.may_train.set()
+        self._is_over = threading.Event()
+        self._sample = bytes([number]) * (MIB // 10)
+        source = MemorySource([self._sample] * 240)
+        cache = Cache("100%", prefetch=0, sharing=Sharing(name), stands_aside=False)
+        self._feed = Feed(source, 10, cache=cache, recipe="lru", decode=bytes)
+        self._thread = threading.Thread(target=self._train)
+        self._errors: list[BaseException] = []
+
+    def _train(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                for batch in self._feed:
+                    assert all(sample == self._sample for sample in batch.data)
+                    self.may_train.wait()
+                    if self._is_over.is_set():
+                        break
+        except BaseException as error:
+            self._errors.append(error)
+
+    @property
+    def held(self) -> float:
+        """Payload in its cache, in MiB."""
+        cached = self._feed._session.cached
+        return 0.0 if cached is None else cached.store.tier.stats()["payload_bytes"] / MIB
+
+    def __enter__(self) -> Training:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.may_train.set()
+        self._thread.join()
+        self._feed.close()
+        assert self._errors == []
+
+
+@contextlib.contextmanager
+def lending(*quotas: str) -> Iterator[Service]:
+    """A service with 32 MiB: one job of 24 MB and a third of another one."""
+    settings = ServiceSettings(memory=32 * MIB, quotas=tuple(map(Quota.parse, quotas)))
+    with Service(settings) as service:
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.stop()
+            thread.join()
+
+
+def test_a_running_job_borrows_and_gives_back_what_is_not_its_own() -> None:
+    with (
+        lending("ann:memory=8MiB,most=32MiB", "bob:memory=22MiB,most=32MiB") as service,
+        Training("ann", 1) as ann,
+    ):
+        until(lambda: ann.held > 20)
+        [borrowed, _] = service.holding.quotas()
+        assert borrowed["borrowed_bytes"] > 12 * MIB
+        assert 'stoker_quota_memory_borrowed_bytes{jobs="ann"}' in service.metrics()
+        assert "of it borrowed" in listing()
+        with Training("bob", 2) as bob:
+            until(lambda: bob.held > 16 and ann.held < 9)
+            assert service.holding.limits()["memory_bytes"] <= 33 * MIB
+            until(lambda: "jobs named ann have 8.0 MiB by right" in listing())
+            assert "stoker_cache_limit_bytes" in service.metrics()
+            bob.may_train.clear()
+            until(lambda: ann.held > 20)  # while bob is idle
+            until(lambda: "it is idle, and lent to others" in listing())
+            bob.may_train.set()
+            until(lambda: bob.held > 16 and ann.held < 9)
+        until(lambda: ann.held > 20)
+
+
+def test_a_running_job_without_a_quota_gives_back_what_a_new_one_has_a_right_to() -> None:
+    with lending("bob:memory=20MiB") as service, Training("plain", 1) as plain:
+        until(lambda: plain.held > 20)
+        with warnings.catch_warnings(), Training("bob", 2) as bob:
+            warnings.simplefilter("ignore")  # its quota is less than it asks for
+            until(lambda: bob.held > 14 and plain.held < 12)
+            until(lambda: "others have a right to the rest" in listing())
+            with job("late", 3) as late, pytest.raises(CapacityError, match="has room for 0 B"):
+                list(late)
+            assert service.holding.limits()["memory_bytes"] <= 33 * MIB
+
+
+def test_what_was_limited_grows_when_a_later_service_has_no_quotas() -> None:
+    with Training("ann", 1) as ann:
+        with lending("ann:memory=8MiB,most=9MiB", "bob:memory=22MiB") as service:
+            until(service.holding.keys)
+            [held] = service.holding._held.values()
+            held.limit(9 * MIB)
+            until(lambda: ann.held < 9)
+        with lending():
+            until(lambda: ann.held > 20)
+
+
+def test_the_quota_of_the_user_is_for_all_of_its_jobs() -> None:
+    with (
+        lending(f"user={os.geteuid()}:memory=20MiB") as service,
+        job("any", 1) as first,
+        job("other", 2) as second,
+    ):
+        list(first)
+        until(service.holding.keys)
+        with pytest.warns(RuntimeWarning, match="no room for more"):
+            list(second)
+        assert f"quota of user {os.geteuid()}: memory" in listing()

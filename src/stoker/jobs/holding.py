@@ -30,7 +30,7 @@ log = logging.getLogger("stoker")
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 _SHOWN = 600.0  # seconds for which it is told that a job got no disk cache
 _SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
-_LEAST_CHANGE = 0.01  # of a cache's memory; what is less is left as it is
+_LEAST_CHANGE = 0.002  # of a cache's memory; what is less is left as it is
 
 
 @dataclass
@@ -42,14 +42,15 @@ class _Held:
     why: str = ""
     """Why it has less than it could."""
     _used: int = -1  # look-ups and insertions so far
+    _looked: float = 0.0
     _seen: float = 0.0  # when there were more
-    _gap: float = 0.0  # seconds between two looks at which there were, the longest of late
+    _gap: float = 0.0  # seconds in which there were none, the longest of late
     _is_full: bool = False
     _payload: int = 0
 
     def __post_init__(self) -> None:
         arena = self.joined.held
-        self._seen = time.monotonic()
+        self._seen = self._looked = time.monotonic()
         self.memory = arena.memory_bytes
         self.whole = arena.overhead_bytes + arena.capacity_bytes
         """Bytes of memory with all that may fit."""
@@ -71,11 +72,13 @@ class _Held:
         stats = self.joined.held.stats()
         used = stats["hits"] + stats["misses"] + stats["inserts"]
         if used != self._used:
-            step = now - self._seen
+            step = self._looked - self._seen
             self._gap = max(0.9 * self._gap, step if step < LONGEST_STEP else 0.0)
             self._used, self._seen = used, now
+        self._looked = now
         self.memory, self._payload = stats["memory_bytes"], stats["payload_bytes"]
-        self._is_full = self._payload >= 0.9 * stats["limit_bytes"]
+        # What is kept for reading ahead, or for one kind of samples, may not fill up.
+        self._is_full = self._payload >= 0.75 * stats["limit_bytes"]
 
     def claimant(self, quota: Quota | None, now: float) -> Claimant:
         """Return what it asks for. What borrows asks for more as it fills what it has."""
@@ -84,7 +87,7 @@ class _Held:
         share = 1.0
         if borrows and self.joined.held.capacity_bytes:
             share = self._payload / self.joined.held.capacity_bytes
-            share = min(1.0, 2 * share + 0.1 if self._is_full else 1.1 * share + 0.02)
+            share = min(1.0, 2 * share + 0.1 if self._is_full else 1.3 * share + 0.05)
         wants = self.least + share * (self.whole - self.least)
         return Claimant(quota, self.least, self.memory, wants, is_idle)
 

@@ -202,7 +202,7 @@ _LIMITS = (
     Metric("memory_bytes", "memory_bytes", "gauge", "Bytes of memory that caches have."),
     Metric("memory_limit_bytes", "memory_limit_bytes", "gauge",
            "Bytes of memory that caches may have."),
-    Metric("memory_borrowed_bytes", "borrowed_bytes", "gauge",
+    Metric("borrowed_bytes", "memory_borrowed_bytes", "gauge",
            "Bytes of memory that caches have beyond what is theirs."),
     Metric("disk_bytes", "disk_bytes", "gauge", "Bytes of disk that caches have."),
     Metric("disk_limit_bytes", "disk_limit_bytes", "gauge",
