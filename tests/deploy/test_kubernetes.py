@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -325,7 +326,7 @@ class Node:
         script = "; ".join(
             [*self._mounts(pod, runs, root), f"exec {shlex.join(map(str, program))}"]
         )
-        kinds = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child")
+        kinds = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork")
         return subprocess.Popen(
             ["unshare", *kinds, "sh", "-ec", script],
             stdout=subprocess.PIPE,
@@ -359,9 +360,8 @@ class Node:
             steps.append(f"mkdir -p {at} && mount --bind {of} {at}")
             if mount.get("readOnly"):
                 steps.append(f"mount -o remount,bind,ro {at}")
-        for path in image:  # which may lie where no other user may go
-            steps.append(f"mkdir -p {root}{path} && mount --bind {path} {root}{path}")
-        return steps
+        # These may lie where no other user may go.
+        return steps + [f"mkdir -p {root}{at} && mount --bind {at} {root}{at}" for at in image]
 
     def _of(self, volume: Manifest) -> Path:
         if "hostPath" in volume:
@@ -416,7 +416,11 @@ def test_pods_of_two_users_of_the_group_read_each_file_once() -> None:
                 read.append([int(line.split()[-2]) for line in out.splitlines()])
             assert read == [[count] * 3, [0, 0, 0]]
         finally:
-            service.kill()
+            # Not unshare: the program has changed its user, and would not end with it.
+            for child in (
+                Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+            ):
+                os.kill(int(child), signal.SIGTERM)
             service.communicate()
 
 
