@@ -316,6 +316,7 @@ def test_a_running_job_without_a_quota_gives_back_what_a_new_one_has_a_right_to(
 
 def test_what_was_limited_grows_when_a_later_service_has_no_quotas() -> None:
     with Training("ann", 1) as ann:
+        until(lambda: ann.held > 20)
         with lending("ann:memory=8MiB,most=9MiB", "bob:memory=22MiB") as service:
             until(service.holding.keys)
             [held] = service.holding._held.values()
