@@ -48,7 +48,7 @@ class Quota:
     def __post_init__(self) -> None:
         if self.jobs in ("", _USER):
             raise ConfigError(
-                "a quota is for nobody: give NAMES:memory=SIZE, like ann-*, or user=ann:memory=SIZE"
+                "a quota names no jobs and no user: give NAMES:memory=SIZE, like ann-*, or user=ann:memory=SIZE"
             )
         if self.jobs.startswith(_USER):
             _ = self.user
@@ -154,7 +154,7 @@ class Claimant:
     wants: float
     """What it would use now."""
     is_idle: bool = False
-    """Whether nobody uses it at the moment."""
+    """Whether no job uses it at the moment."""
 
     @property
     def keeps(self) -> bool:
@@ -168,7 +168,7 @@ def divide(memory: float, caches: Sequence[Claimant]) -> Floats:
     First each quota gets what is its by right, as far as its caches want it. Then those that want
     more get what is left, quotas of a higher priority before others and by their weights, up to
     what they may have; caches that are not of such as borrow keep what they have, before that.
-    What nobody wants stays where it is, also with caches that are idle.
+    What none wants stays where it is, also with caches that are idle.
     """
     return _Division(memory, caches).given
 
