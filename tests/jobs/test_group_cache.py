@@ -28,6 +28,7 @@ from stoker.errors import ConfigError
 from stoker.jobs import group_cache
 from stoker.jobs.group_cache import GroupCache, GroupCaches, SharedFolder
 from stoker.jobs.protocol import ask
+from stoker.jobs.quotas import Quota
 from stoker.jobs.service import ServiceSettings
 from stoker.node import messages
 from stoker.pool import group_pool
@@ -536,6 +537,33 @@ def test_a_pod_of_another_user_uses_the_cache_of_the_node(place: Path, root: Pat
             pytest.skip("namespaces are not permitted here")
         assert status == 0
         assert read_for(OTHER) == len(EVERY)
+
+
+# --- quotas ---
+
+
+@needs_two_users
+@needs_group
+def test_a_user_with_a_quota_has_no_more_read_for_him_and_hits_what_others_had_read(
+    place: Path, root: Path
+) -> None:
+    def bounded() -> None:
+        found = GroupPool(place / "s.sock", files_of(root)).find(EVERY)
+        assert 0 < found.found.sum() < len(EVERY)
+
+    def unbounded() -> None:
+        assert GroupPool(place / "s.sock", files_of(root)).find(EVERY).found.all()
+
+    def hits() -> None:
+        found = GroupPool(place / "s.sock", files_of(root)).find(EVERY)
+        assert found.found.all() and not found.fetched.any()
+
+    quota = Quota(f"user={OTHER}", 8000)
+    with serving(place, str(root), quotas=(quota,)) as service:
+        act_as_member(OTHER, bounded)
+        until(lambda: 4000 < service.holding.quotas()[0]["memory_bytes"] <= 8000)
+        act_as_member(THIRD, unbounded)
+        act_as_member(OTHER, hits)
 
 
 # --- settings ---

@@ -48,7 +48,8 @@ class Quota:
     def __post_init__(self) -> None:
         if self.jobs in ("", _USER):
             raise ConfigError(
-                "a quota names no jobs and no user: give NAMES:memory=SIZE, like ann-*, or user=ann:memory=SIZE"
+                "a quota names no jobs and no user: give NAMES:memory=SIZE, like ann-*, or "
+                "user=ann:memory=SIZE"
             )
         if self.jobs.startswith(_USER):
             _ = self.user
