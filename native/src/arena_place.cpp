@@ -296,7 +296,8 @@ bool Arena::grow_some() {
 }
 
 // Gives memory behind the usable blocks back, from the end on, as far as nothing lies there. A
-// reader that is late may bring a page of it back; what it copied does not count.
+// reader that is late may bring a page of it back, and who dies in the middle of either step leaves
+// some that is not counted: all behind goes each time.
 bool Arena::shrink_some() {
   const std::uint32_t end = header_->reserved_blocks;
   if (end <= header_->usable_blocks) return false;
@@ -304,10 +305,13 @@ bool Arena::shrink_some() {
   const std::uint32_t begin = std::max(header_->usable_blocks, end - std::min(end, most));
   if (blocks_.free(begin, end) != end - begin) return false;
   const auto from = static_cast<off_t>(memory_of(*header_, begin));
-  const off_t bytes = static_cast<off_t>(memory_of(*header_, end)) - from;
+  const off_t bytes = static_cast<off_t>(header_->total_bytes) - from;
   const int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-  if (bytes > 0 && fallocate(segment_.descriptor().number(), how, from, bytes) != 0) return false;
-  header_->reserved_blocks = begin;
+  header_->reserved_blocks = begin;  // before it is so: what counts as reserved always is
+  if (bytes > 0 && fallocate(segment_.descriptor().number(), how, from, bytes) != 0) {
+    header_->reserved_blocks = end;
+    return false;
+  }
   return true;
 }
 

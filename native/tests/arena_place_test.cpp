@@ -1,4 +1,5 @@
 // Samples that move between regions, and budgets that move while everybody is at work.
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -302,6 +303,18 @@ void killed_movers_leave_it_sound() {
   }
   churn(arena, 99, 0.1);
   kit::check_sound(arena);
+  CHECK(arena.limit(100'000) == pages_of(arena));
+  CHECK(arena.limit(20'000) == pages_of(arena));
+}
+
+// A process that died between reserving pages and counting them, or a reader that was late.
+void pages_that_nobody_counts_are_given_back() {
+  Arena arena(geometry(100, 1'000'000, 10'000), "");
+  const std::uint64_t half = arena.limit(500'000);
+  const auto from = static_cast<off_t>(half) + 100'000;
+  CHECK(fallocate(arena.memory_descriptor(), 0, from, 50'000) == 0);
+  CHECK(pages_of(arena) > half);
+  CHECK(arena.limit(400'000) == pages_of(arena));
 }
 
 }  // namespace
@@ -319,5 +332,6 @@ int main() {
   budgets_move_while_all_are_at_work();
   memory_is_given_back_and_taken_again();
   what_is_leased_stays();
+  pages_that_nobody_counts_are_given_back();
   return check::failures();
 }
