@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,23 @@ def test_another_epoch_instead(source: SlowSource, arena: Arena) -> None:
         rank.publish(order(5), epoch=5)
         # What was under way for the old plan may be left to the workers.
         assert rank.walk(order(5), patience=3.0) <= 4
+    finally:
+        rank.prefetcher.close()
+
+
+def test_reading_ahead_follows_the_memory_that_a_cache_has(
+    source: SlowSource, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that began with no memory was never read ahead for, however much it got later."""
+    arena.limit(0)
+    rank, is_alive = Rank(arena, source), threading.Event()
+    try:
+        monkeypatch.setattr(rank.prefetcher._supervisor, "_heard", lambda _: is_alive.set())
+        rank.publish(order())
+        assert is_alive.wait(30)
+        arena.limit(arena.capacity_bytes)
+        assert rank.walk(order()) == 0
+        assert source.reads.tolist() == [1] * NUM
     finally:
         rank.prefetcher.close()
 

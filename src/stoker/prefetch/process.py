@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import time
@@ -36,6 +37,7 @@ _INTERVAL = 0.5  # seconds between two looks at how many processes should read
 _MOST_FETCHERS = 8
 _ALL = 1 << 62  # positions
 _numbers = count()
+_LOOK = 0.25  # seconds between two looks at how large the window may be
 _BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
 
 
@@ -153,7 +155,7 @@ def serve(job: Job, listener: socket.socket) -> None:
         job.source.read_packed(np.empty(0, np.uint32))
     fleet = Fleet(job)
     fetcher = Fetcher(job.source, pool=job.pool, crew=fleet.crew)
-    room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
+    room, look_at = 0, -math.inf
     ranks = Members(listener, lambda channel: Rank(channel, job, fleet.crew), fetcher.fileno())
     pause = _BUSY
     is_settled = False
@@ -162,6 +164,11 @@ def serve(job: Job, listener: socket.socket) -> None:
             is_settled = False
         if ranks.all:
             fleet.attend(fetcher)
+        if ranks.all and (now := time.monotonic()) >= look_at:
+            # It moves where caches lend each other memory.
+            before, look_at = room, now + _LOOK
+            room = int(job.tier.arena.stats()["regions"][WINDOW]["budget"])
+            is_settled = is_settled and room == before
         if ranks.all and not is_settled:
             is_settled = _divide(room, ranks.all)
         try:
