@@ -29,7 +29,7 @@ from stoker.jobs import group_cache
 from stoker.jobs.group_cache import GroupCache, GroupCaches, SharedFolder
 from stoker.jobs.protocol import ask
 from stoker.jobs.quotas import Quota
-from stoker.jobs.service import ServiceSettings
+from stoker.jobs.service import Service, ServiceSettings
 from stoker.node import messages
 from stoker.pool import group_pool
 from stoker.pool.group_pool import VERSION, GroupPool
@@ -564,6 +564,33 @@ def test_a_user_with_a_quota_has_no_more_read_for_him_and_hits_what_others_had_r
         until(lambda: 4000 < service.holding.quotas()[0]["memory_bytes"] <= 8000)
         act_as_member(THIRD, unbounded)
         act_as_member(OTHER, hits)
+
+
+def test_requests_of_a_user_at_the_same_time_do_not_exceed_his_quota(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    quota, met = Quota("user=4711", 8000), threading.Barrier(2)
+    with Service(ServiceSettings(quotas=(quota,))) as service:
+        cache = GroupCache(root, "100%", allow=service._allowance)
+        service._groups._caches[SharedFolder(root)] = cache
+        room_of = service.holding.room_of
+
+        def room_once_both_ask(user: int) -> float:
+            room = room_of(user)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.wait(0.2)
+            return room
+
+        monkeypatch.setattr(service.holding, "room_of", room_once_both_ask)
+        asking = [
+            threading.Thread(target=cache.bring, args=(4711, some)) for some in np.split(EVERY, 2)
+        ]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join()
+        assert 4000 < cache.read_for()[4711] <= 8000
 
 
 # --- settings ---

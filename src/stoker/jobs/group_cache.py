@@ -74,6 +74,8 @@ _NO_LIST = {errno.ENODATA, errno.EOPNOTSUPP}
 # What file systems decide by, beside owner, group and mode.
 _LISTS = ("system.posix_acl_access", "system.nfs4_acl", "system.cifs_acl", "security.selinux")
 
+Allow = Callable[[int], contextlib.AbstractContextManager[tuple[float, FetchShare]]]
+"""See :class:`GroupCaches`."""
 Rights = tuple[tuple[Any, ...], ...]
 """What decides about reading a file, of each folder on the way and of the file."""
 
@@ -165,6 +167,10 @@ def _lets_everybody_in(rights: tuple[Any, ...]) -> bool:
     return mode & 0o111 == 0o111 and not any(lists[:3])
 
 
+def _allow_all(user: int) -> contextlib.AbstractContextManager[tuple[float, FetchShare]]:
+    return contextlib.nullcontext((math.inf, FetchShare(0)))
+
+
 class _Readable(PackedSource):
     """The files of a listing that are of known classes, read by threads of its own."""
 
@@ -221,7 +227,7 @@ class GroupCache:
         path: Path,
         size: str,
         admit: Callable[[int], bool] = lambda _: True,
-        allow: Callable[[int], tuple[float, FetchShare]] = lambda _: (math.inf, FetchShare(0)),
+        allow: Allow = _allow_all,
     ) -> None:
         self.files = ImageFolderSource(path.resolve())
         self.identity = self.files.fingerprint, self.files.local_identity
@@ -290,8 +296,8 @@ class GroupCache:
         Returns what was read from the folder for that, and whether the cache is full.
         """
         missing = np.unique(ids[~self._arena.contains(ids)])
-        allowed, share = self._allow(user)
-        chosen = self._reserve(missing, user, allowed)
+        with self._allow(user) as (allowed, share):
+            chosen = self._reserve(missing, user, allowed)
         read = np.empty(0, np.uint32)
         try:
             if len(chosen) and _await_turn(share, int(self._sizes[chosen].sum())):
@@ -409,7 +415,8 @@ class GroupCaches:
     """The caches of all shared folders, and the connections of their members.
 
     ``admit`` is asked for bytes of memory before a cache takes them, and returns whether it may;
-    ``allow`` for how much may yet be read for a user, and for his share of the fetch bandwidth.
+    ``allow`` for how many bytes may yet be read for a user, which no other thread is told until it
+    is left, and for his share of the fetch bandwidth.
     Safe in any thread.
     """
 
@@ -417,7 +424,7 @@ class GroupCaches:
         self,
         folders: Sequence[SharedFolder],
         admit: Callable[[int], bool] = lambda _: True,
-        allow: Callable[[int], tuple[float, FetchShare]] = lambda _: (math.inf, FetchShare(0)),
+        allow: Allow = _allow_all,
     ) -> None:
         self._folders, self._admit, self._allow = tuple(folders), admit, allow
         self._caches: dict[SharedFolder, GroupCache] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.errors import SegmentError, StokerError
 from stoker.jobs.partition import LONGEST_STEP, are_idle
-from stoker.jobs.quotas import Claimant, Quota, divide, quota_for
+from stoker.jobs.quotas import Claimant, Quota, divide, quota_for, quota_of_user
 from stoker.node.descriptors import Handle
 from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
@@ -260,7 +260,10 @@ class Holding:
         for change, _, each in changes:  # first those that give back, which may take a while
             before = each.memory
             if change < 0 or room > 0:
-                each.limit(before + min(change, room if change > 0 else 0.0))
+                try:
+                    each.limit(before + min(change, room if change > 0 else 0.0))
+                except SegmentError as error:  # dropped meanwhile, or a process of its is stopped
+                    log.info("a cache stays as large as it is for now: %s", error)
             room -= each.memory - before
 
     def limited(self) -> list[dict[str, Any]]:
@@ -281,7 +284,7 @@ class Holding:
 
     def room_of(self, user: int) -> float:
         """Return the bytes that may yet be read for a user into what a group shares."""
-        quota = next((quota for quota in self._quotas if quota.user == user), None)
+        quota = quota_of_user(user, self._quotas)
         with self._mutex:
             return math.inf if quota is None else quota.bound - self._used(quota)
 

@@ -138,6 +138,11 @@ def quota_for(job: str, user: int, quotas: Iterable[Quota]) -> Quota | None:
     return None
 
 
+def quota_of_user(user: int, quotas: Iterable[Quota]) -> Quota | None:
+    """Return the first that is for a user, whatever his jobs are called; None if there is none."""
+    return next((quota for quota in quotas if quota.user == user), None)
+
+
 def flow_of(job: str, user: int, quotas: Iterable[Quota]) -> FetchShare | None:
     """Return what stands for a job where fetch bandwidth is shared; None: it stands for itself."""
     quota = quota_for(job, user, quotas)

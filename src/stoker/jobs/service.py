@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import MAX_ANSWER, MAX_REQUEST, PATIENCE, VERSION
-from stoker.jobs.quotas import Quota, flow_of
+from stoker.jobs.quotas import Quota, flow_of, quota_of_user
 from stoker.jobs.survey import survey
 from stoker.node import descriptors, messages
 from stoker.node.bandwidth import FetchShare, limit_bandwidth
@@ -138,6 +138,7 @@ class Service:
             self.holding = Holding(settings.memory, settings.disk, settings.keep, settings.quotas)
             self._groups = GroupCaches(settings.shares, self.holding.has_room, self._allowance)
             self._flows: dict[int, FetchShare] = {}  # by user, of what is read for groups
+            self._allowing = threading.Lock()
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
             if settings.socket is not None:
@@ -189,13 +190,18 @@ class Service:
             except (StokerError, OSError) as error:
                 log.warning("memory is not divided again: %s", error)
 
-    def _allowance(self, user: int) -> tuple[float, FetchShare]:
-        """Return the bytes that may yet be read for a user of a group, and at which share."""
-        self.holding.read_for = self._groups.read_for()
-        if user not in self._flows:
-            own = FetchShare(Quota(f"user={user}").flow)
-            self._flows[user] = flow_of("", user, self.settings.quotas) or own
-        return self.holding.room_of(user), self._flows[user]
+    @contextlib.contextmanager
+    def _allowance(self, user: int) -> Iterator[tuple[float, FetchShare]]:
+        """Return the bytes that may yet be read for a user of a group, and at which share.
+
+        One request at a time is told, so that what it takes counts for the next one.
+        """
+        with self._allowing:
+            self.holding.read_for = self._groups.read_for()
+            if user not in self._flows:
+                quota = quota_of_user(user, self.settings.quotas) or Quota(f"user={user}")
+                self._flows[user] = FetchShare(quota.flow, quota.weight or 1.0)
+            yield self.holding.room_of(user), self._flows[user]
 
     def _renew_limit(self) -> None:
         """Limit the bandwidth of fetches for a while; without a service there is no limit."""
