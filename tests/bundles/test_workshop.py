@@ -374,3 +374,13 @@ def test_l_cache_never_below_one_package_while_training(bench: Bench) -> None:
     bench.arena.resize_region("L", 2 * MIN_BYTES)
     assert bench.workshop.load() is Loaded.DONE
     bench.arena.verify()
+
+
+def test_loading_did_not_end_for_good_while_memory_was_lent(bench: Bench) -> None:
+    bench.begin(ALL)
+    bench.arena.limit(MIN_BYTES // 2)
+    assert bench.workshop.build()
+    assert bench.workshop.load() is Loaded.NO_ROOM
+    bench.arena.limit(bench.arena.capacity_bytes)
+    assert bench.workshop.load() is Loaded.DONE
+    bench.arena.verify()

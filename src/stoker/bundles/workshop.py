@@ -83,8 +83,10 @@ class PackageLoader:
         needed = int(self._sizes[wanted].sum())
         leaving, room = self._room(needed, low, epoch_stamp)
         if room < needed:
-            budget = int(self._arena.stats()["regions"][self._region]["budget"])
-            return Loaded.TOO_LARGE if needed > budget else Loaded.NO_ROOM
+            stats = self._arena.stats()
+            is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
+            fits = is_lent or needed <= stats["regions"][self._region]["budget"]
+            return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
         package = self._read(number, ids)
         if package is None:
             return Loaded.LOST
