@@ -51,7 +51,8 @@ def test_json_accounts_for_every_access(few_digits: Path, tmp_path: Path) -> Non
     assert plain["predicted"] is None
     assert all(epoch["stats"]["fetched"] == 250 for epoch in plain["epochs"])
     static = next(run for run in found["runs"] if run["recipe"] == "minio")
-    assert static["byte_hit_ratio"] == pytest.approx(0.2, abs=0.02)
+    # What was read ahead and a worker had fetched meanwhile is there in the next epoch, too.
+    assert 0.18 < static["byte_hit_ratio"] < 0.25
     assert static["predicted"] == pytest.approx(0.2, abs=0.001)
 
 
