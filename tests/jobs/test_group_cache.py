@@ -26,7 +26,8 @@ from support.waiting import until
 
 from stoker.errors import ConfigError
 from stoker.jobs import group_cache
-from stoker.jobs.group_cache import GroupCache, GroupCaches, SharedFolder
+from stoker.jobs.group_cache import GroupCache, GroupCaches
+from stoker.jobs.group_files import GroupFiles, SharedFolder
 from stoker.jobs.protocol import ask
 from stoker.jobs.service import ServiceSettings
 from stoker.node import messages
@@ -306,9 +307,9 @@ def test_files_of_other_rights_and_links_are_not_kept(place: Path, root: Path) -
 def test_rights_are_of_every_folder_on_the_way(root: Path) -> None:
     cache = GroupCache(root, "100%")
     try:
-        assert len(cache.examples()) == 1
+        assert len(cache.files.examples()) == 1
         root.joinpath("class1").chmod(0o711)
-        assert cache.bring(0, EVERY)[0].tolist() == [*range(10), *range(20, 30)]
+        assert cache.bring((0, 0), EVERY)[0].tolist() == [*range(10), *range(20, 30)]
     finally:
         cache.close()
 
@@ -327,7 +328,7 @@ def test_rights_include_access_lists(root: Path) -> None:
         except OSError as error:
             pytest.skip(f"no access lists here: {error}")
         assert file.stat().st_mode == before
-        assert 0 not in cache.bring(0, EVERY)[0]
+        assert 0 not in cache.bring((0, 0), EVERY)[0]
     finally:
         cache.close()
 
@@ -466,15 +467,15 @@ def test_a_service_of_a_user_who_is_not_trusted_is_not_used(
 def test_a_member_killed_while_it_waits_harms_nobody(
     place: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, read = files_of(root), GroupCache.read
+    files, read = files_of(root), GroupFiles.read
     is_reading, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(cache: GroupCache, sample: int) -> bytes:
+    def slowly(cache: GroupFiles, sample: int) -> bytes:
         is_reading.set()
         assert may_go_on.wait(60)
         return read(cache, sample)
 
-    monkeypatch.setattr(GroupCache, "read", slowly)
+    monkeypatch.setattr(GroupFiles, "read", slowly)
     with serving(place, str(root)):
         child = begin_child(lambda: GroupPool(place / "s.sock", files).find(EVERY[:8]))
         assert is_reading.wait(60)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.jobs.group_cache import SharedFolder
+from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.protocol import ask
 from stoker.jobs.service import Service, ServiceSettings
 from support.users import as_other

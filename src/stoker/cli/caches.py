@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker.cli.view import printable, serving_page
-from stoker.jobs.group_cache import SharedFolder
+from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.quotas import Quota
