@@ -70,7 +70,7 @@ _FULL = 1.0  # seconds for which nothing is asked for where there was no room
 _AT_ONCE = 8  # connections of a process, each for one thread at a time
 _EVERY = 0.02  # seconds between two messages on how far training is
 _LOOK = 1.0  # seconds between two looks whether a pool without a user is there for nothing
-_FIELDS = ("pool_asked", "pool_hits", "pool_bytes", "pool_errors", "pool_seconds")
+_FIELDS = ("pool_asked", "pool_hits", "pool_read", "pool_bytes", "pool_errors", "pool_seconds")
 _LIVE: weakref.WeakSet[GroupPool] = weakref.WeakSet()
 
 
@@ -122,6 +122,7 @@ class GroupPool:
         self._counters.add(
             pool_asked=len(ids),
             pool_hits=hits,
+            pool_read=int(np.count_nonzero(fetched)),
             pool_bytes=int(np.diff(samples.offsets)[found & ~fetched].sum()),
             pool_seconds=time.perf_counter() - begin,
         )
@@ -148,7 +149,10 @@ class GroupPool:
             self._teller.at(accesses)
 
     def stats(self) -> dict[str, Any]:
-        """Return what this job's processes counted; ``pool_open`` is 1 while it is not joined."""
+        """Return what this job's processes counted; ``pool_open`` is 1 while it is not joined.
+
+        ``pool_read``: samples found that the service read for this.
+        """
         counts = {
             name: value if name.endswith("_seconds") else int(value)
             for name, value in self._counters.totals().items()
