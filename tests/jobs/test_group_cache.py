@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import mmap
 import multiprocessing
 import os
@@ -20,7 +19,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.groups import act_as_member, needs_group, read_for, serving, told
+from support.groups import (
+    CLASSES,
+    PER_CLASS,
+    act_as_member,
+    files_of,
+    joining,
+    make_folder,
+    needs_group,
+    proved,
+    read_for,
+    serving,
+    told,
+)
 from support.users import OTHER, as_other, begin_as_other, needs_two_users
 from support.waiting import until
 
@@ -30,10 +41,8 @@ from stoker.jobs.group_cache import GroupCache, GroupCaches
 from stoker.jobs.group_files import GroupFiles, SharedFolder
 from stoker.jobs.protocol import ask
 from stoker.jobs.service import ServiceSettings
-from stoker.node import messages
 from stoker.pool import group_pool
-from stoker.pool.group_pool import VERSION, GroupPool
-from stoker.source.image_folder import ImageFolderSource
+from stoker.pool.group_pool import GroupPool
 from stoker.source.packed import unpack
 from stoker.store.tier import Found
 
@@ -47,24 +56,13 @@ def _leave() -> Iterator[None]:
 
 
 THIRD = OTHER + 1
-CLASSES, PER_CLASS = 3, 10
 EVERY = np.arange(CLASSES * PER_CLASS, dtype=np.uint32)
 
 
 @pytest.fixture
 def root(place: Path) -> Path:
     """Class folders that every user can read."""
-    rng = np.random.default_rng(0)
-    for number in range(CLASSES):
-        folder = place / "data" / f"class{number}"
-        folder.mkdir(parents=True)
-        for file in range(PER_CLASS):
-            (folder / f"{file}.jpg").write_bytes(rng.bytes(1000 + 100 * file))
-    return place / "data"
-
-
-def files_of(root: Path) -> ImageFolderSource:
-    return ImageFolderSource(root, cache_listing=False)
+    return make_folder(place)
 
 
 def whole(root: Path, found: Found) -> bool:
@@ -269,23 +267,6 @@ def test_a_second_name_of_a_file_does_not_show_that_its_folder_may_be_entered(
     root.chmod(0o755)
     with serving(place, str(root)):
         act_as_member(OTHER, lambda: check(is_let_in()))
-
-
-@contextlib.contextmanager
-def joining(path: Path, files: ImageFolderSource) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-    """A member's connection, and what the service said to its first message."""
-    connection = messages.connect(path, 10.0, to_others=True)
-    with connection:
-        message = {"ask": "join", "fingerprint": files.fingerprint, "local": files.local_identity}
-        connection.sendall(json.dumps({"stoker": VERSION, **message}).encode() + b"\n")
-        yield connection, json.loads(connection.recv(1 << 16))
-
-
-def proved(connection: socket.socket, fds: list[int]) -> dict[str, Any]:
-    """The answer to descriptors; ``fd`` is what came with it."""
-    socket.send_fds(connection, [json.dumps({"stoker": VERSION}).encode() + b"\n"], fds)
-    line, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-    return json.loads(line) | {"fd": received[0] if received else -1}
 
 
 @needs_group
