@@ -1,4 +1,4 @@
-"""What members of a group tell that they need, what stays for that, and what hostile ones can do."""
+"""What members of a group tell that they need, what stays for it, and what hostile ones can do."""
 
 from __future__ import annotations
 

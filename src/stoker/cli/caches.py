@@ -84,7 +84,8 @@ def _shared(cache: dict[str, Any]) -> str:
     )
     return (
         f"shared by the group: {cache['folder']}, {format_bytes(cache['payload_bytes'])} of "
-        f"{format_bytes(cache['capacity_bytes'])}; read for users: {users or 'none'}"
+        f"{format_bytes(cache['capacity_bytes'])}, by {cache.get('plans', 0)} plans; "
+        f"read for users: {users or 'none'}"
     )
 
 
