@@ -64,7 +64,7 @@ class GroupCache:
 
     Only this process writes it. While there is room, all that members ask for comes in and stays.
     Then it is decided by the plans that they tell: what some job uses sooner takes the place of
-    what is used last, and what nobody is known to use displaces nothing. What would not come in
+    what is used last, and what no job is known to use displaces nothing. What would not come in
     is not read. Safe in any thread. Raises the errors of
     :class:`~stoker.jobs.group_files.GroupFiles` and :class:`~stoker.store.arena.Arena`.
     """
@@ -218,7 +218,7 @@ class GroupCache:
         """Note that a request has ended that was to bring ``ids``."""
         with self._mutex:
             self._coming_in.subtract(ids.tolist())
-            self._coming_in += Counter()  # forget those that nobody brings
+            self._coming_in += Counter()  # forget those that no request brings
 
     def _store(self, user: int) -> Store:
         with self._mutex:
