@@ -15,7 +15,8 @@ training process tells what it needs (:class:`Teller`), over a connection of its
 - ``plan`` has the number of its coming accesses; their ids follow once the answer says to send.
 - ``at`` says how many of these are over.
 
-Each process that takes samples says so (``took``), without an answer. All three name the ``job`` by a number.
+Each process that takes samples says so (``took``), without an answer. All three name the ``job`` by
+a number.
 """
 
 from __future__ import annotations
