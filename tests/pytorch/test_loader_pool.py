@@ -78,9 +78,10 @@ def test_hits_of_the_pool_enter_memory_by_its_rules(server: Server) -> None:
         epoch(second)
         second.end_epoch()
         assert second.epoch_stats[-1].hits == NUM
-        # Of both epochs: what is read ahead counts when it is read, if need be in the one before.
+        # Of both epochs: what is read ahead counts when it is read, if need be in the one before;
+        # and batches that are held up leave what they had in memory for the next epoch's first.
         taken = sum(each.bytes_from_pool for each in second.epoch_stats)
-        assert taken == pytest.approx(1.8 * SIZE, abs=0.03 * SIZE)
+        assert taken == pytest.approx(1.8 * SIZE, abs=0.15 * SIZE)
 
 
 def test_only_the_share_asked_for_is_stored(server: Server) -> None:

@@ -55,9 +55,8 @@ class Page:
 
     def until(self, script: str) -> None:
         """Wait until a line of JavaScript is true; on a page that loads it may fail as yet."""
-        until(
-            lambda: self.value(f"(() => {{ try {{ return {script} }} catch {{}} }})()"), _PATIENCE
-        )
+        script = f"(() => {{ try {{ return {script} }} catch {{}} }})()"
+        until(lambda: self.value(script), _PATIENCE)
 
     def screenshot(self) -> bytes:
         """The whole page as a PNG."""

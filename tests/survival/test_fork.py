@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from survival.payloads import NUM_IDS, packed, sample, wrong
 from survival.support import check_nothing_is_lost, die_with_parent, holders_of, inode, new_arena
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+# A child copies the lock of coverage's tracer as another thread holds it.
+untraced = pytest.mark.skipif(sys.gettrace() is not None, reason="not beside coverage's tracer")
 
 _FORKS = 40
 _PATIENCE = 20
@@ -82,6 +86,7 @@ def _busy(arena: Arena, threads: int) -> Iterator[None]:
     assert not failed
 
 
+@untraced
 def test_forks_of_a_parent_whose_threads_are_inside() -> None:
     arena = new_arena(S3FIFO().regions())
     memory = inode(arena)
@@ -97,6 +102,7 @@ def test_forks_of_a_parent_whose_threads_are_inside() -> None:
     assert holders_of(memory) == []
 
 
+@untraced
 def test_forks_while_another_thread_puts() -> None:
     """The child uses at once what the other thread of its parent was changing."""
     arena = new_arena()
