@@ -1,14 +1,19 @@
 """Two users with two jobs each at a cache of the node's service, against one user with four.
 
-All read one folder of files (20 KB each). In each round, in alternating order:
+All read one folder of files (20 KB each), and in each case there is as much memory for samples. In
+each round, in alternating order:
 
 - two users: the service shares the folder (``--share``) with a group; each user's jobs have a small
-  cache of their own above that, half as large as
+  cache of their own above that;
 - one user: the same service, and all four jobs are one user's;
-- two users, nothing of their own: without those small caches, so that nothing is read ahead;
-- alone: one user's four jobs share a cache of their own, as large as both together, no service.
+- two users, all shared: the service has the memory of the small caches too, so that nothing is
+  read ahead;
+- one user, all shared: likewise;
+- alone: one user's four jobs share a cache of their own, no service.
 
-The service keeps all of the folder, or two fifths. Bytes of the source are those that jobs count.
+Jobs tell the service what they need next, as far as the cache does not hold the whole folder. It
+keeps all of it, or two fifths (half, where all is shared). Bytes of the source are those that jobs
+count, and those that the service read in vain: what it read for a job that then read itself.
 Processor time is that of all jobs, their workers, processes that read ahead and the service
 together; the storage is this machine's page cache, and accelerators sleep. Needs root, to be
 several users, and a Python that other users may run.
@@ -33,6 +38,7 @@ import numpy as np
 from harness import Report, paired_interval, paired_ratio, parser, show
 
 import stoker
+from stoker.jobs.protocol import ask
 from stoker.source.image_folder import ImageFolderSource
 
 GROUP, SERVICE, USERS = 65534, 54320, (54321, 54322)
@@ -88,7 +94,7 @@ def why_not() -> str:
 
 def compare(report: Report, folder: Path, share: float, epochs: int, rounds: int) -> None:
     """Run all cases in each round; add a row for each, and the ratios."""
-    names = ["two users", "one user", "two users, nothing of their own", "alone"]
+    names = ["two users", "one user", "two users, all shared", "one user, all shared", "alone"]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 else reversed(names):
@@ -97,19 +103,25 @@ def compare(report: Report, folder: Path, share: float, epochs: int, rounds: int
     for name, figures in found.items():
         medians = {key: float(np.median([each[key] for each in figures])) for key in figures[0]}
         report.row(case=name, kept=f"{share:.0%}", **medians)
-    for other, limit in (("one user", 1.05), ("alone", 1.05)):
+    for case, other in (
+        ("two users", "one user"),
+        ("two users", "alone"),
+        ("two users, all shared", "one user, all shared"),
+        ("two users, all shared", "alone"),
+    ):
         for key in ("source_MB", "cpu_s"):
-            ours, theirs = ([each[key] for each in found[name]] for name in ("two users", other))
+            ours, theirs = ([each[key] for each in found[name]] for name in (case, other))
             low, high = paired_interval(ours, theirs)
-            text = f"{key}, {share:.0%} kept, two users / {other} ({low:.3f} to {high:.3f})"
-            report.target(text, paired_ratio(ours, theirs), limit)
+            text = f"{key}, {share:.0%} kept, {case} / {other} ({low:.3f} to {high:.3f})"
+            report.target(text, paired_ratio(ours, theirs), 1.05)
 
 
 def run(folder: Path, case: str, share: float, epochs: int) -> dict[str, float]:
     """Run four jobs at once; return what they and the service took."""
     users = USERS if case.startswith("two users") else USERS[:1]
     own = OWN / len(users) if case != "alone" else min(1.0, share + OWN)
-    own = 0.0 if "nothing" in case else own
+    if "all shared" in case:
+        share, own = min(1.0, share + OWN), 0.0
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         place.chmod(0o755)
@@ -133,10 +145,13 @@ def run(folder: Path, case: str, share: float, epochs: int) -> dict[str, float]:
             say(each, "go")
         told = [json.loads(hear(each)) for each in running]
         cpu = seconds_of(homes) - before
+        say(running[0], "count")
+        vain = json.loads(hear(running[0])) - sum(each["for_it"] for each in told)
         for each in running:
             say(each, "end")
     return {
-        "source_MB": sum(each["source_bytes"] for each in told) / 1e6,
+        "source_MB": (sum(each["source_bytes"] for each in told) + vain * SIZE) / 1e6,
+        "in_vain": vain,
         "hits": sum(each["hits"] for each in told) / sum(each["accesses"] for each in told),
         "cpu_s": cpu,
         "all_s": max(each["seconds"] for each in told),
@@ -168,12 +183,28 @@ def train(job: Job) -> None:
         seconds, stats = time.monotonic() - begin, loader.stats
         facts = {
             "source_bytes": stats.bytes_from_source,
+            "for_it": 0 if job.pool is None else read_by_service(loader),
             "hits": stats.hits,
             "accesses": stats.accesses,
             "seconds": seconds,
         }
         print(json.dumps(facts), flush=True)
-        sys.stdin.readline()
+        if sys.stdin.readline() == "count\n":
+            print(0 if job.pool is None else read_for_all(job.pool), flush=True)
+            sys.stdin.readline()
+
+
+def read_by_service(loader: stoker.Loader) -> int:
+    """Return how many samples a job found that the service read for it."""
+    cached = loader._session.cached
+    assert cached is not None
+    return int(cached.store.stats()["pool"]["pool_read"])
+
+
+def read_for_all(pool: str) -> int:
+    """Return how many samples the service read."""
+    (cache,) = ask("list", Path(pool.removeprefix("unix:")))["shared"]
+    return sum(user["read"] for user in cache["users"].values())
 
 
 def make_files(root: Path, count: int) -> None:

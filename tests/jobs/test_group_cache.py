@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import mmap
 import multiprocessing
 import os
@@ -20,20 +19,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.groups import act_as_member, needs_group, read_for, serving, told
+from support.groups import (
+    CLASSES,
+    PER_CLASS,
+    act_as_member,
+    files_of,
+    joining,
+    make_folder,
+    needs_group,
+    proved,
+    read_for,
+    serving,
+    told,
+)
 from support.users import OTHER, as_other, begin_as_other, needs_two_users
 from support.waiting import until
 
 from stoker.errors import ConfigError
 from stoker.jobs import group_cache
-from stoker.jobs.group_cache import GroupCache, GroupCaches, SharedFolder
+from stoker.jobs.group_cache import GroupCache, GroupCaches
+from stoker.jobs.group_files import GroupFiles, SharedFolder
 from stoker.jobs.protocol import ask
 from stoker.jobs.quotas import Quota
 from stoker.jobs.service import Service, ServiceSettings
-from stoker.node import messages
 from stoker.pool import group_pool
-from stoker.pool.group_pool import VERSION, GroupPool
-from stoker.source.image_folder import ImageFolderSource
+from stoker.pool.group_pool import GroupPool
 from stoker.source.packed import unpack
 from stoker.store.tier import Found
 
@@ -47,24 +57,13 @@ def _leave() -> Iterator[None]:
 
 
 THIRD = OTHER + 1
-CLASSES, PER_CLASS = 3, 10
 EVERY = np.arange(CLASSES * PER_CLASS, dtype=np.uint32)
 
 
 @pytest.fixture
 def root(place: Path) -> Path:
     """Class folders that every user can read."""
-    rng = np.random.default_rng(0)
-    for number in range(CLASSES):
-        folder = place / "data" / f"class{number}"
-        folder.mkdir(parents=True)
-        for file in range(PER_CLASS):
-            (folder / f"{file}.jpg").write_bytes(rng.bytes(1000 + 100 * file))
-    return place / "data"
-
-
-def files_of(root: Path) -> ImageFolderSource:
-    return ImageFolderSource(root, cache_listing=False)
+    return make_folder(place)
 
 
 def whole(root: Path, found: Found) -> bool:
@@ -271,23 +270,6 @@ def test_a_second_name_of_a_file_does_not_show_that_its_folder_may_be_entered(
         act_as_member(OTHER, lambda: check(is_let_in()))
 
 
-@contextlib.contextmanager
-def joining(path: Path, files: ImageFolderSource) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-    """A member's connection, and what the service said to its first message."""
-    connection = messages.connect(path, 10.0, to_others=True)
-    with connection:
-        message = {"ask": "join", "fingerprint": files.fingerprint, "local": files.local_identity}
-        connection.sendall(json.dumps({"stoker": VERSION, **message}).encode() + b"\n")
-        yield connection, json.loads(connection.recv(1 << 16))
-
-
-def proved(connection: socket.socket, fds: list[int]) -> dict[str, Any]:
-    """The answer to descriptors; ``fd`` is what came with it."""
-    socket.send_fds(connection, [json.dumps({"stoker": VERSION}).encode() + b"\n"], fds)
-    line, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-    return json.loads(line) | {"fd": received[0] if received else -1}
-
-
 @needs_group
 def test_files_of_other_rights_and_links_are_not_kept(place: Path, root: Path) -> None:
     with serving(place, str(root)):
@@ -307,9 +289,9 @@ def test_files_of_other_rights_and_links_are_not_kept(place: Path, root: Path) -
 def test_rights_are_of_every_folder_on_the_way(root: Path) -> None:
     cache = GroupCache(root, "100%")
     try:
-        assert len(cache.examples()) == 1
+        assert len(cache.files.examples()) == 1
         root.joinpath("class1").chmod(0o711)
-        assert cache.bring(0, EVERY)[0].tolist() == [*range(10), *range(20, 30)]
+        assert cache.bring((0, 0), EVERY)[0].tolist() == [*range(10), *range(20, 30)]
     finally:
         cache.close()
 
@@ -328,7 +310,7 @@ def test_rights_include_access_lists(root: Path) -> None:
         except OSError as error:
             pytest.skip(f"no access lists here: {error}")
         assert file.stat().st_mode == before
-        assert 0 not in cache.bring(0, EVERY)[0]
+        assert 0 not in cache.bring((0, 0), EVERY)[0]
     finally:
         cache.close()
 
@@ -467,15 +449,15 @@ def test_a_service_of_a_user_who_is_not_trusted_is_not_used(
 def test_a_member_killed_while_it_waits_harms_nobody(
     place: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, read = files_of(root), GroupCache.read
+    files, read = files_of(root), GroupFiles.read
     is_reading, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(cache: GroupCache, sample: int) -> bytes:
+    def slowly(cache: GroupFiles, sample: int) -> bytes:
         is_reading.set()
         assert may_go_on.wait(60)
         return read(cache, sample)
 
-    monkeypatch.setattr(GroupCache, "read", slowly)
+    monkeypatch.setattr(GroupFiles, "read", slowly)
     with serving(place, str(root)):
         child = begin_child(lambda: GroupPool(place / "s.sock", files).find(EVERY[:8]))
         assert is_reading.wait(60)
@@ -584,7 +566,8 @@ def test_requests_of_a_user_at_the_same_time_do_not_exceed_his_quota(
 
         monkeypatch.setattr(service.holding, "room_of", room_once_both_ask)
         asking = [
-            threading.Thread(target=cache.bring, args=(4711, some)) for some in np.split(EVERY, 2)
+            threading.Thread(target=cache.bring, args=((4711, 0), some))
+            for some in np.split(EVERY, 2)
         ]
         for each in asking:
             each.start()

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker.cli.view import printable, serving_page
-from stoker.jobs.group_cache import SharedFolder
+from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.metrics import exposition
 from stoker.jobs.protocol import Refused, ask
 from stoker.jobs.quotas import Quota
@@ -86,7 +86,8 @@ def _shared(cache: dict[str, Any]) -> str:
     )
     return (
         f"shared by the group: {cache['folder']}, {format_bytes(cache['payload_bytes'])} of "
-        f"{format_bytes(cache['capacity_bytes'])}; read for users: {users or 'none'}"
+        f"{format_bytes(cache['capacity_bytes'])}, by {cache.get('plans', 0)} plans; "
+        f"read for users: {users or 'none'}"
     )
 
 

@@ -140,6 +140,7 @@ class Controller:
         self._followed: Plan | None = None  # where this job is, for those who share its cache
         self._accesses: dict[str, int] = {}  # by region, of the epoch before the one at hand
         self._resumed: int | None = None  # an epoch that had begun when its state was saved
+        self._received = 0  # accesses of this rank since the epoch was begun
         self._ended = 0  # batches handed out in the iteration that ended last
 
     def open(self, opened: Opened) -> None:
@@ -164,6 +165,7 @@ class Controller:
         """
         opened, share = self._running, self.share
         at = share.begin()
+        self._received = 0
         self.observer.begin_epoch()
         if opened.tracer is not None:
             opened.tracer.begin(at.epoch, at.consumed, run)
@@ -207,6 +209,9 @@ class Controller:
             opened.tracer.batch(batch, stall)
         if missed is not None:
             opened.cache.note_missed(missed)
+        self._received += len(batch.positions)
+        if opened.cache.wants_plans:
+            opened.cache.pass_by(self._received)
         if opened.member is None:
             self._resume_ahead(opened)
         else:
@@ -381,6 +386,11 @@ class Controller:
             volatile = np.flatnonzero(scores.volatile).astype(np.uint32)
             tracer.prepared(plan, scores.ready, volatile)
         self._foresee(at, hold=is_held)
+        if self._running.cache.wants_plans:
+            ids, length = self.share.known(plan)
+            known_end = at.epoch + (1 if plan.following is None else 2)
+            is_last = known_end == self.settings.epochs
+            self._running.cache.foresee(ids, length, is_last=is_last)
         return plan
 
     def _settle(self, at: Cursor, rescore: Rescore | None) -> Scores:

@@ -80,6 +80,20 @@ class EpochCache(ABC):
         (``bool[N]``) are the samples that this node is to keep.
         """
 
+    @property
+    def wants_plans(self) -> bool:
+        """Whether :meth:`foresee` and :meth:`pass_by` are of use."""
+        return False
+
+    def foresee(self, ids: NDArray[np.uint32], length: int, *, is_last: bool) -> None:
+        """Note the coming accesses ``u32[A]`` of this rank, ``length`` of them in this epoch.
+
+        ``is_last``: there are none after those that are known.
+        """
+
+    def pass_by(self, accesses: int) -> None:
+        """Note that training has had so many of these."""
+
     def end_epoch(self) -> None:
         """Let go of what was needed for the epoch in progress only."""
 
@@ -259,6 +273,21 @@ class Placing(PolicyCache):
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
             self._packager.begin_epoch(plan.epoch, stamp, self._store.places, missed)
+
+    @property
+    def wants_plans(self) -> bool:
+        """Whether there is a pool, which may keep what is needed soonest."""
+        return self._store.pool is not None
+
+    def foresee(self, ids: NDArray[np.uint32], length: int, *, is_last: bool) -> None:
+        """Tell the pool."""
+        if self._store.pool is not None:
+            self._store.pool.begin_plan(ids, length, is_last=is_last)
+
+    def pass_by(self, accesses: int) -> None:
+        """Tell the pool."""
+        if self._store.pool is not None:
+            self._store.pool.pass_by(accesses)
 
     def stats(self) -> dict[str, int]:
         """Return what packaging has counted on this machine."""

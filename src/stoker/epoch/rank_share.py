@@ -174,6 +174,15 @@ class RankShare:
         before = self._policy.keys(ids, scores, plan, None)
         return Coming(ids, keys, plan.blocks[positions], before)
 
+    def known(self, plan: Plan) -> tuple[NDArray[np.uint32], int]:
+        """Return this rank's accesses of ``plan`` and of what follows, and how many are of it."""
+        own = plan.ids[self._own(plan, 0, self._batched(plan))]
+        later = plan.following
+        if later is None:
+            return own, len(own)
+        after = later.ids[self._own(later, 0, self._batched(later))]
+        return np.concatenate([own, after]), len(own)
+
     def later_keys(self, plan: Plan, first: int, end: int) -> Keys:
         """Return the keys after this rank's accesses ``first`` to ``end`` of ``plan``, by now."""
         positions = self._own(plan, first, end)

@@ -4,31 +4,23 @@ The operator names folders of images. The service lists each, keeps an arena for
 process that reads files into it and writes it; members get the memory to read it only.
 
 Who may have it: a member shows, with descriptors that it opened, that it may read one file of each
-class of rights there is. A class is what decides about reading: device, owner, group, mode and
-access lists of the folder, of every folder on the way, and of the file. Only files of these classes
-are ever kept; they are opened by way of folders that were opened before, never over a link, so that
-what is kept is what the rights are of. Rights that change later count for what is read later.
+class of rights there is (:mod:`stoker.jobs.group_files`); no other files are kept. What is kept is
+what some member's job will need soonest, as far as they tell (:mod:`stoker.jobs.group_plans`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import logging
 import math
 import os
 import resource
 import socket
-import stat
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +28,21 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker._core import segment_bytes
-from stoker.errors import (
-    CapacityError,
-    ConfigError,
-    SampleCorrupt,
-    SampleNotFound,
-    SegmentError,
-    SourceError,
-    StokerError,
-)
+from stoker.errors import CapacityError, ConfigError, SegmentError, StokerError
+from stoker.jobs.group_files import GroupFiles, ReadableFiles, SharedFolder
+from stoker.jobs.group_plans import SELDOM, Job, Last, Plans
 from stoker.node.bandwidth import FetchShare
-from stoker.node.messages import parse, read_line
+from stoker.node.messages import parse
 from stoker.policy.base import Region
-from stoker.pool.group_pool import MAX_ANSWER, MOST_IDS, MOST_PROOFS, VERSION, WAIT
-from stoker.source.base import Errors, PackedRead, PackedSource
+from stoker.pool.group_pool import (
+    MAX_ANSWER,
+    MOST_ACCESSES,
+    MOST_IDS,
+    MOST_PROOFS,
+    VERSION,
+    WAIT,
+)
 from stoker.source.image_folder import ImageFolderSource
-from stoker.source.packed import pack
 from stoker.store.arena import Arena
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.store import Store
@@ -63,163 +54,31 @@ log = logging.getLogger("stoker")
 _MOST = 2048  # connections, if the limit of open files is twice that
 _OF_ONE = 0.25  # of those, that one user may have
 _JOINING = 4  # of those of one user, that may show descriptors at the same time
-_READS = 32  # files that are read at once for one user
 _LOOK_AGAIN = 60.0  # seconds between two listings of a folder
-_LOOKED_AT = 512  # files whose rights are looked at to find the classes there are
 _TURN = 0.2 * WAIT  # seconds that a user's reads wait for their share of the bandwidth
-_NOBODY = -1  # for whom a sample was read that is not there
+_NO_USER = -1  # for whom a sample was read that is not there
 _FLIGHT = 0.8 * WAIT  # seconds that a user's thread waits for what another's reads
 _SILENT = 86400.0  # seconds that a member may ask for nothing
-_NO_LIST = {errno.ENODATA, errno.EOPNOTSUPP}
-# What file systems decide by, beside owner, group and mode.
-_LISTS = ("system.posix_acl_access", "system.nfs4_acl", "system.cifs_acl", "security.selinux")
+_SLOWEST = 10e6  # bytes a second of a plan
+_AT_ONCE = 1 << 16  # samples whose keys are renewed in one go
 
 Allow = Callable[[int], contextlib.AbstractContextManager[tuple[float, FetchShare]]]
 """See :class:`GroupCaches`."""
-Rights = tuple[tuple[Any, ...], ...]
-"""What decides about reading a file, of each folder on the way and of the file."""
-
-
-@dataclass(frozen=True)
-class SharedFolder:
-    """A folder of class folders with images, and the memory that its cache may have."""
-
-    path: Path
-    size: str = "100%"
-    """Payload: bytes, or a share of those of the folder."""
-
-    @staticmethod
-    def parse(text: str) -> SharedFolder:
-        """Return what ``DIR`` or ``DIR=SIZE`` says; ConfigError for a size that is none."""
-        path, equals, size = text.rpartition("=")
-        folder = SharedFolder(Path(path), size) if equals else SharedFolder(Path(text))
-        parse_bytes(folder.size, of=1, name=f"share {text!r}")
-        return folder
-
-
-class Folder:
-    """A folder held open, below which files are opened without following links."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # Not before the last read: its number could be another folder's by then.
-        weakref.finalize(self, os.close, self._fd)
-
-    def open(self, name: str) -> tuple[int, Rights]:
-        """Return a descriptor of the file ``name``, to read, and what decides about reading it.
-
-        Raises OSError, also for a link on the way, and where rights cannot be found out.
-        """
-        *folders, file = name.split("/")
-        at, rights = os.dup(self._fd), []
-        try:
-            rights.append(_rights(at))
-            for folder in folders:
-                below = os.open(
-                    folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at
-                )
-                os.close(at)
-                at = below
-                rights.append(_rights(at))
-            fd = os.open(
-                file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at
-            )
-        finally:
-            os.close(at)
-        try:
-            return fd, (*rights, _rights(fd))
-        except BaseException:
-            os.close(fd)
-            raise
-
-
-def _rights(fd: int) -> tuple[Any, ...]:
-    status = os.fstat(fd)
-    lists = []
-    for name in _LISTS:
-        try:
-            lists.append(os.getxattr(fd, name))
-        except OSError as error:
-            if error.errno not in _NO_LIST:
-                raise
-            lists.append(b"")
-    return status.st_dev, status.st_uid, status.st_gid, status.st_mode, *lists
-
-
-def proves(proof: int, fd: int, rights: Rights) -> bool:
-    """Whether ``proof`` shows that who opened it may read what has these ``rights``, as ``fd`` has.
-
-    That is: it is open for reading, and of the very file.
-    """
-    flags = fcntl.fcntl(proof, fcntl.F_GETFL)
-    # A descriptor of a mere path can be had without permission to read.
-    if flags & os.O_PATH or flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_RDWR):
-        return False
-    status = os.fstat(proof)
-    if not (stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(fd))):
-        return False
-    # By another name it can be reached by who may not enter these folders.
-    return status.st_nlink == 1 or all(map(_lets_everybody_in, rights[:-1]))
-
-
-def _lets_everybody_in(rights: tuple[Any, ...]) -> bool:
-    _, _, _, mode, *lists = rights
-    return mode & 0o111 == 0o111 and not any(lists[:3])
 
 
 def _allow_all(user: int) -> contextlib.AbstractContextManager[tuple[float, FetchShare]]:
     return contextlib.nullcontext((math.inf, FetchShare(0)))
 
 
-class _Readable(PackedSource):
-    """The files of a listing that are of known classes, read by threads of its own."""
-
-    def __init__(self, cache: GroupCache) -> None:
-        self._cache = cache
-        self._threads = ThreadPoolExecutor(_READS, "stoker-group-read")
-
-    def __len__(self) -> int:
-        return len(self._cache.files)
-
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each file."""
-        return self._cache.files.sizes
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the listing."""
-        return self._cache.files.fingerprint
-
-    def read_packed(self, ids: npt.ArrayLike) -> PackedRead:
-        """Return the files that may be kept; the others have errors."""
-        wanted = np.asarray(ids, np.uint32).tolist()
-        read = list(self._threads.map(self._read, wanted))
-        errors: Errors = {
-            row: found for row, found in enumerate(read) if isinstance(found, SourceError)
-        }
-        return *pack([b"" if isinstance(found, SourceError) else found for found in read]), errors
-
-    def _read(self, sample: int) -> bytes | SourceError:
-        try:
-            return self._cache.read(sample)
-        except SourceError as error:
-            return error
-        except OSError as error:
-            return SampleNotFound(f"{self._cache.files.name(sample)}: {error}", [sample])
-
-    def close(self) -> None:
-        """Read no more; reads under way are not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
 class GroupCache:
     """The cache of one folder, open; ``size`` as that of :class:`SharedFolder`.
 
-    Only this process writes it. Samples that have come in stay: which those are is up to who asks
-    first, and no member can take them from others. Safe in any thread. Raises
-    :class:`~stoker.errors.ConfigError` and the errors of
-    :class:`~stoker.source.image_folder.ImageFolderSource` and :class:`~stoker.store.arena.Arena`.
+    Only this process writes it. While there is room, all that members ask for comes in and stays.
+    Then it is decided by the plans that they tell: what some job uses sooner takes the place of
+    what is used last, and what no job is known to use displaces nothing. What would not come in
+    is not read. Each sample that is kept counts for the user for whom it was read, until it leaves.
+    Safe in any thread. Raises the errors of
+    :class:`~stoker.jobs.group_files.GroupFiles` and :class:`~stoker.store.arena.Arena`.
     """
 
     def __init__(
@@ -229,14 +88,10 @@ class GroupCache:
         admit: Callable[[int], bool] = lambda _: True,
         allow: Allow = _allow_all,
     ) -> None:
-        self.files = ImageFolderSource(path.resolve())
-        self.identity = self.files.fingerprint, self.files.local_identity
-        self._root = os.path.join(path.resolve(), "")  # noqa: PTH118
+        self.files = GroupFiles(path)
         self._sizes = self.files.sizes
         whole = int(self._sizes.sum())
         self.capacity = min(whole, parse_bytes(size, of=whole, name=f"share {str(path)!r}"))
-        self._folder = Folder(path.resolve())
-        self._classes = self._find_classes()
         mean = max(1, round(whole / len(self._sizes)))
         needed = segment_bytes(len(self._sizes), self.capacity, mean, False)
         if not admit(needed):
@@ -245,44 +100,26 @@ class GroupCache:
                 f"or {path} less"
             )
         self._arena = Arena(len(self._sizes), self.capacity, mean)
-        region = Region("main", 1.0, order="insertion", admission="while_room")
-        self._arena.configure([region])
+        self._arena.configure([Region("main", 1.0, order="key")])
         # Now: a member may lock any byte of the memory to read, and then no slot could be taken.
         self._arena.abandon(np.flatnonzero(self._arena.claim([0])))
+        self.wants_plans = self.capacity < whole
+        """Whether it matters who needs what when."""
+        self._plans = Plans(len(self._sizes), self.capacity, admit)
         self._mutex = threading.Lock()
-        self._room = self.capacity
-        self._payers = np.full(len(self._sizes), _NOBODY)
+        self._coming_in: Counter[int] = Counter()  # requests that bring a sample now
         self._allow = allow
+        self._payers = np.full(len(self._sizes), _NO_USER)  # of what is there or coming in, users
         self._read_for: Counter[int] = Counter()  # bytes by user
-        self._stores: dict[int, tuple[_Readable, Store]] = {}  # by user
+        self._checked = 0.0  # until when payers are of what is there, nearly
+        self._due = 0.0  # when keys are renewed next
+        self._last = Last(self._arena, self._sizes)
+        self._stores: dict[int, tuple[ReadableFiles, Store]] = {}  # by user
 
     @property
     def memory(self) -> int:
         """Bytes of memory that it takes."""
-        return self._arena.capacity_bytes + self._arena.overhead_bytes
-
-    def examples(self) -> list[int]:
-        """Return a file of each class, which a member must be able to read, as far as there is."""
-        found = []
-        for rights, samples in self._classes.items():
-            found += [sample for sample in samples if self._rights(sample) == rights][:1]
-        return found
-
-    def accepts(self, samples: Sequence[int], proofs: Sequence[int]) -> bool:
-        """Whether ``proofs`` are of these :meth:`examples`, each open to read, of all classes."""
-        shown = set()
-        for sample, proof in zip(samples, proofs, strict=False):
-            try:
-                fd, rights = self._open(sample)
-            except OSError:
-                return False
-            try:
-                if not proves(proof, fd, rights):
-                    return False
-            finally:
-                os.close(fd)
-            shown.add(rights)
-        return shown >= self._classes.keys()
+        return self._arena.capacity_bytes + self._arena.overhead_bytes + self._plans.memory
 
     def open_to_read(self) -> int:
         """Return a descriptor of the memory by which nothing can be written."""
@@ -290,44 +127,91 @@ class GroupCache:
         fd = self._arena.handle.fds[0]
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
-    def bring(self, user: int, ids: Ids) -> tuple[Ids, bool]:
-        """Bring what is missing of ``ids``, as far as there is room, for a user.
+    def bring(self, job: Job, ids: Ids) -> tuple[Ids, bool]:
+        """Bring what is missing of ``ids`` for a job, as far as it is to be kept.
 
-        Returns what was read from the folder for that, and whether the cache is full.
+        Returns what was read from the folder for that, and whether the cache is full, for good.
         """
         missing = np.unique(ids[~self._arena.contains(ids)])
-        with self._allow(user) as (allowed, share):
-            chosen = self._reserve(missing, user, allowed)
+        keys = self._plans.keys(missing, job)
+        with self._allow(job[0]) as (allowed, share):
+            chosen = self._reserve(missing, keys, job[0], allowed)
         read = np.empty(0, np.uint32)
         try:
             if len(chosen) and _await_turn(share, int(self._sizes[chosen].sum())):
-                served = self._store(user).serve(chosen)
+                # The job has not taken them yet: nothing is needed sooner.
+                now = np.full(len(chosen), -time.monotonic())
+                served = self._store(job[0]).serve(chosen, now)
                 fetched = served.outcomes == Outcome.FETCHED
                 fetched[list(served.errors)] = False
                 read = served.ids[fetched]
                 read = read[self._arena.contains(read)]
         finally:
-            self._settle(chosen, user)
-        return read, len(chosen) < len(missing)
+            self._settle(chosen)
+        return read, len(chosen) < len(missing) and not len(self._plans)
 
-    def read(self, sample: int) -> bytes:
-        """Return a file that may be kept; SourceError or OSError if there is none such."""
-        fd, rights = self._open(sample)
-        try:
-            if rights not in self._classes:
-                raise SampleNotFound(f"{self.files.name(sample)} is not read for all", [sample])
-            size, data = int(self._sizes[sample]), bytearray()
-            while part := os.pread(fd, size + 1 - len(data), len(data)):
-                data += part
-        finally:
-            os.close(fd)
-        if len(data) != size:
-            raise SampleCorrupt(f"{self.files.name(sample)} has changed", [sample])
-        return bytes(data)
+    # --- plans ---
+
+    def makes_room_for_plan(self, job: Job, accesses: int) -> bool:
+        """Whether ``job`` may tell a plan of so many accesses."""
+        return self.wants_plans and self._plans.reserve(job, accesses)
+
+    def tell(self, job: Job, ids: Ids, length: int, is_last: bool) -> None:
+        """Learn what ``job`` needs; see :class:`~stoker.jobs.group_plans.Coming`."""
+        self._plans.tell(job, ids, length, is_last)
+        self.renew_keys()
+
+    def has_plan(self, job: Job) -> bool:
+        """Whether ``job`` has told what it needs."""
+        return job in self._plans
+
+    def take(self, job: Job, ids: Ids) -> None:
+        """Note that ``job`` has taken samples ``ids``: it needs their next copy later."""
+        if self._plans.take(job, ids):
+            self._arena.set_keys(ids, self._plans.keys(ids))
+
+    def pass_by(self, job: Job, position: int) -> None:
+        """Note that ``job`` has had so many of the accesses of its plan."""
+        ids = self._plans.pass_by(job, position)
+        if len(ids):
+            self._arena.set_keys(ids, self._plans.keys(ids))
+
+    def leave(self, job: Job) -> None:
+        """Forget what ``job`` needs."""
+        self._plans.leave(job)
+        with contextlib.suppress(SegmentError):  # it was closed meanwhile
+            self.renew_keys()
+
+    def renew_keys_if_due(self) -> None:
+        """Renew keys if that costs little of the time, and plans are known."""
+        begin = time.monotonic()
+        if len(self._plans) and begin >= self._due:
+            with contextlib.suppress(SegmentError):  # it was closed meanwhile
+                self.renew_keys()
+            self._due = begin + SELDOM * (time.monotonic() - begin)
+
+    def renew_keys(self) -> None:
+        """Give all that is kept the keys of now: jobs come and go, and are as fast as they are."""
+        kept = self._arena.list("main")
+        for begin in range(0, len(kept), _AT_ONCE):
+            some = kept[begin : begin + _AT_ONCE]
+            self._arena.set_keys(some, self._plans.keys(some))
+        self._last.forget()
+
+    # --- the rest ---
 
     def read_for(self) -> Counter[int]:
-        """Return the bytes that are there, or about to be, by the user for whom they were read."""
+        """Return the bytes that are there, or about to be, by the user for whom they were read.
+
+        What left since the latest look may count still; looks cost little of the time.
+        """
         with self._mutex:
+            begin = time.monotonic()
+            if begin >= self._checked:
+                with contextlib.suppress(SegmentError):  # it was closed meanwhile
+                    self._refund(np.flatnonzero(self._payers != _NO_USER).astype(np.uint32))
+                now = time.monotonic()
+                self._checked = now + SELDOM * (now - begin)
             return Counter(self._read_for)
 
     def told(self) -> dict[str, Any]:
@@ -337,6 +221,7 @@ class GroupCache:
         return {
             "capacity_bytes": self.capacity,
             "payload_bytes": self._arena.stats()["payload_bytes"],
+            "plans": len(self._plans),
             "users": {str(user): _books(store) for user, (_, store) in stores.items()},
         }
 
@@ -348,59 +233,51 @@ class GroupCache:
             readable.close()
         self._arena.close()
 
-    def _open(self, sample: int) -> tuple[int, Rights]:
-        return self._folder.open(self.files.name(sample).removeprefix(self._root))
+    def _reserve(self, ids: Ids, keys: npt.NDArray[np.float64], user: int, allowed: float) -> Ids:
+        """Return those of ``ids``, each once, that are to come in; room is kept for them.
 
-    def _rights(self, sample: int) -> Rights | None:
-        """Return what decides about reading a file now; None if it cannot be opened."""
-        try:
-            fd, rights = self._open(sample)
-        except OSError:  # a link, or not for us
-            return None
-        os.close(fd)
-        return rights
-
-    def _find_classes(self) -> dict[Rights, list[int]]:
-        """Return the commonest classes of rights, each with some files of it."""
-        count = len(self._sizes)
-        some = np.random.default_rng().choice(count, min(count, _LOOKED_AT), replace=False)
-        found: dict[Rights, list[int]] = {}
-        for sample in some.tolist():
-            if (rights := self._rights(sample)) is not None:
-                found.setdefault(rights, []).append(sample)
-        if not found:
-            raise ConfigError(f"{self._root}: no file can be read without following a link")
-        commonest = sorted(found, key=lambda rights: -len(found[rights]))
-        return {rights: found[rights] for rights in commonest[:MOST_PROOFS]}
-
-    def _reserve(self, ids: Ids, user: int, allowed: float) -> Ids:
-        """Return those of ``ids``, each once, that there is room for, and keep it for them."""
+        ``keys`` f64[n] are those that they have once who asks has taken them. ``user`` is
+        charged for those that no user is charged for yet, ``allowed`` bytes at most.
+        """
         with self._mutex:
-            is_charged = self._payers[ids] != _NOBODY  # or on its way for another member
-            ends = np.cumsum(np.where(is_charged, 0, self._sizes[ids]))
-            chosen: Ids = ids[is_charged | (ends <= min(self._room, allowed))]
-            self._charge(chosen, np.ones(len(chosen), np.bool_), user)
+            self._refund(ids)
+            coming = np.array(list(self._coming_in), np.uint32)
+            # In this order: what comes in meanwhile counts once at most.
+            room = self.capacity - self._arena.stats()["payload_bytes"]
+            room -= int(self._sizes[coming[~self._arena.contains(coming)]].sum())
+            is_paid = self._payers[ids] != _NO_USER  # for another member
+            others, keys = ids[~is_paid], keys[~is_paid]
+            soonest = np.argsort(-keys, kind="stable")
+            able = soonest[np.cumsum(self._sizes[others[soonest]]) <= allowed]
+            new = others[able][self._last.lose_to(others[able], keys[able], room)]
+            self._payers[new] = user
+            self._read_for[user] += int(self._sizes[new].sum())
+            chosen = np.concatenate([ids[is_paid], new])
+            self._coming_in.update(chosen.tolist())
             return chosen
 
-    def _settle(self, ids: Ids, user: int) -> None:
-        """Keep room for those that are there, and no other."""
+    def _settle(self, ids: Ids) -> None:
+        """Note that a request has ended that was to bring ``ids``."""
         with self._mutex:
-            self._charge(ids, self._arena.contains(ids), user)
+            self._coming_in.subtract(ids.tolist())
+            self._coming_in += Counter()  # forget those that no request brings
+            self._refund(ids)
 
-    def _charge(self, ids: Ids, are: npt.NDArray[np.bool_], user: int) -> None:
-        for sample, is_there in zip(ids.tolist(), are.tolist(), strict=True):
-            payer, size = int(self._payers[sample]), int(self._sizes[sample])
-            if is_there == (payer != _NOBODY):
-                continue
-            self._payers[sample] = user if is_there else _NOBODY
-            self._read_for[user if is_there else payer] += size if is_there else -size
-            self._room -= size if is_there else -size
+    def _refund(self, ids: Ids) -> None:
+        """Charge no user for those of ``ids``, each once, that are neither there nor coming in."""
+        gone = ids[(self._payers[ids] != _NO_USER) & ~self._arena.contains(ids)]
+        gone = gone[~np.isin(gone, np.array(list(self._coming_in), np.uint32))]
+        payers, sizes = self._payers[gone], self._sizes[gone]
+        for payer in np.unique(payers).tolist():
+            self._read_for[payer] -= int(sizes[payers == payer].sum())
+        self._read_for += Counter()  # forget those for whom nothing is there
+        self._payers[gone] = _NO_USER
 
     def _store(self, user: int) -> Store:
         with self._mutex:
             if user not in self._stores:
                 # One each, so that a user's reads wait for no other's.
-                readable = _Readable(self)
+                readable = ReadableFiles(self.files)
                 store = Store(readable, MemoryTier(self._arena), wait_seconds=_FLIGHT)
                 self._stores[user] = readable, store
             return self._stores[user][1]
@@ -471,6 +348,10 @@ class GroupCaches:
                     self._renew(folder)
                 except (StokerError, OSError) as error:
                     log.warning("no cache of %s is shared: %s", folder.path, error)
+        with self._mutex:
+            caches = list(self._caches.values())
+        for cache in caches:
+            cache.renew_keys_if_due()
 
     def attend(self, connection: socket.socket, user: int, message: dict[str, Any]) -> None:
         """Serve a member that asked to join with ``message``, until it leaves.
@@ -489,10 +370,7 @@ class GroupCaches:
                 self._let_in(connection, cache)
             finally:
                 joining.release()
-            while True:
-                ids = _ids(connection, len(cache.files))
-                read, is_full = cache.bring(user, ids)
-                _send(connection, read=read.tolist(), full=is_full)
+            Conversation(connection, user, cache).hold()
         except (StokerError, RuntimeError) as error:  # a cache that was closed
             _send(connection, refused=str(error))
         finally:
@@ -514,7 +392,7 @@ class GroupCaches:
         old = self._caches.get(folder)
         if old is not None:
             files = ImageFolderSource(folder.path.resolve())
-            if (files.fingerprint, files.local_identity) == old.identity:
+            if (files.fingerprint, files.local_identity) == old.files.identity:
                 return
             with self._mutex:
                 del self._caches[folder]
@@ -538,18 +416,18 @@ class GroupCaches:
         identity = message.get("fingerprint"), message.get("local")
         with self._mutex:
             for cache in self._caches.values():
-                if cache.identity == identity:
+                if cache.files.identity == identity:
                     return cache
         self._asked.set()
         raise ConfigError("no folder that is shared here has these files, or not yet")
 
     def _let_in(self, connection: socket.socket, cache: GroupCache) -> None:
         """Send the memory to a member that proves that it may read the files."""
-        samples = cache.examples()
+        samples = cache.files.examples()
         _send(connection, prove=samples)
         proofs = _receive_proofs(connection)
         try:
-            is_proved = cache.accepts(samples, proofs)
+            is_proved = cache.files.accepts(samples, proofs)
         finally:
             for proof in proofs:
                 os.close(proof)
@@ -557,7 +435,7 @@ class GroupCaches:
             raise ConfigError("not all files that were asked for were shown open to be read")
         memory = cache.open_to_read()
         try:
-            socket.send_fds(connection, [_line()], [memory])
+            socket.send_fds(connection, [_line(plans=cache.wants_plans)], [memory])
         finally:
             os.close(memory)
 
@@ -607,16 +485,103 @@ def _receive_proofs(connection: socket.socket) -> list[int]:
     return fds
 
 
-def _ids(connection: socket.socket, num_samples: int) -> Ids:
-    """Return what a member asks for next; OSError for what makes no sense."""
-    message = parse(read_line(connection, MAX_ANSWER, time.monotonic() + _SILENT), VERSION)
-    try:
-        ids = np.array(message.get("bring"), np.int64).reshape(-1)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ConnectionError(f"no ids: {error}") from error
-    if len(ids) > MOST_IDS or ((ids < 0) | (ids >= num_samples)).any():
-        raise ConnectionError("ids out of range")
-    return ids.astype(np.uint32)
+class Conversation:
+    """What a member that was let in says, over ``connection``, and what it is answered.
+
+    Lines of JSON; ids that follow one are ``u32[n]``. What makes no sense raises OSError, which
+    ends the conversation; with it the plan that was told in it is forgotten.
+    """
+
+    def __init__(self, connection: socket.socket, user: int, cache: GroupCache) -> None:
+        self._connection, self._user, self._cache = connection, user, cache
+        self._num_samples = len(cache.files)
+        self._told: Job | None = None  # whose plan was told here
+        self._rest = bytearray()  # that came after the last line
+
+    def hold(self) -> None:
+        """Hear and answer until the member leaves, which raises OSError."""
+        try:
+            while True:
+                self._answer(parse(self._line(), VERSION))
+        finally:
+            if self._told is not None:
+                self._cache.leave(self._told)
+
+    def _answer(self, said: dict[str, Any]) -> None:
+        job = self._user, _number(said.get("job", 0), 1 << 64)
+        if "bring" in said:
+            read, is_full = self._cache.bring(job, self._checked(said["bring"]))
+            has_plan = self._cache.has_plan(job)
+            _send(self._connection, read=read.tolist(), full=is_full, planned=has_plan)
+        elif "took" in said:
+            self._cache.take(job, self._ids(_number(said["took"], MOST_IDS)))
+        elif "at" in said:
+            self._cache.pass_by(job, _number(said["at"], 1 << 53))
+        elif "plan" in said:
+            self._hear_plan(job, said)
+        else:
+            raise ConnectionError("nothing is known of that")
+
+    def _hear_plan(self, job: Job, said: dict[str, Any]) -> None:
+        count, length = (_number(said.get(name), MOST_ACCESSES) for name in ("plan", "length"))
+        if self._told not in (None, job):
+            raise ConnectionError("a second plan")
+        has_room = self._cache.makes_room_for_plan(job, count)
+        if has_room:
+            self._told = job
+        _send(self._connection, send=has_room)
+        if has_room:
+            self._cache.tell(job, self._ids(count), length, said.get("last") is True)
+
+    def _checked(self, given: object) -> Ids:
+        try:
+            ids = np.array(given, np.int64).reshape(-1)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConnectionError(f"no ids: {error}") from error
+        if len(ids) > MOST_IDS or ((ids < 0) | (ids >= self._num_samples)).any():
+            raise ConnectionError("ids out of range")
+        return ids.astype(np.uint32)
+
+    def _ids(self, count: int) -> Ids:
+        """Return so many ids that follow a line."""
+        into, done = memoryview(bytearray(4 * count)), min(4 * count, len(self._rest))
+        into[:done] = self._rest[:done]
+        del self._rest[:done]
+        deadline = time.monotonic() + WAIT + len(into) / _SLOWEST
+        while done < len(into):
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._connection.recv_into(into[done:])
+            if not part:
+                raise ConnectionError("ids were cut short")
+            done += part
+        ids = np.frombuffer(into, np.uint32)
+        if count and int(ids.max()) >= self._num_samples:
+            raise ConnectionError("ids out of range")
+        return ids
+
+    def _line(self) -> bytes:
+        deadline = None
+        while (end := self._rest.find(b"\n") + 1) == 0:
+            if len(self._rest) > MAX_ANSWER:
+                raise ConnectionError(f"a line of more than {MAX_ANSWER} bytes")
+            # It may wait before a line, not within it.
+            if self._rest and deadline is None:
+                deadline = time.monotonic() + WAIT
+            left = _SILENT if deadline is None else deadline - time.monotonic()
+            self._connection.settimeout(max(0.001, left))
+            part = self._connection.recv(MAX_ANSWER)
+            if not part:
+                raise ConnectionError("the line was cut short")
+            self._rest += part
+        line = bytes(self._rest[:end])
+        del self._rest[:end]
+        return line
+
+
+def _number(given: object, most: int) -> int:
+    if type(given) is not int or not 0 <= given <= most:
+        raise ConnectionError(f"{str(given)[:40]} is no number that could be meant")
+    return given
 
 
 def _line(**message: Any) -> bytes:

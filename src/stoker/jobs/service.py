@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError, StokerError, UntrustedPath
 from stoker.jobs import protocol
-from stoker.jobs.group_cache import GroupCaches, SharedFolder
+from stoker.jobs.group_cache import GroupCaches
+from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.http_server import MetricsServer
 from stoker.jobs.metrics import exposition

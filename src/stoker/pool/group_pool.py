@@ -7,22 +7,34 @@ is not there over a Unix socket, in lines of JSON:
 - ``join`` names the data set by its fingerprints; the answer is some ids to ``prove``.
 - The member sends open descriptors of these files, which the kernel gives only to users who may
   read them. The answer brings a descriptor of the memory, open for reading.
-- ``bring`` has ids; once the answer is there, they are too, as far as there is room.
+- ``bring`` has ids; once the answer is there, they are too, as far as they are to be kept.
+
+Where the cache is smaller than the folder the service keeps what some job needs soonest. So the
+training process tells what it needs (:class:`Teller`), over a connection of its own:
+
+- ``plan`` has the number of its coming accesses; their ids follow once the answer says to send.
+- ``at`` says how many of these are over.
+
+Each process that takes samples says so (``took``), without an answer. All three name the ``job`` by
+a number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +57,8 @@ VERSION = 1
 MAX_ANSWER = 1 << 16
 MOST_IDS = 4096
 """Samples that are asked for at once."""
+MOST_ACCESSES = 1 << 31
+"""Accesses of a plan."""
 MOST_PROOFS = 16
 """Files that a member shows to be allowed to read."""
 WAIT = 10.0
@@ -55,7 +69,9 @@ log = logging.getLogger("stoker")
 _AGAIN = 5.0  # seconds between two attempts to join
 _FULL = 1.0  # seconds for which nothing is asked for where there was no room
 _AT_ONCE = 8  # connections of a process, each for one thread at a time
-_FIELDS = ("pool_asked", "pool_hits", "pool_bytes", "pool_errors", "pool_seconds")
+_EVERY = 0.02  # seconds between two messages on how far training is
+_LOOK = 1.0  # seconds between two looks whether a pool without a user is there for nothing
+_FIELDS = ("pool_asked", "pool_hits", "pool_read", "pool_bytes", "pool_errors", "pool_seconds")
 _LIVE: weakref.WeakSet[GroupPool] = weakref.WeakSet()
 
 
@@ -72,6 +88,7 @@ class GroupPool:
 
     _idle: list[socket.socket]
     _view: ArenaView | None
+    _teller: Teller | None
 
     reads = True
     """The service reads the source for its members."""
@@ -79,6 +96,7 @@ class GroupPool:
     def __init__(self, path: Path, files: FileSource) -> None:
         self._path, self._files = path, files
         self._counters = Counters(_FIELDS)
+        self._job = secrets.randbits(63) | 1
         self._set_up()
 
     def find(self, ids: Ids, keys: Keys = None) -> Found:
@@ -100,9 +118,12 @@ class GroupPool:
             found[missing] = there
             fetched[missing] = there & np.isin(ids[missing], read)
             hits += int(np.count_nonzero(there & ~fetched[missing]))
+        if self._is_planned:
+            self._say_taken(ids[found])
         self._counters.add(
             pool_asked=len(ids),
             pool_hits=hits,
+            pool_read=int(np.count_nonzero(fetched)),
             pool_bytes=int(np.diff(samples.offsets)[found & ~fetched].sum()),
             pool_seconds=time.perf_counter() - begin,
         )
@@ -117,8 +138,22 @@ class GroupPool:
     def reorder(self, keys: NDArray[np.float64]) -> None:
         """Do nothing: what stays is up to the service."""
 
+    def begin_plan(self, ids: Ids, length: int, *, is_last: bool) -> None:
+        """Have the service told; see :meth:`stoker.store.tier.Pool.begin_plan`."""
+        if self._teller is None:
+            self._teller = Teller(self._job, WeakMethod(self._join))
+        self._teller.plan(ids, length, is_last=is_last)
+
+    def pass_by(self, accesses: int) -> None:
+        """Have the service told that so many of the plan's accesses are over."""
+        if self._teller is not None:
+            self._teller.at(accesses)
+
     def stats(self) -> dict[str, Any]:
-        """Return what this job's processes counted; ``pool_open`` is 1 while it is not joined."""
+        """Return what this job's processes counted; ``pool_open`` is 1 while it is not joined.
+
+        ``pool_read``: samples found that the service read for this.
+        """
         counts = {
             name: value if name.endswith("_seconds") else int(value)
             for name, value in self._counters.totals().items()
@@ -128,6 +163,9 @@ class GroupPool:
 
     def close(self) -> None:
         """Leave. May be called again."""
+        teller, self._teller = self._teller, None
+        if teller is not None:
+            teller.close()
         with self._changed:
             links = self._idle
             self._idle, self._view = [], None
@@ -143,6 +181,8 @@ class GroupPool:
         self._memory = 0  # inode of what is mapped
         self._not_before = self._full_until = 0.0
         self._has_warned = False
+        self._is_planned = False  # whether the service knows what this job needs
+        self._teller = None
         _LIVE.add(self)
 
     def _join_first(self) -> ArenaView | None:
@@ -163,8 +203,10 @@ class GroupPool:
         read: list[int] = []
         try:
             for first in range(0, len(ids), MOST_IDS):
-                said = _ask(link, deadline, bring=ids[first : first + MOST_IDS].tolist())
+                wanted = ids[first : first + MOST_IDS].tolist()
+                said = _ask(link, deadline, bring=wanted, job=self._job)
                 read += said["read"]
+                self._is_planned = bool(said.get("planned"))
                 if said["full"]:
                     self._full_until = time.monotonic() + _FULL
         except (OSError, KeyError, TypeError) as error:
@@ -172,6 +214,26 @@ class GroupPool:
             return np.array(read, np.uint32) if read else None
         self._give_back(link)
         return np.array(read, np.uint32)
+
+    def _say_taken(self, ids: Ids) -> None:
+        """Tell the service, unless that would have to wait: then it learns by the progress."""
+        with self._changed:
+            if not self._idle:
+                return
+            link = self._idle.pop()
+        try:
+            link.settimeout(0.0)
+            for first in range(0, len(ids), MOST_IDS):
+                some = ids[first : first + MOST_IDS]
+                line = _line(took=len(some), job=self._job) + some.tobytes()
+                if link.send(line) < len(line):
+                    raise ConnectionError("the service does not listen")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(link, error)
+            return
+        self._give_back(link)
 
     def _take(self, deadline: float) -> socket.socket | None:
         """Return a connection for this thread, made if need be; None if there is none for now."""
@@ -256,12 +318,106 @@ class GroupPool:
             self._view, self._memory = view, inode
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self._path, "files": self._files, "counters": self._counters}
+        own = {"path": self._path, "files": self._files, "counters": self._counters}
+        return own | {"job": self._job}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._path, self._files = state["path"], state["files"]
-        self._counters = state["counters"]
+        self._counters, self._job = state["counters"], state["job"]
         self._set_up()
+
+
+class Teller:
+    """Tells the service what a process of a job needs and how far it is, in a thread of its own.
+
+    As ``job``, over a connection that ``join`` makes, until the object that has that is gone. Who
+    trains never waits for it. Without a service it tries again every few seconds.
+    """
+
+    def __init__(self, job: int, join: WeakMethod[Callable[[float], socket.socket]]) -> None:
+        self._job, self._join = job, join
+        self._changed = threading.Condition()
+        self._plan: tuple[Ids, int, bool] | None = None
+        self._at = 0
+        self._link: socket.socket | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="stoker-plan", daemon=True)
+        self._thread.start()
+
+    def plan(self, ids: Ids, length: int, *, is_last: bool) -> None:
+        """Tell this plan from now on."""
+        with self._changed:
+            self._plan, self._at = (ids, length, is_last), 0
+            self._changed.notify()
+
+    def at(self, accesses: int) -> None:
+        """Tell that so many of its accesses are over."""
+        with self._changed:
+            self._at = accesses
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Tell nothing more; the service forgets the plan."""
+        with self._changed:
+            self._is_closed = True
+            if self._link is not None:
+                with contextlib.suppress(OSError):
+                    self._link.shutdown(socket.SHUT_RDWR)
+            self._changed.notify()
+        self._thread.join(_LOOK)
+
+    def _run(self) -> None:
+        told: tuple[object, int] = None, 0
+        while (coming := self._await(told)) is not None:
+            plan, at = coming
+            try:
+                if plan is not told[0]:
+                    self._tell(plan)
+                elif self._link is not None:
+                    self._link.sendall(_line(at=at, job=self._job))
+                told = plan, at if plan is told[0] else 0
+                self._pause(_EVERY)
+            except (OSError, SegmentError, KeyError, TypeError, ValueError) as error:
+                log.info("what is needed is not told to the group's service now: %s", error)
+                self._drop()
+                told = None, 0
+                self._pause(_AGAIN)
+        self._drop()
+
+    def _await(self, told: tuple[object, int]) -> tuple[tuple[Ids, int, bool], int] | None:
+        """Return the plan and how far it is, once that is not what was told; None at the end."""
+        with self._changed:
+            while not self._is_closed and self._join() is not None:
+                if self._plan is not None and (self._plan is not told[0] or self._at != told[1]):
+                    return self._plan, self._at
+                self._changed.wait(_LOOK)
+            return None
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed, seconds)
+
+    def _tell(self, plan: tuple[Ids, int, bool]) -> None:
+        """Tell a plan; drop the connection if the service has no use for it."""
+        deadline = time.monotonic() + WAIT
+        join = self._join()
+        if self._link is None and join is not None:
+            self._link = join(deadline)
+        if self._link is None:
+            return
+        ids, length, is_last = plan
+        said = _ask(self._link, deadline, plan=len(ids), length=length, last=is_last, job=self._job)
+        if said["send"]:
+            self._link.settimeout(WAIT)
+            self._link.sendall(ids.data)
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        with self._changed:
+            link, self._link = self._link, None
+        if link is not None:
+            descriptors.drop(link)
 
 
 def _ask(
@@ -273,13 +429,17 @@ def _ask(
 ) -> dict[str, Any]:
     """Return the answer to one message; OSError if there is none in time, or it is no."""
     link.settimeout(max(0.001, deadline - time.monotonic()))
-    line = json.dumps({"stoker": VERSION, **message}).encode() + b"\n"
+    line = _line(**message)
     sent = socket.send_fds(link, [line], list(fds))
     link.sendall(line[sent:])
     said = parse(read_line(link, MAX_ANSWER, deadline, received), VERSION)
     if "refused" in said:
         raise ConnectionRefusedError(str(said["refused"]))
     return said
+
+
+def _line(**message: Any) -> bytes:
+    return json.dumps({"stoker": VERSION, **message}).encode() + b"\n"
 
 
 def _open_all(paths: Sequence[str]) -> list[int]:

@@ -136,6 +136,12 @@ class PoolTier(NullTier):
         client = self._client()
         client.writer.put(partial(client.expire, ids, self.order.levels(ids, keys)))
 
+    def begin_plan(self, ids: Ids, length: int, *, is_last: bool) -> None:
+        """Do nothing: servers evict by time to live."""
+
+    def pass_by(self, accesses: int) -> None:
+        """Do nothing."""
+
     def reorder(self, keys: NDArray[np.float64]) -> None:
         """Take ``keys`` (``f64[N]``) as those of all samples, and renew lifetimes that change.
 

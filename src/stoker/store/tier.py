@@ -173,6 +173,18 @@ class Pool(Protocol):
         """Learn the keys of all samples, ``f64[N]``, in place of those it knew."""
         ...
 
+    def begin_plan(self, ids: Ids, length: int, *, is_last: bool) -> None:
+        """Learn the coming accesses of this process's rank, in order, as far as they are known.
+
+        Those of the epoch in progress come first, ``length`` of them; ``is_last``: none after
+        those that are known. Not called where the order is the user's.
+        """
+        ...
+
+    def pass_by(self, accesses: int) -> None:
+        """Learn how many of these training has had."""
+        ...
+
     def stats(self) -> dict[str, Any]:
         """Return what is counted, over all processes that have it."""
         ...
