@@ -102,6 +102,14 @@ def test_where_no_page_can_be_is_refused(where: str) -> None:
     assert where in result.output
 
 
+def test_a_service_that_ended_leaves_the_handlers_of_signals_as_they_were() -> None:
+    """What came after it in the same process could not be ended by SIGTERM, nor could its forks."""
+    signals = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(number) for number in signals]
+    assert CliRunner().invoke(root, ["serve", "--web", "70000"]).exit_code == 1
+    assert [signal.getsignal(number) for number in signals] == before
+
+
 @needs_browser
 def test_a_browser_shows_jobs_live_and_runs_nothing_of_theirs(tmp_path: Path) -> None:
     with (

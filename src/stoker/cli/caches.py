@@ -27,6 +27,8 @@ from stoker.store.registry import clean as clean_registry
 from stoker.tiering import membership, tier_dir
 from stoker.types import format_bytes, parse_bytes
 
+_ENDING = signal.SIGINT, signal.SIGTERM  # what ends `stoker serve`
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
@@ -300,8 +302,11 @@ def serve(
         metrics_port=metrics_port,
         metrics_host=metrics_host,
     )
-    with Service(settings) as service, ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
+    with ExitStack() as stack:
+        for number in _ENDING:  # for a program that calls this and continues
+            stack.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
+        service = stack.enter_context(Service(settings))
+        for number in _ENDING:
             signal.signal(number, lambda *_: service.stop())
         bound = (
             "no bound" if settings.memory is None else f"at most {format_bytes(settings.memory)}"
