@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,10 @@ from support.waiting import until
 
 from stoker.jobs import group_plans
 from stoker.jobs.group_cache import GroupCache
+from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.group_plans import Coming, Job, Plans
+from stoker.jobs.quotas import Quota
+from stoker.jobs.service import Service, ServiceSettings
 from stoker.pool import group_pool
 from stoker.pool.group_pool import VERSION, GroupPool
 
@@ -248,6 +251,108 @@ def test_no_plan_is_told_where_all_is_kept(place: Path, root: Path) -> None:
         assert told()[0]["plans"] == 0
 
 
+# --- quotas ---
+
+BOUNDED, QUOTA = 4711, 8000
+
+
+@pytest.fixture
+def bounded(place: Path, root: Path) -> Iterator[GroupCache]:
+    """A cache of half of the samples, of which one user may have some five read for him."""
+    quota = Quota(f"user={BOUNDED}", QUOTA)
+    with Service(ServiceSettings(quotas=(quota,))) as service:
+        cache = GroupCache(root, "50%", allow=service._allowance)
+        service._groups._caches[SharedFolder(root)] = cache
+        yield cache
+
+
+def need(cache: GroupCache, job: Job, ids: np.ndarray) -> None:
+    """Tell that ``job`` needs these over and over, and nothing else."""
+    plan = np.tile(ids, 3).astype(np.uint32)
+    assert cache.makes_room_for_plan(job, len(plan))
+    cache.tell(job, plan, len(plan), True)
+
+
+def kept(cache: GroupCache) -> np.ndarray:
+    return np.flatnonzero(cache._arena.contains(EVERY)).astype(np.uint32)
+
+
+def paid(cache: GroupCache, user: int) -> int:
+    """Bytes of what is there that was read for a user."""
+    ids = kept(cache)
+    return int(cache._sizes[ids[cache._payers[ids] == user]].sum())
+
+
+def test_what_leaves_for_another_user_counts_no_more_for_whom_it_was_read(
+    bounded: GroupCache,
+) -> None:
+    cache, ours, theirs = bounded, (BOUNDED, 1), (THIRD, 1)
+    for _ in range(2):
+        for job in (ours, theirs):  # the first time there is room, and then each displaces
+            lacks = np.setdiff1d(EVERY, kept(cache))[:8]
+            need(cache, job, lacks)
+            cache.bring(job, lacks)
+            until(lambda: cache.read_for().total() == cache.told()["payload_bytes"])
+            assert cache.read_for()[BOUNDED] == paid(cache, BOUNDED) <= QUOTA
+            there = cache._arena.contains(lacks)
+            if job is ours:
+                assert there.any() and paid(cache, BOUNDED) > QUOTA // 2
+            else:
+                assert there.all()
+            cache.leave(job)
+        cache.bring(theirs, EVERY)  # what is left of room
+        need(cache, theirs, np.setdiff1d(EVERY, kept(cache)))
+        cache.bring(theirs, EVERY)
+        assert paid(cache, BOUNDED) == 0
+        until(lambda: cache.read_for()[BOUNDED] == 0)
+        cache.leave(theirs)
+
+
+def test_what_left_and_comes_again_counts_for_the_user_who_needs_it_now(root: Path) -> None:
+    cache = GroupCache(root, "50%")
+    try:
+        cache.bring((1, 1), EVERY)
+        had = kept(cache)
+        need(cache, (2, 1), np.setdiff1d(EVERY, had))
+        cache.bring((2, 1), EVERY)
+        left = np.setdiff1d(had, kept(cache))
+        cache.leave((2, 1))
+        need(cache, (3, 1), left)
+        cache.bring((3, 1), left)
+        again = np.intersect1d(left, kept(cache))
+        assert len(again) and set(cache._payers[again]) == {3}
+    finally:
+        cache.close()
+
+
+def test_quotas_hold_while_plans_of_many_displace_each_others_samples(bounded: GroupCache) -> None:
+    cache, failed = bounded, []
+
+    def train(user: int, number: int) -> None:
+        rng, job = np.random.default_rng(number), (user, number)
+        try:
+            for _ in range(40):
+                need(cache, job, rng.permutation(EVERY)[:10])
+                cache.bring(job, rng.permutation(EVERY)[:6])
+                assert paid(cache, BOUNDED) <= QUOTA and cache.read_for()[BOUNDED] <= QUOTA
+                if rng.random() < 0.3:
+                    cache.leave(job)
+            cache.leave(job)
+        except BaseException as error:
+            failed.append(error)
+
+    users = (BOUNDED, BOUNDED, OTHER, THIRD)
+    threads = [threading.Thread(target=train, args=each[::-1]) for each in enumerate(users)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    until(lambda: cache.read_for().total() == cache.told()["payload_bytes"])
+    for user in users:
+        assert cache.read_for()[user] == paid(cache, user)
+
+
 # --- deaths ---
 
 
@@ -259,10 +364,10 @@ def test_the_plan_of_a_member_that_died_counts_no_more(
     files = files_of(root)
 
     def need_all() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # before anybody may send it
         pool = GroupPool(place / "s.sock", files)
         begin(pool, np.tile(EVERY[:15], 20))
         walk(pool, EVERY[:15])
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pause()
 
     with serving(place, f"{root}=40%"):
