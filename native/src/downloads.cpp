@@ -113,7 +113,7 @@ struct Transfer {
   void begin(Downloads::Parts parts, std::uint64_t number) {
     into = std::move(parts);
     size = 0;
-    for (const auto& part : into) size += part.size();
+    for (const auto& each : into) size += each.size();
     ticket = number;
     received = part = at = 0;
     for (std::string* field : {&etag, &version, &changed}) field->clear();

@@ -153,11 +153,11 @@ std::size_t read_cached(int fd, std::int64_t file, const Ranges& ranges, std::sp
     }
     const iovec place{into.data() + begin, static_cast<std::size_t>(bounds[next] - begin)};
     // Not by preadv2(), which musl has only since 1.2.5; the 0 is the other half of the offset.
-    const auto got = retried([&] {
-      return ::syscall(SYS_preadv2, fd, &place, 1L, starts[first], 0L, long{RWF_NOWAIT});
+    const auto got = retried([&, from = starts[first]] {
+      return ::syscall(SYS_preadv2, fd, &place, 1L, from, 0L, long{RWF_NOWAIT});
     });
     if (got != bounds[next] - begin) break;
-    std::fill(done.begin() + first, done.begin() + next, true);
+    std::ranges::fill(done.subspan(first, next - first), true);
     ++reads;
   }
   return reads;
