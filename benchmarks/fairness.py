@@ -127,7 +127,9 @@ def caches(smoke: bool) -> dict[str, float]:
         ),
     )
     with _serving(settings), _jobs(sources, "100%", by_weight=False) as (_, may_read):
-        _await(lambda: _of_caches("payload_bytes").sum() > 0.75 * memory)
+        _await(lambda: _of_caches("memory_bytes").sum() > 0.95 * memory)
+        # What is kept for reading ahead need not fill up.
+        _await(lambda: _of_caches("payload_bytes").sum() > 0.8 * _of_caches("limit_bytes").sum())
         time.sleep(span)
         got, held = _of_caches("memory_bytes"), _of_caches("payload_bytes")
         may_read[0].clear()
