@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import redis
 from support.pools import EVERY, NUM, check, fill, pool_at, sum_of_sizes
 from support.redis_servers import make_cluster, needs_server
 from support.waiting import until
@@ -75,9 +74,16 @@ def test_slots_that_move_are_followed(cluster):
         target = (owner + 1) % 3
         keys = clients[owner].execute_command("CLUSTER", "GETKEYSINSLOT", bucket_slot, 100)
         clients[owner].delete(*keys)
-        for client in clients:
-            with contextlib.suppress(redis.ResponseError):
-                client.execute_command("CLUSTER", "SETSLOT", bucket_slot, "NODE", ids[target])
+
+        def set_slot(node: int, *how: str) -> None:
+            clients[node].execute_command("CLUSTER", "SETSLOT", bucket_slot, *how)
+
+        # In this order the new owner raises its epoch: otherwise word from the old one, that was on
+        # its way, took the slot from it again, and then nobody had it.
+        set_slot(target, "IMPORTING", ids[owner])
+        set_slot(owner, "MIGRATING", ids[target])
+        for node in (target, owner, (owner + 2) % 3):
+            set_slot(node, "NODE", ids[target])
     until(lambda: fill(tier, [7]).all() and check(tier, [7]).all())
     tier.close()
 
