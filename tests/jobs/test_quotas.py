@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.services import serving
 from support.waiting import until
 
 from jobs.test_admission import MIB, capacity, capacity_of_all, listing, turned_down
@@ -20,7 +21,7 @@ from stoker.errors import CapacityError, ConfigError
 from stoker.jobs import Sharing, protocol
 from stoker.jobs.holding import Asker, Holding
 from stoker.jobs.quotas import Claimant, Quota, divide, quota_for
-from stoker.jobs.service import Service, ServiceSettings
+from stoker.jobs.service import Service
 from stoker.node.bandwidth import FetchShare
 from stoker.source.held import MemorySource
 
@@ -36,12 +37,8 @@ def job(name: str, number: int, wait: float = 0.0, disk: Path | None = None) -> 
 @pytest.fixture
 def service() -> Iterator[Service]:
     quotas = (Quota.parse("ann-*:memory=20MiB,disk=20MiB"), Quota.parse("bob-*:memory=40MiB"))
-    with Service(ServiceSettings(memory=100 * MIB, quotas=quotas)) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
+    with serving(memory=100 * MIB, quotas=quotas) as service:
         yield service
-        service.stop()
-        thread.join()
 
 
 def test_a_quota_is_read_from_its_text() -> None:
@@ -268,15 +265,8 @@ class Training:
 @contextlib.contextmanager
 def lending(*quotas: str) -> Iterator[Service]:
     """A service with 32 MiB: one job of 24 MB and a third of another one."""
-    settings = ServiceSettings(memory=32 * MIB, quotas=tuple(map(Quota.parse, quotas)))
-    with Service(settings) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.stop()
-            thread.join()
+    with serving(memory=32 * MIB, quotas=tuple(map(Quota.parse, quotas))) as service:
+        yield service
 
 
 def test_a_running_job_borrows_and_gives_back_what_is_not_its_own() -> None:

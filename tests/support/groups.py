@@ -7,7 +7,6 @@ import grp
 import json
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ import pytest
 
 from stoker.jobs.group_files import SharedFolder
 from stoker.jobs.protocol import ask
-from stoker.jobs.service import Service, ServiceSettings
+from stoker.jobs.service import Service
 from stoker.node import messages
 from stoker.pool.group_pool import VERSION
 from stoker.source.image_folder import ImageFolderSource
+from support import services
 from support.users import as_other
 from support.waiting import until
 
@@ -38,15 +38,9 @@ def serving(place: Path, *shares: str, **settings: Any) -> Iterator[Service]:
         "group": GROUP.gr_name,
         "shares": tuple(map(SharedFolder.parse, shares)),
     }
-    with Service(ServiceSettings(**(given | settings))) as service:
-        thread = threading.Thread(target=service.run)
-        thread.start()
-        try:
-            until(lambda: len(told()) == len(shares))
-            yield service
-        finally:
-            service.stop()
-            thread.join()
+    with services.serving(**(given | settings)) as service:
+        until(lambda: len(told()) == len(shares))
+        yield service
 
 
 def told() -> list[dict[str, Any]]:

@@ -276,8 +276,8 @@ class Placing(PolicyCache):
 
     @property
     def wants_plans(self) -> bool:
-        """Whether there is a pool, which may keep what is needed soonest."""
-        return self._store.pool is not None
+        """Whether there is a pool that keeps what is needed soonest."""
+        return self._store.pool is not None and self._store.pool.wants_plans
 
     def foresee(self, ids: NDArray[np.uint32], length: int, *, is_last: bool) -> None:
         """Tell the pool."""

@@ -11,7 +11,6 @@ what some member's job will need soonest, as far as they tell (:mod:`stoker.jobs
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -41,6 +40,7 @@ from stoker.pool.group_pool import (
     MOST_PROOFS,
     VERSION,
     WAIT,
+    line_of,
 )
 from stoker.source.image_folder import ImageFolderSource
 from stoker.store.arena import Arena
@@ -435,7 +435,7 @@ class GroupCaches:
             raise ConfigError("not all files that were asked for were shown open to be read")
         memory = cache.open_to_read()
         try:
-            socket.send_fds(connection, [_line(plans=cache.wants_plans)], [memory])
+            socket.send_fds(connection, [line_of(plans=cache.wants_plans)], [memory])
         finally:
             os.close(memory)
 
@@ -584,10 +584,6 @@ def _number(given: object, most: int) -> int:
     return given
 
 
-def _line(**message: Any) -> bytes:
-    return json.dumps({"stoker": VERSION, **message}).encode() + b"\n"
-
-
 def _send(connection: socket.socket, **message: Any) -> None:
     connection.settimeout(WAIT)
-    connection.sendall(_line(**message))
+    connection.sendall(line_of(**message))

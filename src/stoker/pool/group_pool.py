@@ -92,6 +92,8 @@ class GroupPool:
 
     reads = True
     """The service reads the source for its members."""
+    wants_plans = True
+    """The service keeps what is needed soonest."""
 
     def __init__(self, path: Path, files: FileSource) -> None:
         self._path, self._files = path, files
@@ -225,7 +227,7 @@ class GroupPool:
             link.settimeout(0.0)
             for first in range(0, len(ids), MOST_IDS):
                 some = ids[first : first + MOST_IDS]
-                line = _line(took=len(some), job=self._job) + some.tobytes()
+                line = line_of(took=len(some), job=self._job) + some.tobytes()
                 if link.send(line) < len(line):
                     raise ConnectionError("the service does not listen")
         except BlockingIOError:
@@ -374,7 +376,7 @@ class Teller:
                 if plan is not told[0]:
                     self._tell(plan)
                 elif self._link is not None:
-                    self._link.sendall(_line(at=at, job=self._job))
+                    self._link.sendall(line_of(at=at, job=self._job))
                 told = plan, at if plan is told[0] else 0
                 self._pause(_EVERY)
             except (OSError, SegmentError, KeyError, TypeError, ValueError) as error:
@@ -429,7 +431,7 @@ def _ask(
 ) -> dict[str, Any]:
     """Return the answer to one message; OSError if there is none in time, or it is no."""
     link.settimeout(max(0.001, deadline - time.monotonic()))
-    line = _line(**message)
+    line = line_of(**message)
     sent = socket.send_fds(link, [line], list(fds))
     link.sendall(line[sent:])
     said = parse(read_line(link, MAX_ANSWER, deadline, received), VERSION)
@@ -438,7 +440,8 @@ def _ask(
     return said
 
 
-def _line(**message: Any) -> bytes:
+def line_of(**message: Any) -> bytes:
+    """Return a message as it is sent."""
     return json.dumps({"stoker": VERSION, **message}).encode() + b"\n"
 
 

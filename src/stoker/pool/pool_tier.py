@@ -94,6 +94,8 @@ class PoolTier(NullTier):
 
     reads = False
     """Servers have only what was stored there."""
+    wants_plans = False
+    """They evict by time to live."""
 
     def find(self, ids: Ids, keys: Keys = None) -> Found:
         """Return what :meth:`get_many` does."""

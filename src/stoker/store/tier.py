@@ -157,6 +157,11 @@ class Pool(Protocol):
         """Whether it reads the source for those who ask, so that finding takes that long."""
         ...
 
+    @property
+    def wants_plans(self) -> bool:
+        """Whether :meth:`begin_plan` and :meth:`pass_by` are of use."""
+        ...
+
     def find(self, ids: Ids, keys: Keys = None) -> Found:
         """Return what it has; ``keys`` as those of :meth:`Tier.get_many`."""
         ...
