@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -119,10 +120,16 @@ def _done(name: str, args: argparse.Namespace) -> bool:
 
 def _timed(name: str, args: argparse.Namespace) -> int:
     """Run one benchmark and say how long it took; return its exit status."""
-    began = time.perf_counter()
+    began, used = time.perf_counter(), _processor_seconds()
     status = _run(name, args)
-    print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    seconds, used = time.perf_counter() - began, _processor_seconds() - used
+    print(f"{name}: {seconds:.0f} s, {used:.0f} of a processor", file=sys.stderr, flush=True)
     return status
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _run(name: str, args: argparse.Namespace) -> int:

@@ -328,7 +328,7 @@ def speed(args: argparse.Namespace) -> Report:
     """Time replays of ImageNet's number of samples, and weigh them, each in its own process."""
     report = Report("Speed of the simulator, equal sizes, c = .2", args.smoke)
     n, epochs = (20_000, 3) if args.smoke else (IMAGENET, 10)
-    for name in (args.recipes or ",".join(SPEED)).split(","):
+    for name in args.recipes.split(",") if args.recipes else SPEED[:: 4 if args.smoke else 1]:
         real = name.endswith("+sizes")
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds, cpu, num_bytes, found = pool.apply(
@@ -382,8 +382,8 @@ def imagenet(args: argparse.Namespace) -> Report:
     """Replay every recipe over ImageNet's number of samples, of sizes like its files."""
     n, epochs = (20_000, 4) if args.smoke else (IMAGENET, 10)
     report = Report(f"{n:,} samples of ImageNet's sizes, {epochs} epochs, c = .2", args.smoke)
-    names = args.recipes.split(",") if args.recipes else [*recipes.names(), *REPEATING]
-    for name in names:
+    every = (*recipes.names(), *REPEATING)
+    for name in args.recipes.split(",") if args.recipes else every[:: 5 if args.smoke else 1]:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds, cpu, _, found = pool.apply(_timed, (name, n, epochs, True))
         late = found.after(epochs // 2)

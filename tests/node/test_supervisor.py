@@ -16,10 +16,13 @@ from support.processes import processes_of
 from support.waiting import await_true
 
 from stoker._core import BUILD
+from stoker.node import descriptors
 from stoker.node import supervisor as supervising
+from stoker.node.locks import try_lock_file
 from stoker.node.messages import Channel
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.node.supervisor import Silence, Supervisor
+from stoker.node.supervised import pid_namespace
+from stoker.node.supervisor import Silence, Supervisor, kill_holder
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -70,6 +73,73 @@ def test_workers_can_be_forked_while_the_process_comes_up(
     (process,) = coming_up()
     os.kill(process, signal.SIGKILL)
     supervisor.close()
+
+
+STOPS_AT_FIRST = """
+import os, pathlib, signal
+from stoker.node.supervised import Members, run
+
+class Member:
+    def __init__(self, channel):
+        self.channel = channel
+        self.close = channel.close
+
+def serve(stopped, listener):
+    if not pathlib.Path(stopped).exists():
+        pathlib.Path(stopped).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    members = Members(listener, Member)
+    while not members.are_gone:
+        members.attend(0.1)
+
+run(serve)
+"""
+
+
+class Impatient(Silence):
+    """Does not wait long for the first word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._look_at = self._since
+
+
+def test_one_that_hangs_before_its_first_word_is_ended_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked again and again, and never ended, for only what it says told its number."""
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(supervising, "Silence", Impatient)
+    (tmp_path / "stops_at_first.py").write_text(STOPS_AT_FIRST)
+    monkeypatch.syspath_prepend(tmp_path)
+    stopped, heard = tmp_path / "stopped", []
+    supervisor = Supervisor(
+        "help", "stops_at_first", "key", lambda: str(stopped), lambda channel: None, heard.append
+    )
+    assert await_true(lambda: heard)
+    first = int(stopped.read_text())
+    assert first not in processes_of("stops_at_first", tmp_path)
+    assert heard[0]["pid"] != first
+    supervisor.close()
+    assert await_true(lambda: not processes_of("stops_at_first", tmp_path))
+
+
+def test_only_who_holds_the_lock_is_ended(tmp_path: Path) -> None:
+    lock_path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        lock_path.write_text(f"{process.pid} {pid_namespace()}")
+        kill_holder(lock_path)  # nobody does: the number may be anybody's by now
+        lock = try_lock_file(lock_path)
+        assert lock is not None
+        lock_path.write_text(f"{process.pid} {pid_namespace() + 1}")
+        kill_holder(lock_path)
+        lock_path.write_text("")  # it is just starting
+        kill_holder(lock_path)
+        assert process.poll() is None
+        lock_path.write_text(f"{process.pid} {pid_namespace()}")
+        kill_holder(lock_path)
+        assert process.wait() == -signal.SIGKILL
+        descriptors.drop(lock)
 
 
 def test_another_build_of_stoker_has_a_process_of_its_own(

@@ -120,6 +120,7 @@ class Members(Generic[M]):
             return
         self._members[channel.fileno()] = self._join(channel)
         self._poll.register(channel.fileno(), select.POLLIN)
+        self._said = 0.0  # it need not wait for a sign of life
 
 
 def _hear(member: Member) -> bool:
@@ -162,11 +163,13 @@ def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path
     """Return what this process was started with: the job, the socket, and the socket's path.
 
     From here on the process that started it need not wait for its end, and it ignores the signals
-    ``ignored``. The lock that says there is such a process stays held until it ends.
+    ``ignored``. The lock that says there is such a process stays held until it ends; the number of
+    the process is in the file of the lock.
     """
-    if os.fork():
-        os._exit(0)
     job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
+    if pid := os.fork():
+        os.pwrite(lock_fd, f"{pid} {pid_namespace()}".encode(), 0)
+        os._exit(0)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock_fd, False)

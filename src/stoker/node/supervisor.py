@@ -56,8 +56,25 @@ def start_unless_alive(
         try:
             if not try_lock(lock) or not os.fstat(lock).st_nlink:
                 return None
+            os.ftruncate(lock, 0)  # what was written of the one before
             with _opened(log_file) as output:
                 return _start(module, path, lock, job, base, output)
+        finally:
+            os.close(lock)
+
+
+def kill_holder(lock_path: Path) -> None:
+    """End the process that :func:`start_unless_alive` started with this lock, if it holds it.
+
+    Nothing happens if it is of another pid namespace, where its number means another process.
+    """
+    with descriptors.no_fork, contextlib.suppress(OSError):
+        lock = open_file(lock_path, os.O_RDWR)
+        try:
+            if not try_lock(lock):  # so it lives, and the number is still its own
+                pid, _, namespace = os.read(lock, 64).partition(b" ")
+                if namespace == b"%d" % pid_namespace():
+                    os.kill(int(pid), signal.SIGKILL)
         finally:
             os.close(lock)
 
@@ -239,7 +256,6 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
         silence = Silence()
-        pid = 0
         while True:
             ready = dict(poll.poll(ALIVE_EVERY * 1000))
             if self._wake in ready:
@@ -251,13 +267,10 @@ class Supervisor:
                     return True
                 if received is None:
                     return True
-                pid = _pid_here(received[0])
                 self._heard(received[0])
-                silence.end(pid)
+                silence.end(_pid_here(received[0]))
             elif silence.is_hung():
-                if pid:  # so that its claims are free
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+                kill_holder(self._lock)  # so that its claims are free
                 return True
 
     # --- connecting ---
