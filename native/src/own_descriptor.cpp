@@ -12,7 +12,8 @@ namespace stoker {
 
 FileId file_of(int descriptor) {
   struct stat status{};
-  if (fstat(descriptor, &status) != 0) return {};
+  // Of none nothing is asked: errno still says why there is none.
+  if (descriptor < 0 || fstat(descriptor, &status) != 0) return {};
   return {status.st_dev, status.st_ino};
 }
 

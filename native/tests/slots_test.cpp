@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <set>
+#include <string>
 #include <thread>
 
 #include "kit.h"
@@ -120,6 +121,26 @@ void n4_closed_descriptors_do_not_make_it_look_dead() {
   CHECK(!slots.alive(mine + 1) && table.slots()[mine + 1].in_use == 0);
 }
 
+// It was "Bad file descriptor", which says nothing of what to do.
+void without_descriptors_left_the_reason_is_told() {
+  Table table;
+  Slots slots = open(table);
+  struct rlimit before{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  struct rlimit none = before;
+  none.rlim_cur = 0;
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  std::string why;
+  try {
+    slots.mine();
+  } catch (const stoker::SegmentError& error) {
+    why = error.what();
+  }
+  CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(why.find("Too many open files") != std::string::npos);
+  CHECK(slots.mine() == 0);
+}
+
 void a_seized_slot_is_nobodys() {
   Table table;
   Slots slots = open(table);
@@ -183,6 +204,7 @@ int main() {
   a_forked_child_gets_its_own();
   a_parents_slot_ends_with_the_parent();
   n4_closed_descriptors_do_not_make_it_look_dead();
+  without_descriptors_left_the_reason_is_told();
   a_seized_slot_is_nobodys();
   an_unclean_slot_is_adopted_only_when_none_is_clean();
   what_is_left_behind_marks_the_slot();

@@ -124,6 +124,24 @@ def test_one_that_hangs_before_its_first_word_is_ended_and_replaced(
     assert await_true(lambda: not processes_of("stops_at_first", tmp_path))
 
 
+def test_a_full_disk_does_not_keep_a_process_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its number could not be written, and it was taken for one that had failed."""
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    (tmp_path / "on_a_full_disk.py").write_text(full + STOPS_AT_FIRST)
+    monkeypatch.syspath_prepend(tmp_path)
+    heard: list[dict[str, object]] = []
+    with caplog.at_level(logging.INFO, "stoker"):
+        supervisor = Supervisor(
+            "help", "on_a_full_disk", "key", lambda: str(tmp_path), lambda _: None, heard.append
+        )
+        assert await_true(lambda: heard)
+        supervisor.close()
+    assert "did not start" not in caplog.text
+
+
 def test_only_who_holds_the_lock_is_ended(tmp_path: Path) -> None:
     lock_path = tmp_path / "lock"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

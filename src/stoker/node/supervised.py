@@ -168,7 +168,8 @@ def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path
     """
     job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
     if pid := os.fork():
-        os.pwrite(lock_fd, f"{pid} {pid_namespace()}".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
+            os.pwrite(lock_fd, f"{pid} {pid_namespace()}".encode(), 0)
         os._exit(0)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
