@@ -76,10 +76,10 @@ def _run(
     # Spawned itself, it would spawn its workers too, where a script of its own would fork them.
     multiprocessing.set_start_method("fork", force=True)
     try:
-        before = _cpu_seconds()
+        before = cpu_seconds()
         result = work(*arguments)
         _wait_for_children()
-        answer.send(("result", result | {"cpu_s": _cpu_seconds() - before}))
+        answer.send(("result", result | {"cpu_s": cpu_seconds() - before}))
     except BaseException:
         answer.send(("error", traceback.format_exc()))
         raise
@@ -107,7 +107,7 @@ def tree_cpu_seconds() -> float:
             fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
             ticks = sum(map(int, fields[11:15]))  # utime, stime, and those of reaped children
             children.setdefault(int(fields[1]), []).append((int(entry.name), ticks / _TICKS))
-    total, left = _cpu_seconds(), [os.getpid()]
+    total, left = cpu_seconds(), [os.getpid()]
     while left:
         for pid, seconds in children.get(left.pop(), []):
             total += seconds
@@ -115,6 +115,7 @@ def tree_cpu_seconds() -> float:
     return total
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Return user and system time so far of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)

@@ -26,17 +26,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from feed_process import cpu_seconds
 from feed_servers import Unavailable, s3, slow_folder
 from harness import Report, interleave, paired_ratio, parser, show
 
@@ -448,18 +447,6 @@ _ROW = 2048  # tokens
 # ---- common ----
 
 
-@contextmanager
-def processor_seconds() -> Iterator[Callable[[], float]]:
-    """Yield what returns the processor time since then of this process and its ended children."""
-
-    def total() -> float:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(each.ru_utime + each.ru_stime for each in used)
-
-    began = total()
-    yield lambda: total() - began
-
-
 def measured(
     report: Report,
     contestants: dict[str, Callable[[], float]],
@@ -471,9 +458,9 @@ def measured(
 
     def timed(name: str) -> Callable[[], float]:
         def run() -> float:
-            with processor_seconds() as spent_now:
-                figure = contestants[name]()
-                spent[name].append(spent_now() / rows[name])
+            before = cpu_seconds()
+            figure = contestants[name]()
+            spent[name].append((cpu_seconds() - before) / rows[name])
             return figure
 
         return run

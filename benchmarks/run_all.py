@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 BENCHMARKS = (
@@ -120,16 +119,14 @@ def _done(name: str, args: argparse.Namespace) -> bool:
 
 def _timed(name: str, args: argparse.Namespace) -> int:
     """Run one benchmark and say how long it took; return its exit status."""
-    began, used = time.perf_counter(), _processor_seconds()
+    before = os.times()
     status = _run(name, args)
-    seconds, used = time.perf_counter() - began, _processor_seconds() - used
+    after = os.times()
+    used = after.children_user + after.children_system
+    used -= before.children_user + before.children_system
+    seconds = after.elapsed - before.elapsed
     print(f"{name}: {seconds:.0f} s, {used:.0f} of a processor", file=sys.stderr, flush=True)
     return status
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _run(name: str, args: argparse.Namespace) -> int:
