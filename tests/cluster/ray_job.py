@@ -3,7 +3,8 @@
 All of it lies in the folder that ``PLACE`` names: images in ``train``, checkpoints in ``runs``.
 Ray makes the first death good; the second ends the run. Each worker writes what its batches have to
 ``ATTEMPT-RANK.jsonl``, a line a batch: how many workers there are, the epoch, the step that this
-attempt is at in it, and the numbers of the images, which are their pixels.
+attempt is at in it, and the numbers of the images, which are their pixels. What the example prints
+at its end goes to ``printed``, since Ray's processes write between the words of a terminal.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def run(workers: int, loader_workers: int) -> None:
 def main() -> None:
     ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False)
     ray_train.train = train
+    ray_train.print = lambda metrics: (place / "printed").write_text(json.dumps(metrics))
     only = ray.train.FailureConfig(max_failures=1)
     ray.train.FailureConfig = lambda **_: only
     try:
