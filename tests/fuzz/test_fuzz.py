@@ -33,7 +33,7 @@ def test_what_was_found_stays_mended(fuzzed: tuple[str, Target]) -> None:
 
 
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -28,8 +28,8 @@ ORACLES: dict[str, tuple[Policy, Callable[[int], TextbookCache]]] = {
 @pytest.mark.parametrize("name", ORACLES)
 def test_every_access_agrees(new_arena: NewArena, name: str, capacity: int, unequal: bool) -> None:
     policy, oracle_of = ORACLES[name]
-    for seed in range(3):
-        accesses = trace(seed, 800, unequal=unequal)
+    for seed in range(2):
+        accesses = trace(seed, 600, unequal=unequal)
         oracle = oracle_of(capacity)
         arena = new_arena(policy, NUM_IDS, capacity)
         for step, hit in enumerate(play(arena, policy, accesses)):

@@ -17,13 +17,19 @@ from stoker.pytorch import Loader
 
 Show = Callable[[torch.Tensor, torch.Tensor], dict[str, Any]]
 
-EPOCHS = 7  # of 20 batches: 140, where a loop that shows nothing is told after 100
 OPTIONS: dict[str, dict[str, Any]] = {
     "icache": {"warm_up": 1, **SMALL["icache"]},
     "impact": {"max_warm_up": 2, **SMALL["impact"]},
     "ilfu": {"warm_up": 1},
 }
 WITH_REPLACEMENT = {"shade", "spidercache"}
+
+
+def epochs_of(name: str, show: Show | None) -> int:
+    """Of 20 batches: a loop that shows nothing is told after 100, and draws leave some out."""
+    return 7 if show is None or name in WITH_REPLACEMENT else 4
+
+
 NAMES = ["shade", "icache", "impact", "spidercache", "ilfu", "infobatch", "base_cis", "quiver"]
 
 
@@ -54,13 +60,14 @@ def run(
 ) -> tuple[np.ndarray[Any, Any], list[str], Loader]:
     """Train; return how often each sample was served by epoch, what was warned of, the loader."""
     rescore = (lambda batch: (show or signals)(*batch)["losses"]) if name == "impact" else None
-    served = np.zeros((EPOCHS, NUM), np.int64)
+    epochs = epochs_of(name, show)
+    served = np.zeros((epochs, NUM), np.int64)
     with (
         warnings.catch_warnings(record=True) as told,
-        loader_of(recipe_of(name, **more), rescore=rescore, batch_size=8, epochs=EPOCHS) as loader,
+        loader_of(recipe_of(name, **more), rescore=rescore, batch_size=8, epochs=epochs) as loader,
     ):
         warnings.simplefilter("always")
-        for epoch in range(EPOCHS):
+        for epoch in range(epochs):
             for ids, labels in loader:
                 assert (labels == ids % 4).all(), "label_matches_bytes"
                 if show is not None:

@@ -122,7 +122,7 @@ def run(count: int, script: list[Job], batching: Batching) -> Places:
 @pytest.mark.filterwarnings("ignore:a running job's cache")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @settings(
-    max_examples=12,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytorch.once import RECIPES, WORLD, Script, Segment, Standby, run
 
-EXAMPLES = int(os.environ.get("STOKER_ONCE_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("STOKER_ONCE_EXAMPLES", "3"))
 SEED = int(os.environ.get("STOKER_ONCE_SEED", "0"))
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
 

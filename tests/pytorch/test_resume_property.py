@@ -134,7 +134,7 @@ def run(count: int, script: list[Job], recipe: str) -> dict[tuple[int, int], Acc
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("recipe", ["minio", "belady", MIXTURE])
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -6,7 +6,7 @@ from reference.arena import ReferenceArena
 
 from stoker import recipes
 
-N, EPOCHS = 2000, 6
+N, EPOCHS = 1000, 6
 
 
 def measured(recipe, share):

@@ -104,7 +104,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_s6_stand_ins_match_a_dictionary_that_forgets_with_the_key(steps: list[Any]) -> None:
     stands: dict[int, int] = {}
     with store_of(num_cached=8) as store:

@@ -147,7 +147,7 @@ CONDITIONS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(CONDITIONS, st.lists(BATCHES, min_size=1, max_size=3), st.booleans())
 def test_as_from_event_to_event(conditions, drawn, knows_next):
     epochs = [

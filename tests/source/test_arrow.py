@@ -157,7 +157,7 @@ def test_a_column_with_a_name_that_is_no_text_is_damage(tmp_path: Path) -> None:
 
 @pytest.mark.exact("Arrow IPC, Feather", "any damage raises an error of ours, or is harmless")
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],

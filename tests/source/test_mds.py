@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.exact("MosaicML MDS", "any damage raises an error of ours, or is harmless")
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_any_damage_is_an_error_of_ours_or_harmless(tmp_path: Path, data: st.DataObject) -> None:

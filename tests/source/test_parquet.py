@@ -324,7 +324,7 @@ pq.write_table(pa.table(TABLE), CONTENT, **SMALL, write_page_index=True)
 
 @pytest.mark.exact("Parquet", "any damage raises an error of ours, or is harmless")
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # not smaller and smaller for minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -362,7 +362,7 @@ def test_a_page_without_a_first_row_is_damage() -> None:
     "Parquet", "any table of numbers, bytes, text, lists and nested values as pyarrow reads it"
 )
 @settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # not smaller and smaller for minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -60,7 +60,8 @@ def tfrecord(records: list[bytes]) -> bytes:
     return b"".join(checked(struct.pack("<Q", len(each))) + checked(each) for each in records)
 
 
-@pytest.mark.parametrize(("method", "count"), [("fork", 3), ("spawn", 2), ("forkserver", 2)])
+# With a fork server too: tests/shim/test_loader.py
+@pytest.mark.parametrize(("method", "count"), [("fork", 3), ("spawn", 2)])
 def test_pytorch(tmp_path: Path, method: str, count: int) -> None:
     sizes = {f"{i % 3}/{i:03d}.bin": 10_000 + 100 * i for i in range(60)}
     written = write_files(tmp_path / "source", sizes)
