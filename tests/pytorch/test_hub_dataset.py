@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import mmap
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from PIL import Image
 import stoker
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
 from stoker.node.child import dump
-from stoker.pytorch.hub_dataset import HubDataset
+from stoker.pytorch import hub_dataset
+from stoker.pytorch.hub_dataset import HubDataset, _mean_bytes
 
 # Imported where it is used, for it takes long and all workers of a run import this file.
 pytestmark = pytest.mark.skipif(
@@ -167,6 +169,52 @@ def test_sizes_are_about_right(plain: Any) -> None:
     source = stoker.wrap(plain).source
     total = sum(map(len, source.read(range(N))))
     assert total / 2 < source.sizes.sum() < 2 * total
+
+
+def test_few_batches_tell_how_long_rows_are(tmp_path: Path) -> None:
+    """Of a file on slow storage each is a read: with thousands of them, minutes."""
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"data": [bytes(10 * (i % 7)) for i in range(3000)]})
+    rows.save_to_disk(tmp_path / "one", max_shard_size="4KB")
+    rows = datasets.load_from_disk(tmp_path / "one")
+    batches = rows.data.to_batches()
+    assert len(batches) > 40
+    asked: list[int] = []
+
+    class Counted:
+        def __init__(self, batch: Any) -> None:
+            self.num_rows, self._batch = batch.num_rows, batch
+
+        @property
+        def nbytes(self) -> int:
+            asked.append(self.num_rows)
+            return int(self._batch.nbytes)
+
+    found = _mean_bytes([Counted(batch) for batch in batches])
+    assert len(asked) <= 32
+    assert found == pytest.approx(rows.data.nbytes / 3000, rel=0.1)
+
+
+def test_rows_of_mapped_files_are_asked_for_before_they_are_touched(
+    plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        hub_dataset, "_madvise", lambda address, length, _: asked.append((address, length))
+    )
+    stoker.wrap(plain.with_format("numpy")).source.read([50, 3, 51])
+    assert all(address % mmap.PAGESIZE == 0 and length > 0 for address, length in asked)
+    batches = plain.data.to_batches()
+    for batch, is_read in zip(batches, (True, False, True), strict=True):
+        for buffer in batch.column(0).buffers() + batch.column(1).buffers():
+            if buffer is not None:
+                last = buffer.address + buffer.size - 1
+                covered = any(begin <= last < begin + length for begin, length in asked)
+                assert covered == is_read
+    asked.clear()
+    stoker.wrap(plain.map(keep_in_memory=True)).source.read([50, 3, 51])
+    assert asked == []
 
 
 def test_bytes_of_others_are_corrupt_samples(plain: Any) -> None:
