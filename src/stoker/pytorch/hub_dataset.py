@@ -201,7 +201,8 @@ def _mean_bytes(batches: list[Any]) -> float:
     """Return the bytes of a row, by at most 32 batches, as each is a read; these lie apart."""
     some = batches[:: -(-len(batches) // 32) or 1]
     num_bytes: int = sum(batch.nbytes for batch in some)
-    return num_bytes / max(1, sum(batch.num_rows for batch in some))
+    num_rows: int = sum(batch.num_rows for batch in some)
+    return num_bytes / max(1, num_rows)
 
 
 def _buffers(batch: Any) -> list[Any]:
