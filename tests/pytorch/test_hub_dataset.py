@@ -217,6 +217,19 @@ def test_rows_of_mapped_files_are_asked_for_before_they_are_touched(
     assert asked == []
 
 
+def test_long_rows_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they begin is not known before they are touched: what is read would be another's."""
+    import datasets
+
+    rows = {"data": [bytes(1000), bytes(10**6), bytes(100), bytes(2 * 10**6)]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "long")
+    long = datasets.load_from_disk(tmp_path / "long")
+    asked: list[int] = []
+    monkeypatch.setattr(hub_dataset, "_madvise", lambda _, length, __: asked.append(length))
+    stoker.wrap(long).source.read(range(4))
+    assert sum(asked) < 1000  # where the rows begin
+
+
 def test_bytes_of_others_are_corrupt_samples(plain: Any) -> None:
     wrapped = stoker.wrap(plain)
     good = wrapped.source.read([3])[0]

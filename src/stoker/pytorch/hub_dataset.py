@@ -45,8 +45,8 @@ class HubSource(WrappedSource):
 
     def __init__(self, dataset: Any, name: str | None, sample_bytes: int | None = None) -> None:
         table = dataset.data
-        mean = _mean_bytes(table.to_batches()) + _framing(table.schema)
-        super().__init__(dataset, sample_bytes or mean, name)
+        mean = sample_bytes or _mean_bytes(table.to_batches()) + _framing(table.schema)
+        super().__init__(dataset, mean, name)
         self.audits = 0  # tables do not change
         self._of_files = {
             name: feature
@@ -67,11 +67,18 @@ class HubSource(WrappedSource):
 
     @functools.cached_property
     def _mapped(self) -> list[list[tuple[int, int]]]:
-        """Address and bytes of the buffers of each batch; of none where all lies in memory."""
+        """Address and bytes of the buffers of each batch; of none where all lies in memory.
+
+        Without those of long rows, which begin too far from where they would if all were as long.
+        """
         if not self.dataset.cache_files:
             return []
         return [
-            [(each.address, each.size) for each in _buffers(batch) if each is not None]
+            [
+                (each.address, each.size)
+                for each in _buffers(batch)
+                if each is not None and each.size <= 2 * _CHUNK * batch.num_rows**0.5
+            ]
             for batch in self._batches[0]
         ]
 
