@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from support.processes import processes_of
 from support.ranks import run_ranks
+from support.waiting import until
 from torch import distributed
 
 from stoker import Cache
@@ -81,6 +82,8 @@ def train(rank: int, root: Path, shares: list[list[float]], workers: int, recipe
                 loader.observe(torch.ones(len(batch)), meta=meta)
             seen.append(found)
         runtime = Path(os.environ["STOKER_RUNTIME_DIR"])
+        if min(shares[rank]) < 1:  # on busy processors the epochs may be over before it has begun
+            until(lambda: processes_of("stoker.prefetch.process", runtime))
         result = {
             "seen": seen,
             "direct": [epoch.direct for epoch in loader.epoch_stats],
