@@ -109,21 +109,23 @@ def slow(report: Report, args: argparse.Namespace, folder: Path) -> None:
             how = {"cache": "20%", "recipe": f"foresight:block={min(1000, args.rows // 20)}"}
             with stoker.Loader(data, BATCH, num_workers=2, **how) as loader:
                 drop_pages()
-                first = epoch(loader) / args.rows  # in which the prefetch process opens the file
+                first = epoch(loader) / args.rows
                 report.row(reader="Stoker, wrap(Dataset), first epoch", us_a_row=1e6 * first)
                 drop_pages()
                 return epoch(loader) / args.rows
 
-        contestants = {
-            "datasets, as opening leaves the page cache": lambda: by_datasets(False),
-            "datasets": lambda: by_datasets(True),
-            "Stoker, Parquet": by_stoker,
-            "Stoker, wrap(Dataset), second epoch": by_wrap,
+        contestants = {  # with the rows that their processor time is of
+            "datasets, as opening leaves the page cache": (lambda: by_datasets(False), some),
+            "datasets": (lambda: by_datasets(True), some),
+            "Stoker, Parquet": (by_stoker, args.rows),
+            "Stoker, wrap(Dataset), second epoch": (by_wrap, 2 * args.rows),
         }
-        rows = {name: args.rows if "Stoker" in name else some for name in contestants}
-        rows["Stoker, wrap(Dataset), second epoch"] *= 2  # whose processor time is of both
-        rounds = 1 if args.smoke else min(args.rounds, 3)
-        results = measured(report, contestants, rounds, rows)
+        results = measured(
+            report,
+            {name: run for name, (run, _) in contestants.items()},
+            1 if args.smoke else min(args.rounds, 3),
+            {name: rows for name, (_, rows) in contestants.items()},
+        )
     with_pages, without, parquet, wrapped = results.values()
     name = "shuffled rows of Parquet from slow storage, speed to datasets"
     report.target(f"{name}, pages kept", paired_ratio(with_pages, parquet), 20, at_least=True)
@@ -208,7 +210,7 @@ def feed_of(source: Source, cache: str) -> stoker.Feed:
     return stoker.Feed(source, BATCH, decode_threads=2, cache=cache, recipe=recipe, decode="packed")
 
 
-def epoch(feed: stoker.Feed) -> float:
+def epoch(feed: stoker.Feed | stoker.Loader) -> float:
     """Return the seconds that an epoch takes."""
     began = time.perf_counter()
     for batch in feed:
