@@ -16,11 +16,9 @@ def settle() -> None:
 
     A fork copies the page table: with torch and thousands of tests in small pages, parent and child
     pay 15 ms each, longer than most tests take. Kernels without such pages leave it at that.
-    What the tests make is collected less often: by default it takes 7 % of the processor time.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 50, 50)
     with contextlib.suppress(OSError):
         _collapse()
 
