@@ -132,7 +132,7 @@ def test_a_resume_with_other_workers_gives_exactly_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    "example", sorted({case.example for case, _ in BY_MARK} | {"torchtitan_tokens"})
+    "example", sorted({case.example for case, _ in BY_MARK} | {"ray_train", "torchtitan_tokens"})
 )
 def test_an_example_has_at_most_30_lines_of_code(example: str) -> None:
     assert lines_of_code((EXAMPLES / f"{example}.py").read_text()) <= 30

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import shutil
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +18,7 @@ from support.lanes import use_lane
 from support.parts import number_of, numbers
 
 from pytorch.test_scores_land import RECIPES, f
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateMismatch
 from stoker.importance.baselines import SelectiveBackward
 from stoker.policy.baselines import MinIO
 from stoker.pytorch import Loader, SampleDataset
@@ -202,3 +208,62 @@ def test_weights_of_a_backward_pass_that_selects_reach_the_mean() -> None:
                 np.testing.assert_allclose(mean.item(), expected, rtol=1e-6)
             kept += int(chosen.sum())
         assert 0 < kept < NUM
+
+
+# --- Ray Train; tests/cluster/test_ray_example.py has the real one ---
+
+
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module of Checkpoints, in a Ray of one worker that keeps the last checkpoint."""
+    kept: list[Path] = []
+
+    def report(metrics: dict[str, Any], checkpoint: Path) -> None:
+        kept[:] = [Path(shutil.copytree(checkpoint, tmp_path / str(metrics["epoch"])))]
+
+    def get_checkpoint() -> Any:
+        return SimpleNamespace(as_directory=lambda: nullcontext(kept[0])) if kept else None
+
+    train = ModuleType("ray.train")
+    train.__dict__.update(report=report, get_checkpoint=get_checkpoint)
+    train.get_context = lambda: SimpleNamespace(get_world_rank=lambda: 0)  # type: ignore[attr-defined]
+    train.Checkpoint = SimpleNamespace(from_directory=Path)  # type: ignore[attr-defined]
+    ray = ModuleType("ray")
+    ray.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.train", train)
+    name = "stoker.pytorch.integrations.ray_train"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name).Checkpoints
+    del sys.modules[name]
+
+
+def test_ray_goes_on_with_the_rest_of_the_epoch_and_the_parts(checkpoints: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    with loader_of("lru") as loader:
+        saved = checkpoints(loader, model=model)
+        assert saved.restore() == 0, "nothing is saved yet"
+        whole = [meta.ids.tolist() for *_, meta in loader]
+        batches = iter(loader)
+        begun = [next(batches)[-1].ids.tolist() for _ in range(3)]
+        saved.report(1, loss=0.5)
+        left = [meta.ids.tolist() for *_, meta in batches]
+    other = torch.nn.Linear(1, 1)
+    with loader_of("lru") as loader:
+        assert checkpoints(loader, model=other).restore() == 1
+        assert [meta.ids.tolist() for *_, meta in loader] == left
+    for epoch in (whole, begun + left):
+        assert sorted(itertools.chain(*epoch)) == list(range(NUM))
+    assert other.state_dict() == model.state_dict()
+
+
+def test_ray_refuses_a_checkpoint_that_lacks_a_part_and_loads_nothing(checkpoints: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    with loader_of("lru") as loader:
+        next(iter(loader))
+        checkpoints(loader, model=model).report(0)
+    with loader_of("lru") as loader:
+        new = checkpoints(loader, model=torch.nn.Linear(1, 1), schedule=model)
+        with pytest.raises(StateMismatch, match="no state of schedule: it has model"):
+            new.restore()
+        assert len(list(loader)) == len(loader), "the epoch begins at its beginning"
