@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from support.processes import run_python
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -62,6 +63,7 @@ BY_MARK = [
         pytest.mark.exact("Ultralytics", RESUMES),
     ),
 ]
+WITHOUT_TORCH = {"grain", "jax", "tensorflow"}
 CASES = [pytest.param(case, marks=mark, id=str(case)) for case, mark in BY_MARK]
 
 
@@ -82,26 +84,23 @@ def run(
     case: Case, folder: Path, *runs: tuple[int, Path], dies_after: int | None = None
 ) -> list[str]:
     """Run the example in a process, with so many workers in each place; return its classes."""
-    command = [
-        *(sys.executable, HERE / "crashing.py", dies_after or 10**6),
-        *(EXAMPLES / f"{case.example}.py", folder),
+    words = [
+        *(HERE / "crashing.py", dies_after or 10**6, EXAMPLES / f"{case.example}.py", folder),
         *(f"{workers}:{place}" for workers, place in runs),
     ]
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={
-            **os.environ,
-            **case.environment,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(HERE.parent),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "HOME": str(runs[0][1]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    env = {
+        **os.environ,
+        **case.environment,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(HERE.parent),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOME": str(runs[0][1]),
+    }
+    if {case.package, case.also} & WITHOUT_TORCH:
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    else:
+        done = run_python(*words, folder=folder, env=env)
     assert done.returncode == (9 if dies_after else 0), done.stderr
     # After what progress bars left on the line.
     return re.findall(r"classes (?:in epoch|of batch) \d+:(.*)", done.stdout)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.pages import ROOT, blocks
+from support.processes import run_python
 
 PORTED = ROOT / "examples" / "ported"
 PAGE = "docs/examples.md"
@@ -102,22 +101,16 @@ def record(
     arguments = case.arguments.format(data=data, here=here).split()
     programs = [str(program), str(ported)][only_ported:]
     recording = str(Path(__file__).with_name("recording.py"))
-    done = subprocess.run(
-        [sys.executable, *launcher, recording, str(here / "steps"), *programs, "--", *arguments],
-        cwd=here,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(here),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT / "tests"),
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    words = [*launcher, recording, str(here / "steps"), *programs, "--", *arguments]
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(here),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "tests"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = run_python(*words, folder=here, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     files = sorted(here.glob("steps*"))
     return [program for file in files for program in json.loads(file.read_text())]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support.processes import run_python
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "resume.md"
 
@@ -15,5 +15,4 @@ def test_the_example_runs(tmp_path: Path) -> None:
     *_, example = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(example)
-    run = subprocess.run([sys.executable, "-W", "error", script], cwd=tmp_path)
-    assert run.returncode == 0
+    run_python("-W", "error", script, folder=tmp_path).check_returncode()

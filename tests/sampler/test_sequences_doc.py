@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
+from support.processes import run_python
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sequences.md"
 
@@ -23,13 +22,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(f"{number:03}.u16")
             entry.size = len(tokens)
             tar.addfile(entry, io.BytesIO(tokens))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script.replace("/data/texts.tar", str(texts))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    (tmp_path / "script.py").write_text(script.replace("/data/texts.tar", str(texts)))
+    done = run_python("-W", "error", "script.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (share,) = re.findall(r"([0-9.]+)% padding", done.stdout)
     assert float(share) < 20  # of 15 batches the last is not full

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from support.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,12 +43,16 @@ optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     return before + here + after
 
 
-def run_script(text: str, folder: Path, python: str = sys.executable) -> list[int]:
-    """Run it as a file; return the numbers that it prints."""
+def run_script(text: str, folder: Path, python: str | None = None) -> list[int]:
+    """Run it as a file, by another Python if given; return the numbers that it prints."""
     script = folder / "script.py"
     # Torch warns of more workers than there are processors.
     script.write_text(text.replace("num_workers=4", "num_workers=1"))
-    command = [python, "-W", "error", str(script)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    words = ["-W", "error", str(script)]
+    if python is None:
+        done = run_python(*words, folder=folder)
+    else:
+        command = [python, *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]

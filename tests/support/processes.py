@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import multiprocessing
 import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -44,3 +52,55 @@ def processes_of(module: str, runtime: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def run_python(
+    *words: object, folder: Path, env: Mapping[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python WORDS`` in ``folder``, begun where torch is imported: see :data:`warm`.
+
+    Words are ``-W OPTION`` if any, then a script, or ``-m`` and a module, and its arguments. For
+    programs that import torch anyway, and whose environment is nothing to Python itself.
+    """
+    command = [str(word) for word in words]
+    with tempfile.TemporaryDirectory() as said:
+        printed = [Path(said, name) for name in ("stdout", "stderr")]
+        whole = dict(os.environ if env is None else env)
+        process = warm.Process(target=_as_python, args=(command, folder, whole, printed))
+        process.start()
+        try:
+            process.join(timeout)
+            if process.exitcode is None:
+                raise subprocess.TimeoutExpired(command, timeout)
+        finally:
+            process.kill()
+            process.join()
+        status = process.exitcode or 0
+        return subprocess.CompletedProcess(command, status, *(file.read_text() for file in printed))
+
+
+def _as_python(
+    words: Sequence[str], folder: Path, env: Mapping[str, str], printed: Sequence[Path]
+) -> None:
+    for number, file in enumerate(printed, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    multiprocessing.set_start_method(None, force=True)  # Python's own, not ours
+    warnings.resetwarnings()
+    while words[0] == "-W":
+        warnings._setoption(words[1])
+        words = words[2:]
+    is_module = words[0] == "-m"
+    sys.argv[:] = words[is_module:]
+    installed = [place for place in sys.path if place.startswith((sys.prefix, sys.base_prefix))]
+    given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:] = [str(folder) if is_module else str(Path(words[0]).parent), *given, *installed]
+    try:
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which processes of multiprocessing leave out

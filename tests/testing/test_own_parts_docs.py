@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.pages import ROOT
+from support.processes import run_python
 
 PAGES = {
     "write-a-policy.md": [("mine.py", "train.py", "test_mine.py")],
@@ -35,11 +34,12 @@ def test_a_part_is_written_tested_and_used_as_the_page_says(
         (tmp_path / name).write_text(written[name])
     used = next(name for name in PAGES[page][number] if name.startswith(("train", "serve")))
     tested = next(name for name in PAGES[page][number] if name.startswith("test_"))
-    subprocess.run([sys.executable, "-W", "error", used], cwd=tmp_path, check=True)
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tested]
+    run_python("-W", "error", used, folder=tmp_path).check_returncode()
     # Without plugins of other libraries, which take longer to import than all else.
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    subprocess.run(tests, cwd=tmp_path, env=alone, check=True)
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tested]
+    done = run_python(*tests, folder=tmp_path, env=alone)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_policy_takes_twenty_lines() -> None:
