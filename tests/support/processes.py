@@ -65,6 +65,8 @@ def run_python(
     command = [str(word) for word in words]
     with tempfile.TemporaryDirectory() as said:
         printed = [Path(said, name) for name in ("stdout", "stderr")]
+        for file in printed:
+            file.touch()
         whole = dict(os.environ if env is None else env)
         process = warm.Process(target=_as_python, args=(command, folder, whole, printed))
         process.start()
@@ -83,7 +85,7 @@ def _as_python(
     words: Sequence[str], folder: Path, env: Mapping[str, str], printed: Sequence[Path]
 ) -> None:
     for number, file in enumerate(printed, 1):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(file, os.O_WRONLY), number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
