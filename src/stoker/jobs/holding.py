@@ -93,10 +93,23 @@ class _Held:
 
     def limit(self, memory: float) -> None:
         """Let it have so much memory."""
+        self.memory = self.joined.held.limit(self._payload_in(memory))
+
+    def is_near(self, memory: float) -> bool:
+        """Whether it has about so much memory, and uses it.
+
+        Memory may be left from before a sample in the way was written, when less fits already.
+        """
         arena = self.joined.held
+        unused = abs(self._payload_in(memory) - arena.limit_bytes)
+        least = _LEAST_CHANGE * self.whole
+        return abs(memory - self.memory) <= least and unused <= least
+
+    def _payload_in(self, memory: float) -> int:
+        """Return the bytes of payload that so much memory has room for."""
+        capacity = self.joined.held.capacity_bytes
         share = (memory - self.least) / max(1, self.whole - self.least)
-        payload = math.ceil(arena.capacity_bytes * share - 1e-6)
-        self.memory = arena.limit(min(max(0, payload), arena.capacity_bytes))
+        return min(max(0, math.ceil(capacity * share - 1e-6)), capacity)
 
 
 @dataclass(frozen=True)
@@ -254,12 +267,12 @@ class Holding:
             changes = sorted(
                 (goal - each.memory, number, each)
                 for number, ((_, each), goal) in enumerate(zip(held, goals, strict=True))
-                if abs(goal - each.memory) > _LEAST_CHANGE * each.whole
+                if not each.is_near(goal)
             )
             room = memory - sum(each.memory for _, each in held)
         for change, _, each in changes:  # first those that give back, which may take a while
             before = each.memory
-            if change < 0 or room > 0:
+            if change <= 0 or room > 0:
                 try:
                     each.limit(before + min(change, room if change > 0 else 0.0))
                 except SegmentError as error:  # dropped meanwhile, or a process of its is stopped

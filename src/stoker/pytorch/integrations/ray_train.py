@@ -36,8 +36,8 @@ class Checkpoints:
     Parts are a model, an optimiser, a schedule: what has ``state_dict`` and ``load_state_dict``.
 
     Of a model that ``ray.train.torch.prepare_model`` made parallel the state is that of the model
-    inside, so that a run goes on with any number of workers. To be made and used by one thread of
-    each worker, after Ray has started it.
+    inside, so that a run resumes with any number of workers. Made and used by one thread of each
+    worker, after Ray has started it.
     """
 
     def __init__(self, loader: Loader, **parts: Stateful) -> None:
@@ -48,7 +48,7 @@ class Checkpoints:
         }
 
     def restore(self) -> int:
-        """Load what Ray's latest checkpoint holds; return the epoch to go on with.
+        """Load what Ray's latest checkpoint holds; return the epoch to resume with.
 
         The first iteration of the Loader is then the rest of that epoch. Without a checkpoint, as
         in a new run, nothing is loaded and the epoch is 0. Raises
@@ -59,7 +59,7 @@ class Checkpoints:
         if checkpoint is None:
             return 0
         with checkpoint.as_directory() as folder:
-            state = torch.load(Path(folder) / _FILE, map_location="cpu")
+            state = torch.load(Path(folder) / _FILE, map_location="cpu", weights_only=True)
         if lacking := sorted(self._parts.keys() - state["parts"].keys()):
             raise StateMismatch(
                 f"the checkpoint has no state of {', '.join(lacking)}: it has "
@@ -71,7 +71,7 @@ class Checkpoints:
         return int(state["epoch"])
 
     def report(self, epoch: int, **metrics: Any) -> None:
-        """Tell Ray ``metrics`` and ``epoch``, with a checkpoint of rank 0 to go on with ``epoch``.
+        """Tell Ray ``metrics`` and ``epoch``, with a checkpoint of rank 0 to resume with.
 
         All workers call it at the same step. It returns once Ray has the checkpoint. Raises what
         saving, :meth:`Loader.state_dict` and ``ray.train.report`` raise.
