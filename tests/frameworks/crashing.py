@@ -25,7 +25,9 @@ def print_or_die(*values: Any, **options: Any) -> None:
         os._exit(9)
 
 
-if sys.argv[2].endswith(("timm_loader.py", "fastai_learner.py", "ultralytics_classify.py")):
+if sys.argv[2].endswith(
+    ("timm_loader.py", "fastai_learner.py", "ultralytics_classify.py", "composer_trainer.py")
+):
     spare_torchvision_its_operators()
 builtins.print = print_or_die
 _, _, program, argument, *runs = sys.argv

@@ -49,6 +49,7 @@ def keras(backend: str) -> Case:
 RESUMES = "resumes with the missing samples, with another number of workers"
 THREADS = "resumes with the missing samples, with another number of threads"
 BY_MARK = [
+    (Case("composer_trainer", "composer"), pytest.mark.exact("Composer", RESUMES)),
     (Case("fastai_learner", "fastai", (2, 0)), pytest.mark.exact("fastai", RESUMES)),
     (Case("grain_source", "grain", (4, 1)), pytest.mark.exact("Grain", THREADS)),
     (Case("jax_feed", "jax", (4, 0)), pytest.mark.exact("JAX", THREADS)),
@@ -63,6 +64,8 @@ BY_MARK = [
         pytest.mark.exact("Ultralytics", RESUMES),
     ),
 ]
+OTHERS = "pip install 'stoker[frameworks-tests]'"
+INSTALL = {"composer": "it asks for torch 2.7, and runs with others: see docs/frameworks.md"}
 WITHOUT_TORCH = {"grain", "jax", "tensorflow"}
 CASES = [pytest.param(case, marks=mark, id=str(case)) for case, mark in BY_MARK]
 
@@ -113,7 +116,7 @@ def test_a_resume_with_other_workers_gives_exactly_what_is_missing(
 ) -> None:
     for package in filter(None, (case.package, case.also)):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install 'stoker[frameworks-tests]'")
+            pytest.skip(f"{package} is not installed: {INSTALL.get(package, OTHERS)}")
     before, after = case.workers
     if case.takes_splits:
         folder = folder.parent

@@ -57,6 +57,7 @@ SUBJECTS: dict[str, Subject] = {
     "timm": Subject("frameworks", "`Loader` in `create_loader`", "`torch`", "timm"),
     "fastai": Subject("frameworks", "`Loader` in `DataLoaders`", "`torch`", "fastai"),
     "Ultralytics": Subject("frameworks", "`Loader` in a trainer", "`torch`", "ultralytics"),
+    "Composer": Subject("frameworks", "`Loader` in a `Trainer`", "`torch`", "composer"),
     "torchtitan": Subject("frameworks", "`Loader` as `BaseDataLoader`", "`torch`", "torchtitan"),
     "torchdata nodes": Subject(
         "frameworks", "`Loader` in an `IterableWrapper`", "`torch`", "torchdata"

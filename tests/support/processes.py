@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import multiprocessing
 import os
@@ -68,7 +69,7 @@ def run_python(
         for file in printed:
             file.touch()
         whole = dict(os.environ if env is None else env)
-        process = warm.Process(target=_as_python, args=(command, folder, whole, printed))
+        process = warm.Process(target=_as_python, args=(command, folder, whole, printed, _path()))
         process.start()
         try:
             process.join(timeout)
@@ -81,8 +82,19 @@ def run_python(
         return subprocess.CompletedProcess(command, status, *(file.read_text() for file in printed))
 
 
+@functools.cache
+def _path() -> list[str]:
+    """Where Python finds modules by itself; pytest adds folders of tests."""
+    command = [sys.executable, "-I", "-c", "import sys; print(*sys.path, sep='\\n')"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def _as_python(
-    words: Sequence[str], folder: Path, env: Mapping[str, str], printed: Sequence[Path]
+    words: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    printed: Sequence[Path],
+    path: Sequence[str],
 ) -> None:
     for number, file in enumerate(printed, 1):
         os.dup2(os.open(file, os.O_WRONLY), number)
@@ -96,9 +108,8 @@ def _as_python(
         words = words[2:]
     is_module = words[0] == "-m"
     sys.argv[:] = words[is_module:]
-    installed = [place for place in sys.path if place.startswith((sys.prefix, sys.base_prefix))]
     given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [str(folder) if is_module else str(Path(words[0]).parent), *given, *installed]
+    sys.path[:] = [str(folder) if is_module else str(Path(words[0]).parent), *given, *path]
     try:
         if is_module:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
