@@ -49,10 +49,13 @@ def keras(backend: str) -> Case:
 RESUMES = "resumes with the missing samples, with another number of workers"
 THREADS = "resumes with the missing samples, with another number of threads"
 BY_MARK = [
+    (Case("accelerate_loop", "accelerate"), pytest.mark.exact("Accelerate", RESUMES)),
     (Case("composer_trainer", "composer"), pytest.mark.exact("Composer", RESUMES)),
     (Case("fastai_learner", "fastai", (2, 0)), pytest.mark.exact("fastai", RESUMES)),
     (Case("grain_source", "grain", (4, 1)), pytest.mark.exact("Grain", THREADS)),
+    (Case("hf_trainer", "transformers"), pytest.mark.exact("Hugging Face Trainer", RESUMES)),
     (Case("jax_feed", "jax", (4, 0)), pytest.mark.exact("JAX", THREADS)),
+    (Case("lightning_fit", "lightning"), pytest.mark.exact("Lightning", RESUMES)),
     (keras("jax"), pytest.mark.exact("Keras 3", THREADS)),
     (keras("torch"), pytest.mark.exact("Keras 3", THREADS)),
     (keras("tensorflow"), pytest.mark.exact("Keras 3", "with TensorFlow too")),
