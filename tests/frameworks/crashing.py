@@ -25,9 +25,11 @@ def print_or_die(*values: Any, **options: Any) -> None:
         os._exit(9)
 
 
-if sys.argv[2].endswith(
-    ("timm_loader.py", "fastai_learner.py", "ultralytics_classify.py", "composer_trainer.py")
-):
+TORCHVISION = (  # these examples load it, where it is installed
+    *("composer_trainer", "fastai_learner", "hf_trainer", "lightning_fit", "timm_loader"),
+    "ultralytics_classify",
+)
+if sys.argv[2].endswith(tuple(f"{name}.py" for name in TORCHVISION)):
     spare_torchvision_its_operators()
 builtins.print = print_or_die
 _, _, program, argument, *runs = sys.argv
