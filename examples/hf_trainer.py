@@ -2,7 +2,8 @@
 
     python examples/hf_trainer.py /mnt/nfs/train 8
 
-Resumes at the exact sample, with any number of workers. Needs ``pip install transformers``.
+Resumes at the exact sample, with any number of workers. Needs ``pip install
+transformers accelerate``.
 """
 
 import sys

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
-import shutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,28 +207,20 @@ def test_weights_of_a_backward_pass_that_selects_reach_the_mean() -> None:
         assert 0 < kept < NUM
 
 
-# --- Ray Train; tests/cluster/test_ray_example.py has the real one ---
+# --- Ray Train, by the stand-in of tests/cluster/test_ray_example.py; the real one is there too ---
 
 
 @pytest.fixture
 def checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The module of Checkpoints, in a Ray of one worker that keeps the last checkpoint."""
-    kept: list[Path] = []
-
-    def report(metrics: dict[str, Any], checkpoint: Path) -> None:
-        kept[:] = [Path(shutil.copytree(checkpoint, tmp_path / str(metrics["epoch"])))]
-
-    def get_checkpoint() -> Any:
-        return SimpleNamespace(as_directory=lambda: nullcontext(kept[0])) if kept else None
-
-    train = ModuleType("ray.train")
-    train.__dict__.update(report=report, get_checkpoint=get_checkpoint)
-    train.get_context = lambda: SimpleNamespace(get_world_rank=lambda: 0)  # type: ignore[attr-defined]
-    train.Checkpoint = SimpleNamespace(from_directory=Path)  # type: ignore[attr-defined]
-    ray = ModuleType("ray")
-    ray.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.train", train)
+    """Checkpoints, in a Ray of one worker that keeps them in ``tmp_path``."""
+    stand_in = Path(__file__).parents[1] / "cluster" / "one_worker" / "ray.py"
+    spec = importlib.util.spec_from_file_location("ray", stand_in)
+    assert spec is not None and spec.loader is not None
+    ray = importlib.util.module_from_spec(spec)
+    for name in ("ray", "ray.train", "ray.train.torch"):
+        monkeypatch.setitem(sys.modules, name, ray)
+    spec.loader.exec_module(ray)
+    ray._run.storage = tmp_path
     name = "stoker.pytorch.integrations.ray_train"
     monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(name).Checkpoints
