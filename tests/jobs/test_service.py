@@ -462,6 +462,23 @@ def test_c7_metrics_are_read_by_few_at_a_time_and_the_silent_give_way() -> None:
         assert ask("list")["pid"] == os.getpid()
 
 
+def test_many_of_one_user_are_heard_in_turn_and_not_turned_away(tmp_path: Path) -> None:
+    """A job's processes come all at once; who is turned away reads by itself for seconds."""
+    path, group = tmp_path / "look.sock", grp.getgrgid(os.getegid()).gr_name
+    with serving(socket=path, group=group), contextlib.ExitStack() as coming:
+        connections = [coming.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(16)]
+        for connection in connections:
+            connection.connect(str(path))
+            connection.settimeout(60)
+        request = json.dumps({"stoker": VERSION, "ask": "list"}).encode() + b"\n"
+        for connection in reversed(connections[4:]):  # these are the first that are heard
+            connection.sendall(request)
+        for connection in connections[:4]:
+            connection.sendall(request)
+        for connection in connections:
+            assert b"caches" in connection.recv(1 << 16)
+
+
 @needs_root
 def test_c7_one_looker_does_not_keep_the_others_from_looking() -> None:
     group = grp.getgrgid(65534)

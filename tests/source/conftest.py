@@ -7,10 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.bad_server import BadServer
+from support.processes import start_warm
 from support.servers import free_port, serve
+
+from stoker.source.remote import helper
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +23,16 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True)
+def begin_helpers_warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin helper processes where their imports are done: these tests start hundreds of them.
+
+    Tests of helpers themselves, in ``remote``, start them as Stoker does.
+    """
+    if "remote" not in request.path.parts:
+        monkeypatch.setattr(helper, "child", SimpleNamespace(start=start_warm))
 
 
 @pytest.fixture(scope="session", params=["http.server", "nginx"])

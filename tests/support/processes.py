@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -13,9 +14,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from stoker.node import child
 
 
 class _Process(ForkServerProcess):
@@ -117,3 +121,57 @@ def _as_python(
             runpy.run_path(words[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # which processes of multiprocessing leave out
+
+
+_AT_IMPORT = os.getpid()
+
+
+class _Descriptor:
+    """A descriptor of this process, on its way to one that is begun."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: Any = fd
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_fd": reduction.DupFd(self._fd)}
+
+    def take(self) -> int:
+        return int(self._fd.detach())
+
+
+class _Begun:
+    """A process begun where torch is imported, as far as a ``Popen`` is used for helpers."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        self.returncode = self._process.exitcode
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        return self.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def start_warm(module: str, fd: int, *, fds: Sequence[int]) -> _Begun | subprocess.Popen[bytes]:
+    """Start ``main()`` of ``module`` with a descriptor, begun where torch is imported.
+
+    As :func:`stoker.node.child.start` would, which takes ten times as long and does it in children:
+    the server is the parent's.
+    """
+    assert list(fds) == [fd]
+    if multiprocessing.parent_process() is not None or os.getpid() != _AT_IMPORT:
+        return child.start(module, fd, fds=fds)
+    process = warm.Process(target=_as_child, args=(module, _Descriptor(fd)), daemon=True)
+    process.start()
+    return _Begun(process)
+
+
+def _as_child(module: str, descriptor: _Descriptor) -> None:
+    sys.argv[:] = [module, str(descriptor.take())]
+    importlib.import_module(module).main()

@@ -37,8 +37,10 @@ log = logging.getLogger("stoker")
 
 _LOOK = 0.25  # seconds between two looks for new caches
 _MOST_CLIENTS = 32  # heard at the same time, of our own; further ones wait in the kernel's queue
-_MOST_LOOKERS = 16  # of others; further ones are turned away
+_MOST_LOOKERS = 16  # of others; further ones wait their turn
 _MOST_OF_ONE = 4  # of those, by the same user
+_MOST_WAITING = 64  # of others; further ones are turned away
+_MOST_OF_ONE_WAITING = 16  # of those, of the same user: a job's processes come all at once
 _LONGEST_TEXT = 200  # letters of what a job says of itself
 _FRESH = 0.5  # seconds for which answers to others are not looked up again
 
@@ -110,6 +112,58 @@ class _Listener(NamedTuple):
     hear: Callable[[socket.socket], None]
 
 
+class _Lookers:
+    """Members of a group, few of whom are heard at the same time, and fewer of one user.
+
+    ``hear(connection, leave)`` begins to serve one, for whom ``leave`` is called in the end.
+    """
+
+    def __init__(self, hear: Callable[[socket.socket, Callable[[], object]], object]) -> None:
+        self._hear = hear
+        self._mutex = threading.Lock()
+        self._heard: Counter[int] = Counter()  # by user
+        self._waiting: list[tuple[socket.socket, int]] = []
+
+    def come(self, connection: socket.socket, user: int) -> None:
+        """Have one served now or in its turn; it is turned away where too many wait."""
+        with self._mutex:
+            if self._has_turn(user):
+                self._heard[user] += 1
+            else:
+                of_user = sum(each == user for _, each in self._waiting)
+                if len(self._waiting) < _MOST_WAITING and of_user < _MOST_OF_ONE_WAITING:
+                    self._waiting.append((connection, user))
+                else:
+                    connection.close()
+                return
+        self._hear(connection, lambda: self._leave(user))
+
+    def close(self) -> None:
+        """Turn away all who wait."""
+        with self._mutex:
+            waiting, self._waiting = self._waiting, []
+        for connection, _ in waiting:
+            connection.close()
+
+    def _leave(self, user: int) -> None:
+        with self._mutex:
+            self._heard[user] -= 1
+            self._heard += Counter()  # forget those of whom there is none
+            place = next((n for n, (_, of) in enumerate(self._waiting) if self._has_turn(of)), None)
+            if place is None:
+                return
+            connection, following = self._waiting.pop(place)
+            self._heard[following] += 1
+        try:
+            self._hear(connection, lambda: self._leave(following))
+        except RuntimeError as error:  # no thread is available
+            log.info("a client could not be served: %s", error)
+            connection.close()
+
+    def _has_turn(self, user: int) -> bool:
+        return self._heard.total() < _MOST_LOOKERS and self._heard[user] < _MOST_OF_ONE
+
+
 class Service:
     """Holds this user's caches, and answers requests, until :meth:`stop`. Also a context manager.
 
@@ -129,9 +183,9 @@ class Service:
         self._lock = _lock(folder / "service.lock")
         self._stopping = threading.Event()
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
-        self._lookers: Counter[int] = Counter()  # by user
+        self._lookers = _Lookers(self._hear_looker)
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
-        self._counting, self._telling = threading.Lock(), threading.Lock()
+        self._telling = threading.Lock()
         self._listeners: list[_Listener] = []
         self._threads: list[threading.Thread] = []
         self._metrics: MetricsServer | None = None
@@ -284,6 +338,7 @@ class Service:
                 if each.path.lstat().st_ino == each.inode:  # not what has taken its place
                     each.path.unlink()
         self._listeners = []
+        self._lookers.close()
         if self._metrics is not None:
             self._metrics.close()
         if hasattr(self, "_groups"):
@@ -346,25 +401,15 @@ class Service:
         self._serve_aside(connection, self._clients.release, is_owner=True)
 
     def _hear_others(self, connection: socket.socket) -> None:
-        """Serve a member of the group, unless there are too many, or too many of the same user."""
-        user, is_owner = peer(connection).user, is_ours(connection)
-        is_member = is_owner or messages.is_member(connection, self.settings.group_id())
-        if not is_member or not self._admit_looker(user):
+        """Serve a member of the group in its turn, unless too many wait."""
+        is_member = is_ours(connection) or messages.is_member(connection, self.settings.group_id())
+        if is_member:
+            self._lookers.come(connection, peer(connection).user)
+        else:
             connection.close()
-            return
-        self._serve_aside(connection, lambda: self._dismiss_looker(user), is_owner=is_owner)
 
-    def _admit_looker(self, user: int) -> bool:
-        with self._counting:
-            if self._lookers.total() >= _MOST_LOOKERS or self._lookers[user] >= _MOST_OF_ONE:
-                return False
-            self._lookers[user] += 1
-            return True
-
-    def _dismiss_looker(self, user: int) -> None:
-        with self._counting:
-            self._lookers[user] -= 1
-            self._lookers += Counter()  # forget those of whom there is none
+    def _hear_looker(self, connection: socket.socket, leave: Callable[[], object]) -> None:
+        self._serve_aside(connection, leave, is_owner=is_ours(connection))
 
     def _serve_aside(
         self, connection: socket.socket, leave: Callable[[], object], *, is_owner: bool
