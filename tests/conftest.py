@@ -58,12 +58,15 @@ _LONG = (
     "tests/tiering/test_run.py",
     "tests/cli/test_demo.py",
     "tests/tiering/test_examples.py",
+    "tests/frameworks/test_examples.py",
+    "tests/test_tutorials.py",
     "tests/survival/feeding/test_scripts.py",
     "tests/test_readme.py",
     "tests/frameworks/test_ported.py",
     "tests/sampler/test_unbiased.py",
     "tests/store/test_registry.py",
     "tests/pytorch/test_resume.py",
+    "tests/pytorch/test_bad_input_live.py",
     "tests/shim/test_posix.py",
     "tests/source/test_objects_listing.py",
     "tests/prefetch/test_crew.py",
@@ -73,6 +76,9 @@ _LONG = (
     "tests/pytorch/test_torch_session.py",
     "tests/pytorch/test_image_transforms.py",
     "tests/pytorch/test_resume_property.py",
+    "tests/test_notebook.py",
+    "tests/tiering/test_docs.py",
+    "tests/test_site.py",
 )
 
 # Files whose tests look at all modules of the source, which are parsed once for them.

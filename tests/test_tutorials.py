@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.pages import ROOT
+from support.processes import run_python
 from support.redis_servers import needs_server
 from support.servers import free_port
 
@@ -39,8 +40,18 @@ def of_kind(page: str, language: str) -> list[str]:
 def run(folder: Path, *command: str, **environment: str) -> str:
     """Run a command of the page; return what it prints, which must be no warning."""
     told = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    words = [sys.executable, "-W", "error", *command]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=told, check=False)
+    words = ["-W", "error", *command]
+    if command[0] == "-c":
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            env=told,
+            check=False,
+        )
+    else:
+        done = run_python(*words, folder=folder, env=told)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
