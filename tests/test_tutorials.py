@@ -40,18 +40,7 @@ def of_kind(page: str, language: str) -> list[str]:
 def run(folder: Path, *command: str, **environment: str) -> str:
     """Run a command of the page; return what it prints, which must be no warning."""
     told = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    words = ["-W", "error", *command]
-    if command[0] == "-c":
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            env=told,
-            check=False,
-        )
-    else:
-        done = run_python(*words, folder=folder, env=told)
+    done = run_python("-W", "error", *command, folder=folder, env=told)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout

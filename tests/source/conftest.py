@@ -31,7 +31,7 @@ def begin_helpers_warm(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
     Tests of helpers themselves, in ``remote``, start them as Stoker does.
     """
-    if "remote" not in request.path.parts:
+    if request.path.parent.name != "remote":
         monkeypatch.setattr(helper, "child", SimpleNamespace(start=start_warm))
 
 

@@ -64,8 +64,8 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python WORDS`` in ``folder``, begun where torch is imported: see :data:`warm`.
 
-    Words are ``-W OPTION`` if any, then a script, or ``-m`` and a module, and its arguments. For
-    programs that import torch anyway, and whose environment is nothing to Python itself.
+    Words are ``-W OPTION`` if any, then a script, ``-m`` and a module, or ``-c`` and code, and its
+    arguments. For programs whose environment is nothing to Python itself.
     """
     command = [str(word) for word in words]
     with tempfile.TemporaryDirectory() as said:
@@ -110,13 +110,16 @@ def _as_python(
     while words[0] == "-W":
         warnings._setoption(words[1])
         words = words[2:]
-    is_module = words[0] == "-m"
-    sys.argv[:] = words[is_module:]
+    is_module, is_code = words[0] == "-m", words[0] == "-c"
+    sys.argv[:] = ["-c", *words[2:]] if is_code else words[is_module:]
     given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [str(folder) if is_module else str(Path(words[0]).parent), *given, *path]
+    first = folder if is_module or is_code else Path(words[0]).parent
+    sys.path[:] = [str(first), *given, *path]
     try:
         if is_module:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif is_code:
+            exec(words[1], {"__name__": "__main__"})
         else:
             runpy.run_path(words[0], run_name="__main__")
     finally:
@@ -161,11 +164,11 @@ class _Begun:
 def start_warm(module: str, fd: int, *, fds: Sequence[int]) -> _Begun | subprocess.Popen[bytes]:
     """Start ``main()`` of ``module`` with a descriptor, begun where torch is imported.
 
-    As :func:`stoker.node.child.start` would, which takes ten times as long and does it in children:
-    the server is the parent's.
+    As :func:`stoker.node.child.start` would, which has to import first; it does so in forked
+    children, for the server is their parent's.
     """
     assert list(fds) == [fd]
-    if multiprocessing.parent_process() is not None or os.getpid() != _AT_IMPORT:
+    if os.getpid() != _AT_IMPORT:
         return child.start(module, fd, fds=fds)
     process = warm.Process(target=_as_child, args=(module, _Descriptor(fd)), daemon=True)
     process.start()
