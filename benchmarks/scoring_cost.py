@@ -54,7 +54,7 @@ def main() -> None:
 
 def _beside_steps(args: argparse.Namespace) -> Report:
     """Return what each scorer takes of a step."""
-    samples, batch, steps = (600, 16, 2) if args.smoke else (args.samples, args.batch, args.steps)
+    samples, batch, steps = (200, 16, 2) if args.smoke else (args.samples, args.batch, args.steps)
     scorers: dict[str, Callable[[], Scorer | None]] = {
         "none": lambda: None,
         "loss": LossHistory,
@@ -66,7 +66,7 @@ def _beside_steps(args: argparse.Namespace) -> Report:
         "graph, beside it": lambda: Background(Graph(samples)),
     }
     runs = {name: Run(make(), samples, batch, steps) for name, make in scorers.items()}
-    rounds = 2 if args.smoke else args.rounds
+    rounds = 1 if args.smoke else args.rounds
     times = interleave({name: run.round for name, run in runs.items()}, rounds)
     report = Report(
         f"Cost of scoring batches of {batch}, {samples} samples, small CNN, two threads", args.smoke
@@ -94,7 +94,7 @@ WARM_UP, CYCLES = 2, 2
 
 def _between_epochs(args: argparse.Namespace) -> Report:
     """Return the share of training time that ImPACT's rescoring takes."""
-    samples, batch = (200, 16) if args.smoke else (4_000, args.batch)
+    samples, batch = (80, 16) if args.smoke else (4_000, args.batch)
     images = load(args.data, samples, 100)
     report = Report(f"ImPACT's evaluation, {len(images)} images in memory, small CNN", args.smoke)
     for evaluation in ("hybrid", "realtime"):

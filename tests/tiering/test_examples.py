@@ -105,7 +105,7 @@ def test_pytorch_reading_at_random_in_large_files(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
-    reason="no TensorFlow here: pip install 'stoker[tiering-tests]'",
+    reason="no TensorFlow here: pip install 'stoker[frameworks-tests]'",
 )
 def test_tensorflow_with_tfrecord(tmp_path: Path) -> None:
     source = tmp_path / "source"
