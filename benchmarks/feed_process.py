@@ -8,6 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class Running:
 
     def __init__(self, work: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
         _compile()
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._answer, theirs = context.Pipe(False)
         self._process = context.Process(
             target=_run, args=(theirs, dict(os.environ), work, arguments)
@@ -46,6 +47,16 @@ class Running:
             raise RuntimeError(f"a contestant failed: {value}")
         result: dict[str, Any] = value
         return result
+
+
+@cache
+def _context() -> Any:
+    """How it is started: by spawn; in a smoke test, from a process that has imported torch."""
+    if "--smoke" not in sys.argv:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data", "stoker.pytorch"])
+    return context
 
 
 @cache

@@ -142,8 +142,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
         if args.smoke:
-            args.samples, args.test_samples, args.epochs, args.seeds = 300, 100, 3, 1
-            args.batch_size, args.output, args.model = 32, Path(own), "small"
+            args.samples, args.test_samples, args.epochs, args.seeds = 160, 60, 3, 1
+            args.batch_size, args.output, args.model = 16, Path(own), "tiny"
         settings = Settings(args.epochs, args.batch_size, args.model)
         name = f"{args.model}-{args.samples}x{args.epochs}"
         bench = Bench(

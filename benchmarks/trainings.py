@@ -24,8 +24,8 @@ def train_and_show(args: argparse.Namespace, model: str, tasks: Tasks, table: Ta
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
         if args.smoke:
-            args.samples, args.test_samples, args.epochs, args.seeds = 300, 100, 4, 1
-            args.batch_size, args.output, model = 32, Path(own), "small"
+            args.samples, args.test_samples, args.epochs, args.seeds = 160, 60, 4, 1
+            args.batch_size, args.output, model = 16, Path(own), "tiny"
         settings = Settings(args.epochs, args.batch_size, model, looks_each_epoch=False)
         folder = args.output / f"{model}-{args.samples}x{args.epochs}"
         if not args.report:
