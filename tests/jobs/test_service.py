@@ -110,6 +110,41 @@ def test_jobs_go_on_when_it_is_killed_and_the_next_one_finds_their_caches() -> N
     assert held() == []
 
 
+INTERRUPTED = """
+import signal, sys
+from stoker.jobs.service import Service
+
+def at_line(number):
+    left = iter(range(number, -1, -1))
+    def call(frame, event, argument):
+        is_waiting = frame.f_back.f_code is Service.run.__code__ and frame.f_code.co_name == "wait"
+        return line if is_waiting or waiting else None
+    def line(frame, event, argument):
+        waiting.append(frame)
+        if event == "line" and next(left, None) == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return line
+    waiting = []
+    return call
+
+for number in range(16):
+    with Service() as service:
+        signal.signal(signal.SIGTERM, lambda *_: service.stop())
+        sys.settrace(at_line(number))
+        service.run()
+        sys.settrace(None)
+print("ended each time")
+"""
+
+
+def test_a_signal_that_comes_while_the_service_waits_ends_it() -> None:
+    """What the signal interrupted held the lock of the event that its handler was to set."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "ended each time\n", done.stderr
+
+
 def test_there_is_one_at_a_time() -> None:
     with serving(), pytest.raises(ConfigError, match="runs already"):
         Service()

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError, StokerError, UntrustedPath
@@ -112,6 +113,33 @@ class _Listener(NamedTuple):
     hear: Callable[[socket.socket], None]
 
 
+class _Stop:
+    """An event that a signal handler may set, which may have interrupted one who waits for it.
+
+    A :class:`threading.Event` has a lock that whoever waits for it holds now and then.
+    """
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[None] = SimpleQueue()
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._told.put(None)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Return whether it is set, after at most that many seconds."""
+        try:
+            self._told.get(timeout=timeout)
+        except Empty:
+            return self._is_set
+        self._told.put(None)  # for the others who wait
+        return True
+
+
 class _Lookers:
     """Members of a group, few of whom are heard at the same time, and fewer of one user.
 
@@ -181,7 +209,7 @@ class Service:
         self.settings = settings = settings or ServiceSettings()
         folder = prepare_runtime_dir()
         self._lock = _lock(folder / "service.lock")
-        self._stopping = threading.Event()
+        self._stopping = _Stop()
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
         self._lookers = _Lookers(self._hear_looker)
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
