@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -34,7 +33,11 @@ static void leave_copy(const char* path) {
   static const char prefix[] = "/proc/self/fd/";
   const char* digits = path + sizeof(prefix) - 1;
   if (strncmp(path, prefix, sizeof(prefix) - 1) != 0 || digits[0] < '0' || digits[0] > '9') return;
-  copied_leave(atoi(digits));
+  int number = 0;  // not by atoi, which is not in older C libraries when compiled with a newer one
+  for (; *digits >= '0' && *digits <= '9' && number < 1 << 24; ++digits) {
+    number = 10 * number + (*digits - '0');
+  }
+  copied_leave(number);
 }
 
 // Marks are set as long as there is a table: a daemon that is silent may speak again.

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -38,6 +39,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 hypothesis.settings.register_profile("stoker", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("stoker")
+
+# What a program gets that says nothing; of those that do, each test names its own.
+if sys.version_info >= (3, 14):
+    multiprocessing.set_start_method("fork")
 
 # Once, not in each child. The last, found from the root of the tree, makes forks cheap.
 multiprocessing.set_forkserver_preload(

@@ -62,8 +62,9 @@ def through(path: Path, request: bytes) -> bytes:
 def test_without_its_token_a_port_shows_nothing(path: str) -> None:
     with serving() as server:
         where, port = address(server)
-        with pytest.raises(urllib.error.HTTPError, match="403"):
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
             urllib.request.urlopen(f"http://{where}:{port}{path}", timeout=60)
+        refused.value.close()
 
 
 def test_with_it_the_page_and_its_events_come_and_nothing_else() -> None:
@@ -76,8 +77,9 @@ def test_with_it_the_page_and_its_events_come_and_nothing_else() -> None:
         with urllib.request.urlopen(events(server), timeout=60) as stream:
             assert stream.headers["Content-Type"] == "text/event-stream"
             assert stream.readline() == b'data: {"jobs": []}\n'
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(server.url.replace("/?", "/../etc/passwd?"), timeout=60)
+        refused.value.close()
 
 
 def test_each_service_has_a_token_of_its_own() -> None:
@@ -182,15 +184,17 @@ def test_open_pages_are_bounded_and_one_that_closes_makes_room() -> None:
             for _ in range(http_server._MOST_VIEWERS)
         ]
         assert {stream.readline() for stream in streams} == {b"data: [1]\n"}
-        with pytest.raises(urllib.error.HTTPError, match="503"):
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             urllib.request.urlopen(events(server), timeout=60)
+        refused.value.close()
         assert urllib.request.urlopen(server.url, timeout=60).status == 200, "requests have room"
         streams[0].close()
 
         def has_room() -> bool:
             try:
                 pages.enter_context(urllib.request.urlopen(events(server), timeout=60))
-            except urllib.error.HTTPError:
+            except urllib.error.HTTPError as error:
+                error.close()
                 return False
             return True
 

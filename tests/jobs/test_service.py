@@ -557,8 +557,9 @@ def test_metrics_over_http_are_of_the_format() -> None:
                 names.add(re.split(r"[{ ]", line)[0])
         assert {"stoker_cache_hits_total", "stoker_job_benefit", "stoker_job_eligible"} <= names
         assert {"stoker_service_memory_bytes", "stoker_service_memory_limit_bytes"} <= names
-        with pytest.raises(urllib.error.HTTPError):
+        with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{url}/else", timeout=60)
+        refused.value.close()
         assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
 
 

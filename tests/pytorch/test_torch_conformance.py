@@ -150,7 +150,9 @@ def test_a_daemonic_process_loads_without_workers() -> None:
 
 
 INTERRUPTED = """
-import os, signal, time, torch, stoker
+import multiprocessing, os, signal, time, torch, stoker
+
+multiprocessing.set_start_method("fork")
 
 class Points(torch.utils.data.Dataset):
     def __len__(self):

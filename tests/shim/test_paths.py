@@ -208,11 +208,11 @@ def test_relative_to_a_directory_s_descriptor(source: Path) -> None:
 def test_lowest_free_descriptor_and_close_on_exec(source: Path) -> None:
     """The number must be the one that the kernel would give, whichever way the copy is found."""
     code = (
-        "import os, sys, fcntl\n"
+        "import ctypes, os, sys, fcntl\n"
+        "libc = ctypes.CDLL(None)\n"
         "for path in sys.argv[1:]:\n"
         "    for flag in (0, os.O_CLOEXEC):\n"
         "        os.close(0)\n"
-        "        libc = __import__('ctypes').CDLL(None)\n"
         "        fd = libc.open(path.encode(), os.O_RDONLY | flag)\n"
         "        assert fd == 0, fd\n"
         "        assert 'copies' in os.readlink('/proc/self/fd/0')\n"

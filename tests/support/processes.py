@@ -105,7 +105,8 @@ def _as_python(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    multiprocessing.set_start_method(None, force=True)  # Python's own, not ours
+    # Python's own, not ours; from 3.14 on what docs/troubleshooting.md has such programs set.
+    multiprocessing.set_start_method("fork" if sys.version_info >= (3, 14) else None, force=True)
     warnings.resetwarnings()
     while words[0] == "-W":
         warnings._setoption(words[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ class PoolAddress:
         """
         if not isinstance(url, str):
             raise ConfigError(f"pool={type(url).__name__}(...) is not an address: {_FORM}")
-        try:
-            parts = urlsplit(url)
+        netloc = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
+        try:  # of several hosts, it takes none in brackets
+            parts = urlsplit(_IN_BRACKETS.sub("host", url))._replace(netloc=netloc)
         except ValueError as error:  # whose text may show what is a password
             why = "" if "@" in url else f" ({error})"
             raise ConfigError(f"pool=... is not an address{why}: {_FORM}") from None

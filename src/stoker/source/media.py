@@ -138,8 +138,10 @@ def track_of(files: FileSet, file: int, kind: Kind) -> Track:
     av, name = library(), files.name(file)
     raw = _Ranged(files, file)
     try:
-        options = {"format_whitelist": _FORMATS}
-        with av.open(raw, "r", container_options=options, metadata_errors="ignore") as container:
+        options: dict[str, Any] = {"container_options": {"format_whitelist": _FORMATS}}
+        if int(av.__version__.partition(".")[0]) < 19:  # later ones take what is no UTF-8 anyway
+            options["metadata_errors"] = "ignore"
+        with av.open(raw, "r", **options) as container:
             streams = getattr(container.streams, kind)
             if not streams:
                 raise SampleCorrupt(f"{name} has no {kind} stream")
