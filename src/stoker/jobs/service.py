@@ -116,7 +116,7 @@ class _Listener(NamedTuple):
 class _Stop:
     """An event that a signal handler may set, which may have interrupted one who waits for it.
 
-    A :class:`threading.Event` has a lock that whoever waits for it holds now and then.
+    One who waits for a :class:`threading.Event` holds its lock for moments, which setting it needs.
     """
 
     def __init__(self) -> None:

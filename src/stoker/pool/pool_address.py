@@ -23,6 +23,7 @@ _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
 _FORM = 'give it as "valkey://h1:6379,h2:6379", or "valkeys://..." for TLS'
 _OPTIONS = ("username", "password_file", "ca_certs", "certfile", "keyfile", "check_hostname")
 _TIMEOUT, _PORT = 0.5, 6379
+_IN_BRACKETS = re.compile(r"(?<=[/@,])\[[^]@/]*\]")
 
 
 def check_pool(url: str) -> None:
