@@ -35,6 +35,15 @@ def library() -> Any:
     return av
 
 
+def _version() -> int:
+    return int(library().__version__.partition(".")[0])
+
+
+def _alone() -> dict[str, int]:
+    """Return what has a picture converted without threads, which a fork would wait for forever."""
+    return {"threads": 1} if _version() >= 18 else {}  # earlier ones start none
+
+
 @dataclass(frozen=True, eq=False)
 class Track:
     """A stream of a file: ``P`` packets in the order in which they are decoded."""
@@ -139,7 +148,7 @@ def track_of(files: FileSet, file: int, kind: Kind) -> Track:
     raw = _Ranged(files, file)
     try:
         options: dict[str, Any] = {"container_options": {"format_whitelist": _FORMATS}}
-        if int(av.__version__.partition(".")[0]) < 19:  # later ones take what is no UTF-8 anyway
+        if _version() < 19:  # later ones take what is no UTF-8 anyway
             options["metadata_errors"] = "ignore"
         with av.open(raw, "r", **options) as container:
             streams = getattr(container.streams, kind)
@@ -351,7 +360,7 @@ class ClipFormat:
                 continue
             if frame.is_corrupt:
                 raise SampleCorrupt(f"picture {at} of the clip is damaged")
-            plain = frame.reformat(width=width, height=height, format="rgb24")
+            plain = frame.reformat(width=width, height=height, format="rgb24", **_alone())
             found[at // stride] = plain.to_ndarray()
         if len(found) < length:
             raise SampleCorrupt(f"the clip has {len(found)} pictures where {length} are expected")
