@@ -30,7 +30,8 @@ def readmes_program(folder: Path) -> str:
     write_images(folder / "train")
     (program,) = blocks("README.md", "Use", "python")
     before = """
-import torch, stoker.pytorch
+import multiprocessing, torch, stoker.pytorch
+multiprocessing.set_start_method("fork", force=True)  # see docs/troubleshooting.md: Python 3.14
 torch.set_num_threads(1)
 pooled = torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten()
 model = torch.nn.Sequential(stoker.pytorch.Normalize(), *pooled, torch.nn.Linear(192, 10))
