@@ -354,13 +354,14 @@ class ClipFormat:
     ) -> npt.NDArray[np.uint8]:
         found: dict[int, npt.NDArray[np.uint8]] = {}
         height, width = self.size or (None, None)
+        alone = _alone()
         for frame in (frame for given, _, _ in frames for frame in given):
             at = frame.pts
             if at is None or at < 0 or at % stride or at >= length * stride:
                 continue
             if frame.is_corrupt:
                 raise SampleCorrupt(f"picture {at} of the clip is damaged")
-            plain = frame.reformat(width=width, height=height, format="rgb24", **_alone())
+            plain = frame.reformat(width=width, height=height, format="rgb24", **alone)
             found[at // stride] = plain.to_ndarray()
         if len(found) < length:
             raise SampleCorrupt(f"the clip has {len(found)} pictures where {length} are expected")
