@@ -8,7 +8,6 @@ import ctypes
 import multiprocessing
 import os
 import resource
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -49,10 +48,13 @@ class Running:
         return result
 
 
+WARM = "STOKER_BENCH_WARM"
+"""Environment variable of short runs: contestants begin where torch is imported."""
+
+
 @cache
 def _context() -> Any:
-    """How it is started: by spawn; in a smoke test, from a process that has imported torch."""
-    if "--smoke" not in sys.argv:
+    if WARM not in os.environ:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.utils.data", "stoker.pytorch"])

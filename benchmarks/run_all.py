@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from feed_process import WARM
+
 BENCHMARKS = (
     "arena_hits",
     "arena_insert",
@@ -132,12 +134,13 @@ def _timed(name: str, args: argparse.Namespace) -> int:
 def _run(name: str, args: argparse.Namespace) -> int:
     """Run one benchmark, its table printed or written; return its exit status."""
     command = [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *_options(name, args)]
+    environment = os.environ | ({WARM: "1"} if args.smoke else {})
     if args.output is None:
-        return subprocess.run(command, check=False).returncode
+        return subprocess.run(command, check=False, env=environment).returncode
     args.output.mkdir(parents=True, exist_ok=True)
     unfinished = _table(name, args).with_suffix(".part")
     with unfinished.open("w") as file:
-        status = subprocess.run(command, check=False, stdout=file).returncode
+        status = subprocess.run(command, check=False, stdout=file, env=environment).returncode
     if not status:
         unfinished.rename(_table(name, args))
     return status

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support.servers import free_port
+from support.servers import free_port, refuses
 from support.waiting import until
 
 from stoker.errors import ConfigError, StokerError
@@ -62,9 +62,7 @@ def through(path: Path, request: bytes) -> bytes:
 def test_without_its_token_a_port_shows_nothing(path: str) -> None:
     with serving() as server:
         where, port = address(server)
-        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-            urllib.request.urlopen(f"http://{where}:{port}{path}", timeout=60)
-        refused.value.close()
+        refuses(f"http://{where}:{port}{path}", "403")
 
 
 def test_with_it_the_page_and_its_events_come_and_nothing_else() -> None:
@@ -77,9 +75,7 @@ def test_with_it_the_page_and_its_events_come_and_nothing_else() -> None:
         with urllib.request.urlopen(events(server), timeout=60) as stream:
             assert stream.headers["Content-Type"] == "text/event-stream"
             assert stream.readline() == b'data: {"jobs": []}\n'
-        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
-            urllib.request.urlopen(server.url.replace("/?", "/../etc/passwd?"), timeout=60)
-        refused.value.close()
+        refuses(server.url.replace("/?", "/../etc/passwd?"), "404")
 
 
 def test_each_service_has_a_token_of_its_own() -> None:
@@ -184,9 +180,7 @@ def test_open_pages_are_bounded_and_one_that_closes_makes_room() -> None:
             for _ in range(http_server._MOST_VIEWERS)
         ]
         assert {stream.readline() for stream in streams} == {b"data: [1]\n"}
-        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-            urllib.request.urlopen(events(server), timeout=60)
-        refused.value.close()
+        refuses(events(server), "503")
         assert urllib.request.urlopen(server.url, timeout=60).status == 200, "requests have room"
         streams[0].close()
 

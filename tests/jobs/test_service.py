@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 from support.caches import gathered
 from support.parts import number_of, numbers
+from support.processes import run_python
+from support.servers import refuses
 from support.services import serving
 from support.waiting import until
 
@@ -114,17 +116,17 @@ INTERRUPTED = """
 import signal, sys
 from stoker.jobs.service import Service
 
-def at_line(number):
-    left = iter(range(number, -1, -1))
+def at_line(number):  # of those that run from when the service first waits
+    lines = []
     def call(frame, event, argument):
         is_waiting = frame.f_back.f_code is Service.run.__code__ and frame.f_code.co_name == "wait"
-        return line if is_waiting or waiting else None
+        return line if is_waiting or lines else None
     def line(frame, event, argument):
-        waiting.append(frame)
-        if event == "line" and next(left, None) == 0:
-            signal.raise_signal(signal.SIGTERM)
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == number + 1:
+                signal.raise_signal(signal.SIGTERM)
         return line
-    waiting = []
     return call
 
 for number in range(16):
@@ -137,11 +139,9 @@ print("ended each time")
 """
 
 
-def test_a_signal_that_comes_while_the_service_waits_ends_it() -> None:
+def test_a_signal_that_comes_while_the_service_waits_ends_it(tmp_path: Path) -> None:
     """What the signal interrupted held the lock of the event that its handler was to set."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", INTERRUPTED, folder=tmp_path, timeout=60)
     assert done.stdout == "ended each time\n", done.stderr
 
 
@@ -557,9 +557,7 @@ def test_metrics_over_http_are_of_the_format() -> None:
                 names.add(re.split(r"[{ ]", line)[0])
         assert {"stoker_cache_hits_total", "stoker_job_benefit", "stoker_job_eligible"} <= names
         assert {"stoker_service_memory_bytes", "stoker_service_memory_limit_bytes"} <= names
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{url}/else", timeout=60)
-        refused.value.close()
+        refuses(f"{url}/else", "404")
         assert ask("metrics")["text"].count("# TYPE") == text.count("# TYPE")
 
 

@@ -82,14 +82,19 @@ def train(rank: int, root: Path, shares: list[list[float]], workers: int, recipe
                 loader.observe(torch.ones(len(batch)), meta=meta)
             seen.append(found)
         runtime = Path(os.environ["STOKER_RUNTIME_DIR"])
-        if min(shares[rank]) < 1:
-            # One that finds another there ends; and the epochs may be over before one has begun.
-            until(lambda: len(processes_of("stoker.prefetch.process", runtime)) == 1)
+        counts: list[int] = []
+
+        def is_as_expected() -> bool:
+            counts.append(len(processes_of("stoker.prefetch.process", runtime)))
+            return counts[-1] == 1 or min(shares[rank]) == 1
+
+        # One that finds another there ends; and the epochs may be over before one has begun.
+        until(is_as_expected)
         result = {
             "seen": seen,
             "direct": [epoch.direct for epoch in loader.epoch_stats],
             "hits": [epoch.hits for epoch in loader.epoch_stats],
-            "prefetching": len(processes_of("stoker.prefetch.process", runtime)),
+            "prefetching": counts[-1],
         }
         distributed.barrier()  # none goes before the others have looked
     return result
@@ -128,6 +133,7 @@ def test_ranks_take_turns(root: Path, workers: int) -> None:
     found = ranks_of(root, [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], workers)
     half = NUM // 2
     assert [rank["direct"] for rank in found] == [[half, 0, half], [0, half, 0]]
+    assert found[1]["prefetching"] == 1
 
 
 # --- jobs ---

@@ -6,6 +6,8 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,13 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def refuses(url: str, status: str) -> None:
+    """See that a GET is answered with this error."""
+    with pytest.raises(urllib.error.HTTPError, match=status) as refused:
+        urllib.request.urlopen(url, timeout=60)
+    refused.value.close()
 
 
 def serve(command: list[str], port: int, folder: Path) -> Iterator[None]:
