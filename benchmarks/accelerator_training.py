@@ -1,13 +1,17 @@
-"""The contestants of accelerator.py's training, each run in a process of its own."""
+"""The contestants of accelerator.py's training: all of a network in one process, in turn."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from feed_process import tree_cpu_seconds
+from harness import interleave, own_runtime
 from no_regret_loaders import OneByOne, Task
 from resnet import resnet
 from torch.nn import functional
@@ -31,6 +35,31 @@ class Job:
     size: int
     """Pixels of a side of the network's images."""
     device: str
+
+
+Runs = dict[str, list[dict[str, Any]]]
+"""What came out of each round, by contestant."""
+
+
+def compared(jobs: dict[str, Job], rounds: int) -> dict[str, Any]:
+    """Return the :data:`Runs` of each job, whose contestants take turns ``rounds`` times."""
+    torch.backends.cudnn.benchmark = True
+    found: dict[str, Runs] = {place: {who: [] for who in CONTESTANTS} for place in jobs}
+
+    def run(place: str, who: str) -> float:
+        before = tree_cpu_seconds()
+        with own_runtime():
+            result = CONTESTANTS[who](jobs[place])
+        visits = len(jobs[place].task.names) * len(result["image_s"])
+        result["cpu_s"] = (tree_cpu_seconds() - before) / visits
+        found[place][who].append(result)
+        rates = ", ".join(f"{1 / each:.0f}" for each in result["image_s"])
+        print(f"ResNet-{jobs[place].depth}, {place}, {who}: {rates}/s", file=sys.stderr, flush=True)
+        return float(result["image_s"][-1])
+
+    turns = {f"{place}, {who}": partial(run, place, who) for place in jobs for who in CONTESTANTS}
+    interleave(turns, rounds, warm_up=False)
+    return {"runs": found}
 
 
 def through_torch(job: Job) -> dict[str, Any]:
@@ -73,6 +102,13 @@ def from_memory(job: Job) -> dict[str, Any]:
     images = torch.randint(0, 256, shape, dtype=torch.uint8, device=job.device)
     labels = torch.arange(job.task.batch_size, device=job.device) % _CLASSES
     return _train(job, [(images, labels)] * (len(job.task.names) // job.task.batch_size))
+
+
+CONTESTANTS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "one batch on the device": from_memory,
+    "torch": through_torch,
+    "Stoker": through_stoker,
+}
 
 
 class OneImage(OneByOne):

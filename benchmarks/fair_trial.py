@@ -36,7 +36,7 @@ from importance_data import load
 from importance_model import MODELS
 from importance_record import pruned_at_random
 from tasks import Task, parser, run_missing
-from trial.contestants import CONTESTANTS, SMOKE, STATIC, Contestant, Setting, made
+from trial.contestants import CONTESTANTS, OF_TRIAL, SMOKE, STATIC, Contestant, Setting, made
 from trial.page import publish, published
 from trial.simulated import simulated
 from trial.summary import summary_of
@@ -69,6 +69,8 @@ class Trial:
     """None where nothing is to be run."""
     held: dict[str, Held] | None = None
     """Held-out images by phase."""
+    device: str = "cpu"
+    """Where networks are trained."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield all results: tuning, then seed after seed."""
@@ -124,8 +126,10 @@ class Trial:
         setting: Setting,
         others: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        stage, began = self.stage, time.process_time()
-        assert stage is not None and self.held is not None
+        assert self.stage is not None and self.held is not None
+        stage, began = self.stage.on(self.device), time.process_time()
+        images, targets = self.held[phase]
+        held = images.to(self.device), targets.to(self.device)
         epochs = one.epochs or self.epochs
         recipe = made(one, setting, self.samples, stage.total_bytes, stage.batch_size)
         if one.control is not None and one.control.unit == "sizes":
@@ -135,7 +139,7 @@ class Trial:
             epochs = self._length(one.control.unit, others[0]["epochs"], others[1]["epochs"])
         taken_over = others[0] if one.like is not None else None
         with harness.own_runtime():
-            found = train(stage, recipe, epochs, seed, setting.rate, self.held[phase], taken_over)
+            found = train(stage, recipe, epochs, seed, setting.rate, held, taken_over)
         told = {"contestant": name, "phase": phase, "seed": seed, "setting": list(setting)}
         return told | found | {"cpu_seconds": time.process_time() - began}
 
@@ -160,7 +164,7 @@ def main() -> None:
         options.error("--simulate replays what is published: give --publish")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as own:
-        names = tuple(name for name, one in CONTESTANTS.items() if one.epochs is None)
+        names = OF_TRIAL
         if args.smoke:
             args.samples, args.test_samples, args.epochs, args.seeds = 200, 100, 3, 1
             args.batch_size, args.model, args.data = 16, "tiny", None
@@ -196,8 +200,13 @@ def main() -> None:
             publish(summary, args.publish)
 
 
-def prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial:
-    """Return the trial with its images read, half of the held-out ones for either phase."""
+def prepared(
+    trial: Trial, args: argparse.Namespace, storage: Storage, *, is_halved: bool = True
+) -> Trial:
+    """Return the trial with its images read, half of the held-out ones for either phase.
+
+    Or all of them for both, where nothing is tuned.
+    """
     images = load(args.data, trial.samples, args.test_samples)
     raw = images.source.read(range(len(images)))
     pixels = torch.stack([to_tensor(decode_image(one)) for one in raw])
@@ -205,7 +214,7 @@ def prepared(trial: Trial, args: argparse.Namespace, storage: Storage) -> Trial:
     halves = {JUDGE: slice(0, None, 2), TUNE: slice(1, None, 2)}
     held = {
         phase: (images.test_images[half], images.test_targets[half])
-        for phase, half in halves.items()
+        for phase, half in (halves if is_halved else dict.fromkeys(halves, slice(None))).items()
     }
     return replace(trial, samples=len(images), stage=stage, held=held)
 

@@ -1,4 +1,4 @@
-"""The networks: small ones where time is limited, ResNet-20 where accuracy is reported.
+"""The networks: small ones where time is limited, ResNets where accuracy is reported.
 
 All return the logits and the embedding before the classifier, which graph scores need.
 """
@@ -10,9 +10,10 @@ import itertools
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from resnet import STAGES, Block
 from torch import Tensor, nn
 
-MODELS = ("tiny", "small", "resnet20")
+MODELS = ("tiny", "small", "resnet20", "resnet18")
 
 
 class Network(nn.Module):
@@ -63,6 +64,16 @@ def build(name: str, num_classes: int) -> Network:
             layers += [*_conv(inside, outside), nn.ReLU(), nn.MaxPool2d(2)]
         pooled = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
         return Network(pooled, 256, num_classes)
+    if name == "resnet18":  # ImageNet's, begun as for images of 32 pixels: no stride, no pooling
+        layers = [*_conv(3, 64), nn.ReLU()]
+        before = 64
+        for stage, count in enumerate(STAGES[18]):
+            for index in range(count):
+                stride = 2 if stage and not index else 1
+                layers.append(Block(before, 64 << stage, stride, is_deep=False))
+                before = 64 << stage
+        pooled = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return Network(pooled, before, num_classes)
     widths = [16] * 4 + [32] * 3 + [64] * 3  # He et al. 2016, section 4.2, n = 3
     blocks = [Residual(a, b) for a, b in itertools.pairwise(widths)]
     features = nn.Sequential(
@@ -85,14 +96,20 @@ def _conv(inside: int, outside: int, stride: int = 1) -> list[nn.Module]:
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return u8[B, 3, 32, 32], each image shifted by up to 4 pixels and mirrored by chance."""
+    """Return u8[B, 3, 32, 32], each image shifted by up to 4 pixels and mirrored by chance.
+
+    Chances are drawn by the processor, also for images on a device.
+    """
+    device = images.device
     padded = nn.functional.pad(images, (4, 4, 4, 4))
-    top, left = torch.randint(0, 9, (2, len(images), 1), generator=generator)
-    rows = (top + torch.arange(32))[:, None, :, None]
-    mirrored = torch.rand(len(images), 1, generator=generator) < 0.5
-    columns = torch.where(mirrored, left + torch.arange(31, -1, -1), left + torch.arange(32))
-    which = torch.arange(len(images))[:, None, None, None]
-    return padded[which, torch.arange(3)[None, :, None, None], rows, columns[:, None, None, :]]
+    top, left = torch.randint(0, 9, (2, len(images), 1), generator=generator).to(device)
+    mirrored = (torch.rand(len(images), 1, generator=generator) < 0.5).to(device)
+    side = torch.arange(32, device=device)
+    rows = (top + side)[:, None, :, None]
+    columns = torch.where(mirrored, left + side.flip(0), left + side)
+    which = torch.arange(len(images), device=device)[:, None, None, None]
+    colours = torch.arange(3, device=device)[None, :, None, None]
+    return padded[which, colours, rows, columns[:, None, None, :]]
 
 
 class Trainer:
@@ -101,9 +118,13 @@ class Trainer:
     So samplers whose epochs differ in length anneal alike. One cosine after a short rise.
     """
 
-    def __init__(self, model: str, num_classes: int, seed: int, rate: float = 0.05) -> None:
+    def __init__(
+        self, model: str, num_classes: int, seed: int, rate: float = 0.05, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(seed)
-        self.network = build(model, num_classes).to(memory_format=torch.channels_last)
+        network = build(model, num_classes)
+        self.network = network.to(device, memory_format=torch.channels_last)
+        self._device = device
         self._rate = rate
         self._optimiser = torch.optim.SGD(
             self.network.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4, nesterov=True
@@ -118,7 +139,7 @@ class Trainer:
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and embeddings in f32; between them bfloat16, which is .6 of the time."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self._device, torch.bfloat16):
             logits, embeddings = self.network(images)
         return logits.float(), embeddings.float()
 
@@ -148,5 +169,5 @@ class Trainer:
         self.network.eval()
         named = torch.cat([self._outputs(part)[0].argmax(1) for part in images.split(1000)])
         self.network.train()
-        right = np.bincount(targets[named == targets], minlength=num_classes)
-        return right / np.maximum(1, np.bincount(targets, minlength=num_classes))
+        right = np.bincount(targets[named == targets].cpu(), minlength=num_classes)
+        return right / np.maximum(1, np.bincount(targets.cpu(), minlength=num_classes))

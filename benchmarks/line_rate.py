@@ -104,14 +104,16 @@ def bare(web: Web) -> dict[str, Any]:
     return {"epoch_s": [time.monotonic() - began], "fetch_s": [cpu], "fetched": [len(order)]}
 
 
-def through_stoker(web: Web | Waiting, fetchers: int | str, epochs: int) -> dict[str, Any]:
-    """Visit every object in each epoch, with one worker that only collates."""
+def through_stoker(
+    web: Web | Waiting, fetchers: int | str, epochs: int, workers: int = 1
+) -> dict[str, Any]:
+    """Visit every object in each epoch, with workers that only collate."""
     source = web.open() if isinstance(web, Web) else web
     seconds, cpu = [], []
     with stoker.Loader(
         stoker.SampleDataset(source),
         batch_size=max(1, min(_BATCH, _BATCH_BYTES // int(source.sizes.mean()))),
-        num_workers=1,
+        num_workers=workers,
         epochs=epochs,
         collate_fn=tensor_of,
         persistent_workers=True,

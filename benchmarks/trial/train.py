@@ -97,6 +97,12 @@ class Stage:
     model: str
     batch_size: int
     storage: Storage
+    device: str = "cpu"
+    """Where the network is, and where :attr:`pixels` are."""
+
+    def on(self, device: str) -> Stage:
+        """Return the same there."""
+        return replace(self, pixels=self.pixels.to(device), device=device)
 
     @property
     def total_bytes(self) -> int:
@@ -250,8 +256,8 @@ def train(
     ``workers``: read storage in real time with so many, and with prefetch.
     """
     images, supplies = stage.images, list[float]()
-    targets = torch.from_numpy(images.targets)
-    trainer = Trainer(stage.model, images.num_classes, seed, rate)
+    targets = torch.from_numpy(images.targets).to(stage.device)
+    trainer = Trainer(stage.model, images.num_classes, seed, rate, stage.device)
     clocks: list[VirtualClock | RealClock] = []
 
     def rescore(ids: torch.Tensor) -> torch.Tensor:
@@ -317,6 +323,7 @@ def _stepping(
     """Return what trains on the batch of these ids, at that share of the training."""
 
     def step(ids: torch.Tensor, done: float) -> None:
+        ids = ids.to(stage.device)
         labels = targets[ids]
         losses, logits, embeddings = trainer.forward(stage.pixels[ids], labels)
         loader.observe(losses, logits=logits, embeddings=embeddings, labels=labels)

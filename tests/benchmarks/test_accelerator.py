@@ -58,6 +58,19 @@ def test_networks_have_the_parameters_of_torchvisions(
     assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
 
 
+def test_a_network_for_small_images_keeps_their_pixels_for_its_first_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from importance_model import build
+
+    network = build("resnet18", 10)
+    stem = network.features[:3](torch.zeros(1, 3, 32, 32))  # type: ignore[index]
+    assert stem.shape == (1, 64, 32, 32)
+    logits, embeddings = network(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    assert logits.shape == (2, 10) and embeddings.shape == (2, 512)
+
+
 def test_the_server_for_machines_without_nginx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

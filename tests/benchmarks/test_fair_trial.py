@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,30 @@ def test_a_control_trains_until_as_much_is_spent() -> None:
     assert trial._length("reads", of, uniform) == 4  # 300 of 340
     assert trial._length("seconds", of, uniform) == 2  # 1.8 of 1.8
     assert trial._length("visits", of, uniform) == 8  # 7.5, rounded
+
+
+def test_results_are_made_by_several_processes_each_once(tmp_path: Path) -> None:
+    from tasks import Task, run_missing
+
+    def made(name: str) -> dict[str, Any]:
+        with (tmp_path / "log").open("a") as log:
+            log.write(f"{name} {os.getpid()}\n")
+        return {"name": name}
+
+    paths = [tmp_path / f"{name}.json" for name in "abcd"]
+    tasks = [Task(path, (), lambda name=path.stem: made(name)) for path in paths]
+    run_missing(tasks, 1, at_a_time=2)
+    assert [json.loads(path.read_text()) for path in paths] == [{"name": name} for name in "abcd"]
+    names, pids = zip(*map(str.split, (tmp_path / "log").read_text().splitlines()), strict=True)
+    assert sorted(names) == list("abcd") and str(os.getpid()) not in pids
+
+
+def test_a_process_that_fails_to_make_results_is_told(tmp_path: Path) -> None:
+    from tasks import Task, run_missing
+
+    def fails() -> dict[str, Any]:
+        raise ValueError
+
+    tasks = [Task(tmp_path / "a.json", (), fails)]
+    with pytest.raises(RuntimeError, match="a process that makes results failed"):
+        run_missing(tasks, 1, at_a_time=2)
