@@ -9,7 +9,8 @@ Parts (``--part``, several allowed; all by default):
   the first epoch and in later ones, the share of the time in which batches were waited for, and
   processor time. All of a network run in one process, which forks their workers.
 - fetch: objects of 110 KB a second from the same server, unthrottled, with 1 to 16 fetchers and
-  four workers, and what one bare obstore client and eight of them get: the server's limit.
+  eight workers, and what one bare obstore client and eight of them get: the server's limit.
+- wait: the same, from a storage that only waits and holds up to 16 requests of a process.
 - images: ``Train(224)`` from JPEGs in memory, with 1 to 16 threads and processes, by the clock.
 
 With ``--output DIR`` the results are written there after each part: accelerator.json, and
@@ -38,6 +39,7 @@ import torch
 from accelerator_training import CONTESTANTS, Job, Runs, compared
 from feed_process import Running, run_alone
 from feed_servers import Unavailable, answers, free_port, run_until_end, slow_line, web_server
+from feed_waiting import Waiting
 from harness import Report, interleave, machine, paired_ratio, parser, show
 from line_rate import Web, bare
 from line_rate import through_stoker as fetched_by
@@ -47,10 +49,10 @@ from resnet import STAGES
 
 from stoker.images import Canvas, Train
 
-PARTS = ("images", "fetch", "train")
+PARTS = ("images", "wait", "fetch", "train")
 SIZE, BATCH, BYTES, DIFFERENT = 224, 256, 110_000, 20
 _AT_A_TIME = 16  # images that a thread takes
-_COLLATING = 4  # workers that take what is fetched: one would be the limit
+_COLLATING = 8  # workers that take what is fetched: one would be the limit
 _CLIENTS = 8  # bare ones that show the limit of the server
 
 
@@ -168,12 +170,11 @@ def _add(report: Report, network: str, storage: str, runs: Runs) -> None:
 
 
 def fetch(args: Any, web: Served) -> Report:
-    """Read all objects with more and more fetchers."""
-    report = Report("Fetchers", args.smoke)
-    numbers = counts(args.smoke)
+    """Read all objects with more and more fetchers: later epochs, in which all have started."""
+    report = Report("Fetchers, from a server that is never waited for", args.smoke)
     clients = [1] if args.smoke else [1, _CLIENTS]
     results = interleave(
-        {f"fetchers {n}": partial(_fetched_in, web, n) for n in numbers}
+        {f"fetchers {n}": partial(_fetched_in, web, n) for n in counts(args.smoke)}
         | {f"bare clients {n}": partial(_got_in, web, n) for n in clients},
         args.rounds,
         warm_up=False,
@@ -181,26 +182,45 @@ def fetch(args: Any, web: Served) -> Report:
     for who, seconds in results.items():
         report.row(
             by=who,
-            objects_per_s=len(web.names) / float(np.median(seconds)),
+            objects_per_s=1 / float(np.median(seconds)),
             to_one_fetcher=paired_ratio(results["fetchers 1"], seconds),
             to_one_client=paired_ratio(results["bare clients 1"], seconds),
         )
-    if 8 in numbers:
-        ratio = paired_ratio(results["fetchers 1"], results["fetchers 8"])
-        report.target("eight fetchers to one, or the server's limit", ratio, 6, at_least=True)
     return report
 
 
-def _fetched_in(web: Served, fetchers: int) -> float:
-    seconds: list[float] = run_alone(fetched_by, web, fetchers, 1, _COLLATING)["epoch_s"]
-    return seconds[0]
+def wait(args: Any, web: Served) -> Report:
+    """Read from a storage that only waits, 20 ms for each of 16 objects under way in a process."""
+    report = Report("Fetchers, from a storage that only waits", args.smoke)
+    each = 200 if args.smoke else 2_400
+    names = counts(args.smoke)
+    storages = {n: Waiting(n * each, 10_000, 16, 0.02) for n in names}
+    results = interleave(
+        {str(n): partial(_fetched_in, storages[n], n) for n in names}, args.rounds, warm_up=False
+    )
+    for n in names:
+        report.row(
+            fetchers=n,
+            objects_per_s=1 / float(np.median(results[str(n)])),
+            to_one=paired_ratio(results["1"], results[str(n)]),
+        )
+    if 8 in names:
+        ratio = paired_ratio(results["1"], results["8"])
+        report.target("eight fetchers to one", ratio, 6, at_least=True)
+    return report
+
+
+def _fetched_in(storage: Served | Waiting, fetchers: int) -> float:
+    """Return the seconds of an object in the second epoch."""
+    found = run_alone(fetched_by, storage, fetchers, 2, _COLLATING)
+    return float(found["epoch_s"][1] / found["fetched"][1])
 
 
 def _got_in(web: Served, clients: int) -> float:
-    """Return the seconds of bare clients in so many processes, which share the objects."""
+    """Return the seconds of an object with bare clients in so many processes."""
     shares = [replace(web, names=web.names[number::clients]) for number in range(clients)]
     under_way = [Running(bare, (share,)) for share in shares]
-    return max(float(each.result()["epoch_s"][0]) for each in under_way)
+    return max(float(each.result()["epoch_s"][0]) for each in under_way) / len(web.names)
 
 
 def images(args: Any, web: Served) -> Report:
@@ -264,6 +284,7 @@ def _write(folder: Path, device: str, reports: list[Report]) -> None:
 
 _PARTS: dict[str, Callable[[Any, Served], Report]] = {
     "images": images,
+    "wait": wait,
     "fetch": fetch,
     "train": train,
 }

@@ -42,11 +42,11 @@ def prefetching(marks: Marks, *ends: int) -> Iterator[None]:
         thread.join()
 
 
-def start(own: Progress, end: int) -> int:
+def start(own: Progress, end: int, alone: float = 0.0) -> int:
     """Start the accesses before ``end``; return how far prefetch was then."""
     marks = Marks(own.begin(0).array)
     with prefetching(marks, 3, 7, 10):
-        own.start(0, 0, end)
+        own.start(0, 0, end, alone)
         return marks.handed_out
 
 
@@ -56,6 +56,16 @@ def test_a_worker_that_would_have_to_open_the_storage_waits_for_its_samples() ->
 
 def test_a_worker_that_can_read_at_once_does_not_wait() -> None:
     assert start(Progress(10), 7) == 0
+
+
+def test_a_worker_waits_for_prefetch_as_long_as_it_would_read_alone() -> None:
+    assert start(Progress(10), 7, alone=60.0) == 7
+    own = Progress(10)
+    marks = Marks(own.begin(0).array)
+    marks.attend(60.0)
+    begin = time.monotonic()
+    own.start(0, 0, 7, alone=0.1)
+    assert 0.1 <= time.monotonic() - begin < walk._PATIENCE
 
 
 def test_it_waits_only_while_prefetch_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:

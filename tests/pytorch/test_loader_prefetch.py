@@ -16,6 +16,7 @@ from support.waiting import await_true, until
 from torch import distributed
 
 from stoker import Cache
+from stoker.prefetch.walk import Progress
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
 from stoker.source.held import MemorySource
@@ -112,6 +113,26 @@ def test_without_workers_many_samples_are_read_at_once() -> None:
     assert sorted(seen) == list(range(NUM))
     assert source.most.array[0] >= 8
     assert loader.stats.fetched == source.reads.sum() == NUM
+
+
+def test_a_batch_leaves_the_window_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no more workers decode at once than there are batches in the window."""
+    log: list[str] = []
+    finish = Progress.finish
+
+    def finished(self: Progress, *accesses: int) -> None:
+        log.append("copied")
+        finish(self, *accesses)
+
+    def decoded(data: Any) -> int:
+        log.append("decoded")
+        return number_of(data)
+
+    monkeypatch.setattr(Progress, "finish", finished)
+    dataset = SampleDataset(SlowSource(MemorySource(SAMPLES), latency=0), decoded)
+    with Loader(dataset, batch_size=50, cache="20%") as loader:
+        assert len(next(iter(loader))) == 50
+    assert log[:51] == ["copied"] + ["decoded"] * 50
 
 
 def walk(rank: int, latency: float) -> dict[str, Any]:

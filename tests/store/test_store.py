@@ -58,6 +58,15 @@ def test_a_repeated_id_is_read_once_and_its_repeats_hit(store):
     assert store.stats()["bytes_from_source"] == len(sample_of(2) + sample_of(8))
 
 
+def test_how_long_a_read_takes_is_remembered_and_hits_do_not_change_it(store):
+    assert store.read_seconds == 0
+    store.serve([1, 2])
+    known = store.read_seconds
+    assert known > 0
+    store.serve([2, 1])
+    assert store.read_seconds == known
+
+
 def test_an_empty_batch_is_served(store):
     served = store.serve([])
     assert len(served) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -75,31 +76,35 @@ class CachedSamples:
         canvas: Canvas | None = None,
         *,
         packed: bool = False,
+        copied: Callable[[], None] | None = None,
     ) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
 
         ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
         the epoch they are; None: some of the epoch in progress. With a ``canvas`` for ``n`` images
         each sample becomes its row there; with ``packed`` a batch without
-        errors stays bytes, of which no objects are made. A cached copy that does not decode
+        errors stays bytes, of which no objects are made. ``copied`` is called before anything is
+        decoded, when cached copies are needed no more. A cached copy that does not decode
         is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
         does not stay in the cache, as a later read may bring better bytes.
         """
         served = self.store.serve(ids, keys, turns)
+        if copied is not None:
+            copied()
         if packed and not served.errors:
             whole = Packed(served.data, served.offsets)
             return Fetched(served.ids, [], served.outcomes, {}, packed=whole)
         decoded, corrupt = self._decoded(served, range(len(served)), canvas)
         outcomes = served.outcomes
         errors = {**served.errors, **corrupt}
-        copied = [row for row in corrupt if self._was_copy(outcomes[row])]
-        if copied:
-            again = self.store.reread(served, copied)
+        copies = [row for row in corrupt if self._was_copy(outcomes[row])]
+        if copies:
+            again = self.store.reread(served, copies)
             outcomes = outcomes.copy()
-            outcomes[copied] = again.outcomes
-            values, corrupt = self._decoded(again, copied, canvas)
+            outcomes[copies] = again.outcomes
+            values, corrupt = self._decoded(again, copies, canvas)
             failed = {**again.errors, **corrupt}
-            for slot, row in enumerate(copied):
+            for slot, row in enumerate(copies):
                 decoded[row] = values[slot]
                 del errors[row]
                 if slot in failed:
@@ -276,11 +281,14 @@ class Replacer:
         self._on_error = on_error
         self._new_pixels = new_pixels
 
-    def fetch(self, request: Request, seeds: Sequence[int]) -> tuple[Fetched, tuple[Failure, ...]]:
+    def fetch(
+        self, request: Request, seeds: Sequence[int], copied: Callable[[], None] | None = None
+    ) -> tuple[Fetched, tuple[Failure, ...]]:
         """Return the samples really served, and what had to be replaced.
 
         If the data set has an image transform, samples are what it makes of them, in one array
-        after the other; ``seeds`` are those of the ``n`` rows.
+        after the other; ``seeds`` are those of the ``n`` rows. ``copied`` is called when the cached
+        copies of the samples that were asked for are needed no more.
 
         Raises the :class:`~stoker.errors.SourceError` of a sample that is not to be skipped, or
         that nothing can replace.
@@ -292,7 +300,9 @@ class Replacer:
             pixels = self._new_pixels((len(seeds), *transform.shape))
             canvas = Canvas(transform, seeds, pixels)
         is_packed = self._cached.dataset.is_packed
-        fetched = self._cached.fetch(request.ids, request.keys, turns, canvas, packed=is_packed)
+        fetched = self._cached.fetch(
+            request.ids, request.keys, turns, canvas, packed=is_packed, copied=copied
+        )
         if not fetched.errors:
             return fetched, ()
         ids = fetched.ids.copy()
@@ -384,11 +394,15 @@ class RequestServer:
         """Fetch, and say so to the prefetch process if it is for training."""
         if self._progress is None or request.is_aside:
             return replacer.fetch(request, seeds)
-        self._progress.start(request.epoch, request.first, len(request.ids))
+        accesses = request.epoch, request.first, len(request.ids)
+        alone = len(request.ids) * self.cached.store.read_seconds
+        self._progress.start(*accesses, alone)
+        # Before decoding: the window has room for other workers' batches meanwhile.
+        finish = partial(self._progress.finish, *accesses)
         try:
-            return replacer.fetch(request, seeds)
+            return replacer.fetch(request, seeds, finish)
         finally:
-            self._progress.finish(request.epoch, request.first, len(request.ids))
+            finish()
 
 
 def in_order(

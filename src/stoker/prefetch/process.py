@@ -38,7 +38,8 @@ _MOST_FETCHERS = 8
 _ALL = 1 << 62  # positions
 _numbers = count()
 _LOOK = 0.25  # seconds between two looks at how large the window may be
-_BUSY, _IDLE = 0.005, 0.02  # seconds between two looks at what was served
+_BUSY, _IDLE = 0.0005, 0.02  # seconds between two looks at what was served
+_LOOKS = 8  # while as much is served as the last time
 
 
 class Rank:
@@ -114,6 +115,27 @@ class Rank:
         self.tier.close()
 
 
+class Pauses:
+    """How long to wait between two looks at what was served: less than workers take to serve more.
+
+    Nobody says when they have: short pauses would cost slow trainings a processor, and long ones
+    have fast trainings wait for a window that could move.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = _BUSY
+        """Until the next look."""
+        self._moved = -math.inf
+        self._interval = _IDLE * _LOOKS
+
+    def looked(self, has_moved: bool, now: float) -> None:
+        """Note whether the window could move on."""
+        if has_moved:
+            self._interval, self._moved = now - self._moved, now
+        waited = max(self._interval, now - self._moved)
+        self.seconds = min(_IDLE, max(_BUSY, waited / _LOOKS))
+
+
 class Fleet:
     """Sees to it that as many processes read as make reading faster, or as were asked for."""
 
@@ -157,10 +179,10 @@ def serve(job: Job, listener: socket.socket) -> None:
     fetcher = Fetcher(job.source, pool=job.pool, crew=fleet.crew)
     room, look_at = 0, -math.inf
     ranks = Members(listener, lambda channel: Rank(channel, job, fleet.crew), fetcher.fileno())
-    pause = _BUSY
+    pauses = Pauses()
     is_settled = False
     while not ranks.are_gone:
-        if ranks.attend(pause):
+        if ranks.attend(pauses.seconds):
             is_settled = False
         if ranks.all:
             fleet.attend(fetcher)
@@ -172,10 +194,11 @@ def serve(job: Job, listener: socket.socket) -> None:
         if ranks.all and not is_settled:
             is_settled = _divide(room, ranks.all)
         try:
-            pause = _BUSY if fetcher.step(ranks.all) else min(_IDLE, pause * 1.5)
+            has_moved = fetcher.step(ranks.all)
         except (StokerError, OSError) as error:
             log.info("the cache is not available: %s", error)
-            pause = _IDLE
+            has_moved = False
+        pauses.looked(has_moved, time.monotonic())
     fetcher.close()
     if job.pool is not None:
         job.pool.close()  # with what waits to be written

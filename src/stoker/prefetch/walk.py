@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -352,9 +353,10 @@ class Progress:
     the next one before this one ends. Workers write to places of their own, so that no process
     needs a lock; passed to children it stays the same memory.
 
-    A worker whose ``source`` would have to start something before it can read (``is_ready``)
-    leaves the reading to a prefetch process that gets on, and only waits. With ``waits`` each does:
-    that process reads blocks, and a worker sample by sample.
+    A worker leaves the reading to a prefetch process that gets on, and only waits: for as long as
+    it would read alone, or without an end if its ``source`` would have to start something before
+    it can read (``is_ready``). So does each with ``waits``: that process reads blocks, and a worker
+    sample by sample.
     """
 
     def __init__(self, length: int, source: Source | None = None, *, waits: bool = False) -> None:
@@ -382,11 +384,16 @@ class Progress:
         """Say, before they are published, which accesses bool[A] are not to be read ahead."""
         self._marks(epoch).served[: len(which)][which] = SERVED
 
-    def start(self, epoch: int, first: int, count: int) -> None:
-        """Mark these accesses as taken by a worker, which reads what is not claimed yet."""
+    def start(self, epoch: int, first: int, count: int, alone: float = 0.0) -> None:
+        """Mark these accesses as taken by a worker, which reads what is not claimed yet.
+
+        ``alone``: seconds in which it would read all of them, as far as it knows.
+        """
         marks = self._marks(epoch)
         if self._waits or (self._source is not None and not self._source.is_ready):
-            _await(marks, first, first + count)
+            alone = math.inf
+        if alone:
+            _await(marks, first, first + count, alone)
         marks.served[first : first + count] = STARTED
 
     def finish(self, epoch: int, first: int, count: int) -> None:
@@ -397,11 +404,15 @@ class Progress:
         return Marks(self.memory(epoch).array)
 
 
-def _await(marks: Marks, first: int, end: int) -> None:
-    """Wait until the accesses ``first`` to ``end`` are handed out, as long as that gets on."""
+def _await(marks: Marks, first: int, end: int, seconds: float) -> None:
+    """Wait until the accesses ``first`` to ``end`` are handed out, as long as that gets on.
+
+    For so many ``seconds`` at most.
+    """
     reached, since = marks.handed_out, time.monotonic()
+    until = since + seconds
     moved = since  # when the window last moved, or another process could have moved it
-    while reached < end and marks.is_attended and time.monotonic() - since < _PATIENCE:
+    while reached < end and marks.is_attended and time.monotonic() < min(until, since + _PATIENCE):
         if not marks.is_full or (marks.served[:first] != SERVED).any():
             moved = time.monotonic()
         elif time.monotonic() - moved > _NOTICED:

@@ -106,6 +106,8 @@ class Store:
             self.stand_ins = StandIns.create(len(self.source))
         self.packaged = packaged
         self.fetch_share = fetch_share
+        self.read_seconds = 0.0
+        """Seconds that the source takes for a sample, as this process last found; 0: unknown."""
         self._wait_seconds = wait_seconds
         self._follows_scores = follows_scores
         self._originals = originals
@@ -159,6 +161,8 @@ class Store:
                 source_seconds=flight.source_seconds,
                 wait_seconds=flight.wait_seconds,
             )
+            if flight.read:
+                self.read_seconds = flight.source_seconds / flight.read
         self._count(served)
         return served
 
