@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from stoker.pytorch import ImageFolder, Loader, SampleDataset
 from stoker.pytorch.hand_over import Envelope, Meta
+from stoker.source import MemorySource
 
 # This machine may have fewer cores than the workers that a test needs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -181,3 +184,44 @@ def test_what_workers_receive_does_not_grow_with_the_data_set() -> None:
 def test_image_folder_travels_by_descriptor(image_root: Path) -> None:
     dataset = ImageFolder(image_root)
     assert dataset.__getstate__()["_targets"] is None
+
+
+class Freed:
+    """Garbage, in a cycle, that says in which process it is freed; as a tensor on a device ends a
+    worker that frees it."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._itself = log, self
+
+    def __del__(self) -> None:
+        with self._log.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+
+
+def collecting(data: bytes) -> int:
+    gc.collect()
+    return os.getpid()
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_garbage_of_training_is_not_freed_by_workers(tmp_path: Path, is_frozen: bool) -> None:
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    gc.disable()  # the garbage is still there when workers are forked
+    try:
+        if is_frozen:
+            gc.freeze()
+        Freed(tmp_path / "freed")
+        dataset = SampleDataset(MemorySource([b"a", b"b"]), collecting)
+        with Loader(dataset, 1, num_workers=1, multiprocessing_context="fork") as loader:
+            workers = {int(pid) for batch in loader for pid in batch}
+        assert (gc.get_freeze_count() > 0) == is_frozen
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+    assert workers and os.getpid() not in workers
+    assert (tmp_path / "freed").read_text() == f"{os.getpid()}\n"

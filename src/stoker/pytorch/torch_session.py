@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,6 +40,8 @@ Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 log = logging.getLogger("stoker")
+_FROZEN = gc.get_freeze_count()
+"""Objects that Python itself leaves to no collection."""
 _LOOK = 5.0  # seconds between two looks at who the parent is
 _GRACE = 10.0  # seconds
 
@@ -91,7 +95,8 @@ class TorchSession:
         if not session.controller.settings.is_planned:
             own = partial(self._own_batch_specs, outer)
         begun = session.begin(self.readers(outer), self._rescorer(outer, self.inner), own)
-        return iter(self.inner), begun.walk
+        with _garbage_stays_here():
+            return iter(self.inner), begun.walk
 
     def is_redirected(self, walk: Walk) -> bool:
         """Whether ``set_epoch`` came after ``walk`` began, for another epoch."""
@@ -230,6 +235,24 @@ class InnerLoader(DataLoader[Any]):
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the outer loader has warned already."""
+
+
+@contextmanager
+def _garbage_stays_here() -> Iterator[None]:
+    """Keep the collector of children that are forked meanwhile off what this process left over.
+
+    A tensor or an event on an accelerator that lies in a cycle would be freed by the child, which
+    has no accelerator, and end it.
+    """
+    if gc.get_freeze_count() > _FROZEN:  # by the user, which thawing would undo
+        gc.collect()
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class BeginWorker:
