@@ -12,6 +12,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 PAGES = sorted((FOLDER / "results").glob("*.md"))
 BY_HAND = {
+    "accelerator",
     "feeding",
     "hit-path",
     "images",

@@ -118,8 +118,8 @@ class Rank:
 class Pauses:
     """How long to wait between two looks at what was served: less than workers take to serve more.
 
-    Nobody says when they have: short pauses would cost slow trainings a processor, and long ones
-    have fast trainings wait for a window that could move.
+    Workers do not say so. Always short, pauses would take processor time from slow trainings;
+    always long, a fast training would wait for a window that could move.
     """
 
     def __init__(self) -> None:
