@@ -130,8 +130,15 @@ def as_python(block: Block) -> str:
     """The block, or what a diff adds."""
     if block.language != "diff":
         return block.code
-    added = [line[1:] for line in block.code.splitlines() if line.startswith("+")]
-    return textwrap.dedent("\n".join(added))
+    hunks = re.split(r"^@@.*\n", block.code, flags=re.M)
+    return "\n".join(map(_added, hunks))
+
+
+def _added(hunk: str) -> str:
+    """The new lines, with the brackets closed that old lines close."""
+    lines = [line[1:] for line in hunk.splitlines() if line.startswith("+")]
+    text = textwrap.dedent("\n".join(lines))
+    return text + ")" * (text.count("(") - text.count(")"))
 
 
 @pytest.mark.parametrize(

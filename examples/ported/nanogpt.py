@@ -27,7 +27,7 @@ def get_batch():
     ix = torch.randint(len(data) - args.block_size, (args.batch_size,))
     tokens = torch.stack([torch.from_numpy(data[i : i + args.block_size + 1]) for i in ix])
     tokens = tokens.long()
-    return tokens[:, :-1].to(device), tokens[:, 1:].to(device)
+    return tokens[:, :-1].to(device), tokens[:, 1:].contiguous().to(device)
 
 
 class GPT(nn.Module):
@@ -45,7 +45,7 @@ class GPT(nn.Module):
         hidden = self.tokens(x) + self.places.weight
         mask = nn.Transformer.generate_square_subsequent_mask(args.block_size, device)
         hidden = self.block(hidden.transpose(0, 1), mask, is_causal=True).transpose(0, 1)
-        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), y.flatten())
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), y.view(-1))
 
 
 model = GPT().to(device)

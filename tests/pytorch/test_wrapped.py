@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from support.parts import Squares, images, number_of, numbers
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound
@@ -116,14 +116,37 @@ def test_hidden_randomness_is_refused_unless_vouched_for(workers: int) -> None:
     assert torch.equal(epochs[0].sort()[0], epochs[1].sort()[0])  # frozen, as vouched for
 
 
-def test_a_random_transform_behind_a_subset_is_refused() -> None:
-    dataset = wrap(Subset(Squares(40, plus_noise), range(10)))
+def test_the_transforms_under_a_subset_come_after_the_cache() -> None:
+    """They were cached with the samples, which the second epoch found to differ."""
+    part, _ = random_split(Squares(40, plus_noise, negative), [10, 30])
+    dataset = wrap(Subset(part, [9, 0, 1, 1]), name="squares")
+    assert isinstance(dataset, Subset) and isinstance(dataset.dataset, Subset)
     with Loader(dataset, batch_size=2, cache="100%") as loader:
-        list(loader)
-        with pytest.raises(ConfigError, match="differs"):
-            list(loader)
-    with Loader(Subset(wrap(Squares(40, plus_noise)), range(10)), batch_size=2) as loader:
-        assert len(list(loader)) == 5
+        epochs = [epoch(loader) for _ in range(3)]
+        assert loader.epoch_stats[1].hits == 4
+    for found in epochs:
+        assert found.keys() == {part.indices[index] for index in (9, 0, 1)}
+        for index, image in found.items():
+            assert 0 <= float(image[0, 0]) - index**2 < 2
+    assert any(not torch.equal(epochs[0][index], epochs[1][index]) for index in epochs[0])
+    with pytest.raises(ConfigError, match=r"WrappedDataset needs no wrap\(\)"):
+        wrap(Subset(wrap(Squares(40)), [1]))
+
+
+def test_transforms_that_cannot_be_replaced_are_refused() -> None:
+    class Three(Squares):
+        """As timm's AugMixDataset, which takes three transforms and no other number."""
+
+        @property  # type: ignore[override]
+        def transform(self) -> Any:
+            return plus_noise
+
+        @transform.setter
+        def transform(self, value: Any) -> None:
+            assert value is None, "three transforms"
+
+    with pytest.raises(ConfigError, match=r"Three .* its `transform` be replaced .*three tr"):
+        wrap(Three(40))
 
 
 class Counted(Dataset[Any]):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -457,7 +457,7 @@ def _shared_targets(targets: ArrayLike, num_samples: int) -> SharedArray:
 def _unwrapped(view: Any) -> tuple[SourceDataset, NDArray[np.uint32] | None]:
     ids: NDArray[Any] | None = None
     base = view
-    while _is_plain_subset(base):
+    while is_plain_subset(base):
         inner = np.asarray(base.indices)
         ids = inner.astype(np.int64) if ids is None else inner[ids].astype(np.int64)
         base = base.dataset
@@ -482,7 +482,7 @@ def _unwrapped(view: Any) -> tuple[SourceDataset, NDArray[np.uint32] | None]:
     return base, ids.astype(np.uint32)
 
 
-def _is_plain_subset(dataset: Any) -> bool:
+def is_plain_subset(dataset: Any) -> TypeGuard[Subset[Any]]:
     """Whether it only selects: a Subset with its own ``__getitem__`` may do anything."""
     own = type(dataset)
     return isinstance(dataset, Subset) and own.__getitem__ is Subset.__getitem__

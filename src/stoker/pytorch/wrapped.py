@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stoker.epoch.codec import decode, dumps, encode
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceError
-from stoker.pytorch.dataset import SourceDataset, Transform
+from stoker.pytorch.dataset import SourceDataset, Transform, is_plain_subset
 from stoker.source.base import BaseSource, check_ids
 
 _PATIENCE = 60.0  # seconds for the one sample that is read at construction
@@ -31,7 +31,7 @@ def wrap(
     name: str | None = None,
     *,
     sample_bytes: int | None = None,
-) -> WrappedDataset:
+) -> WrappedDataset | Subset[Any]:
     """Return ``torch_dataset`` as a data set that a Loader can cache.
 
     Where it has a ``transform``, ``target_transform`` or joint ``transforms``, these are taken
@@ -47,6 +47,9 @@ def wrap(
     still gives the same, with the call that torch's DataLoader would have made for that visit.
     ``deterministic=True`` leaves out the latter: the caller vouches.
 
+    Of a ``Subset``, as ``random_split`` returns, the data set under it is wrapped, whose
+    transforms they are: what is returned is a ``Subset`` of that, with the same indices.
+
     Of a ``datasets.Dataset`` of Hugging Face the rows of its Arrow table are cached, and the files
     of images and recordings that they have the path of; its format, its transform and the decoding
     of its features come after the cache. Nothing is read to check that.
@@ -58,8 +61,9 @@ def wrap(
     tuples, lists and dicts (see :func:`stoker.epoch.codec.encode`).
 
     Raises :class:`~stoker.errors.ConfigError` for an IterableDataset, one without length or
-    samples, a ``sample_bytes`` below 1, a first sample that takes longer than a minute or whose
-    transforms cannot be moved, and with a name for samples of other types.
+    samples, a ``sample_bytes`` below 1, transforms that it does not let be replaced, a first sample
+    that takes longer than a minute or whose transforms cannot be moved, and with a name for
+    samples of other types.
     """
     if isinstance(torch_dataset, IterableDataset):
         raise ConfigError(
@@ -74,6 +78,9 @@ def wrap(
         )
     if len(torch_dataset) == 0:
         raise ConfigError(f"{type(torch_dataset).__name__} has 0 samples: there is nothing to load")
+    if is_plain_subset(torch_dataset):
+        whole = wrap(torch_dataset.dataset, deterministic, name, sample_bytes=sample_bytes)
+        return Subset(whole, torch_dataset.indices)
     from stoker.pytorch.hub_dataset import HubDataset, is_of_hub
 
     if sample_bytes is not None and sample_bytes < 1:
@@ -295,10 +302,20 @@ def _take_out_transforms(dataset: Dataset[Any]) -> tuple[Dataset[Any], _Transfor
     bare = copy.copy(dataset)
     for name in names:
         if callable(getattr(dataset, name, None)):
-            setattr(bare, name, _unchanged)
+            _replace(bare, name, _unchanged)
     if transform is not None or target_transform is not None:
         transforms = None  # torchvision builds it of the other two
     return bare, (transform, target_transform, transforms)
+
+
+def _replace(dataset: Any, name: str, transform: Callable[..., Any]) -> None:
+    try:
+        setattr(dataset, name, transform)
+    except Exception as error:  # of a setter: whatever it raises
+        raise ConfigError(
+            f"{type(dataset).__name__} does not let its `{name}` be replaced ({error!r}), so that "
+            "nothing can be cached before it: keep torch's DataLoader for it"
+        ) from error
 
 
 def _unchanged(*values: Any) -> Any:
@@ -349,7 +366,7 @@ class Marked:
             ("transforms", self._both),
         ):
             if callable(getattr(dataset, name, None)):
-                setattr(self._dataset, name, mark)
+                _replace(self._dataset, name, mark)
 
     def _both(self, first: Any, second: Any) -> tuple[Any, Any]:
         return _Mark(first) if self._first else first, _Mark(second) if self._second else second
