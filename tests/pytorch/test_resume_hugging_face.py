@@ -26,6 +26,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.seen: list[list[int]] = []
+        self.epochs: dict[int, float] = {}
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         self.seen.append(ids.tolist())
@@ -63,6 +64,9 @@ def train(folder: Path, stop: int, workers: int, resume: bool = False) -> tuple[
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             self.updates += 1
 
+        def on_log(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            model.epochs[state.global_step] = state.epoch
+
         def on_step_begin(self, arguments: Any, state: Any, *_: Any, **__: Any) -> None:
             if state.global_step == stop:
                 raise InterruptedError
@@ -75,7 +79,7 @@ def train(folder: Path, stop: int, workers: int, resume: bool = False) -> tuple[
         report_to=[],
         save_strategy="steps",
         save_steps=max(1, stop),
-        logging_strategy="no",
+        logging_steps=1,
         disable_tqdm=True,
         seed=1,
     )
@@ -101,6 +105,8 @@ def test_the_trainers_own_resume(stop: int, tmp_path: Path) -> None:
     rest, after = train(tmp_path / "cut", -1, workers=0, resume=True)
     assert begun.seen + rest.seen == expected.seen
     assert before + after == updates, "the last batches of an epoch are not left out of a step"
+    assert begun.epochs | rest.epochs == expected.epochs
+    assert expected.epochs[UPDATES] == 1 and expected.epochs[updates] == EPOCHS
 
 
 def test_a_checkpoint_without_the_loaders_state_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
             told["steps_in_epoch"] -= steps * self.args.gradient_accumulation_steps
         return super()._run_epoch(**told)
 
+    @property
+    def has_resumed(self) -> bool:
+        """Whether this training began at a checkpoint."""
+        return self._resumed is not None
+
     def state_file(self, checkpoint: Path) -> Path:
         """Return where the Loader's state of this rank is in a checkpoint."""
         return checkpoint / f"stoker-loader-{self.args.process_index}.pt"
@@ -130,10 +135,22 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
 
 
 class _Saver(TrainerCallback):  # type: ignore[misc]
-    """Adds the Loader's state to each checkpoint."""
+    """Adds the Loader's state to each checkpoint, and says which epoch it is after a resume."""
 
     def __init__(self, trainer: LoaderTrainer) -> None:
         self._trainer = trainer
+
+    def on_step_end(self, arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Called before the step is logged: Trainer takes the rest of an epoch for a whole one."""
+        if self._trainer.has_resumed:
+            batches, accumulated = (
+                len(self._trainer.train_loader),
+                arguments.gradient_accumulation_steps,
+            )
+            updates = -(-batches // accumulated)
+            epoch = (state.global_step - 1) // updates
+            done = (state.global_step - epoch * updates) * accumulated
+            state.epoch = epoch + min(done, batches) / batches
 
     def on_save(self, *_: Any, **__: Any) -> None:
         """Called by each rank once the rest of the checkpoint is written."""
