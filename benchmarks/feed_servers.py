@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import resource
 import shutil
 import socket
 import subprocess
@@ -27,7 +28,7 @@ worker_processes {workers}; daemon off; pid {folder}/pid; error_log {folder}/err
 events {{ worker_connections 2048; }}
 http {{
   access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
-  open_file_cache max=20000 inactive=600s;
+  open_file_cache max={open_files} inactive=600s;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
   scgi_temp_path {folder}/scgi;
@@ -188,7 +189,10 @@ def web_server(served: Path, workers: int = 1) -> Iterator[int]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-nginx-")))
         folder.chmod(0o755)  # its workers are another user's
         port, config = free_port(), folder / "nginx.conf"
-        config.write_text(_CONFIG.format(folder=folder, served=served, port=port, workers=workers))
+        # Else it answers 500 once a process has as many files open as it may.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        values = {"folder": folder, "served": served, "port": port, "workers": workers}
+        config.write_text(_CONFIG.format(**values, open_files=min(20_000, most // 2)))
         run_until_end(stack, [program, "-c", str(config)], folder, lambda: answers(port))
         yield port
 
