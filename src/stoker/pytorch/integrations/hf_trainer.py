@@ -143,10 +143,8 @@ class _Saver(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, arguments: Any, state: Any, *_: Any, **__: Any) -> None:
         """Called before the step is logged: Trainer takes the rest of an epoch for a whole one."""
         if self._trainer.has_resumed:
-            batches, accumulated = (
-                len(self._trainer.train_loader),
-                arguments.gradient_accumulation_steps,
-            )
+            batches = len(self._trainer.train_loader)
+            accumulated = arguments.gradient_accumulation_steps
             updates = -(-batches // accumulated)
             epoch = (state.global_step - 1) // updates
             done = (state.global_step - epoch * updates) * accumulated
