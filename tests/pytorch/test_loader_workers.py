@@ -203,6 +203,18 @@ def collecting(data: bytes) -> int:
     return os.getpid()
 
 
+def is_collecting(data: bytes) -> bool:
+    return gc.isenabled()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_collect_their_garbage(method: str) -> None:
+    dataset = SampleDataset(MemorySource([b"a", b"b"]), is_collecting)
+    with Loader(dataset, 1, num_workers=1, multiprocessing_context=method) as loader:
+        assert [batch.tolist() for batch in loader] == [[True], [True]]
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_garbage_of_training_is_not_freed_by_workers(tmp_path: Path, is_frozen: bool) -> None:
     was_frozen = gc.get_freeze_count() > 0

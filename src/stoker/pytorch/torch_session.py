@@ -40,8 +40,6 @@ Rescore = Callable[[Any], Any]
 """The user's: takes a batch as the training loop gets it, and returns its losses ``[n]``."""
 
 log = logging.getLogger("stoker")
-_FROZEN = gc.get_freeze_count()
-"""Objects that Python itself leaves to no collection."""
 _LOOK = 5.0  # seconds between two looks at who the parent is
 _GRACE = 10.0  # seconds
 
@@ -95,7 +93,7 @@ class TorchSession:
         if not session.controller.settings.is_planned:
             own = partial(self._own_batch_specs, outer)
         begun = session.begin(self.readers(outer), self._rescorer(outer, self.inner), own)
-        with _garbage_stays_here():
+        with _no_collection():
             return iter(self.inner), begun.walk
 
     def is_redirected(self, walk: Walk) -> bool:
@@ -238,21 +236,15 @@ class InnerLoader(DataLoader[Any]):
 
 
 @contextmanager
-def _garbage_stays_here() -> Iterator[None]:
-    """Keep the collector of children that are forked meanwhile off what this process left over.
-
-    A tensor or an event on an accelerator that lies in a cycle would be freed by the child, which
-    has no accelerator, and end it.
-    """
-    if gc.get_freeze_count() > _FROZEN:  # by the user, which thawing would undo
-        gc.collect()
-        yield
-        return
-    gc.freeze()
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile, nor in processes forked meanwhile: see :class:`BeginWorker`."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if was_on:
+            gc.enable()
 
 
 class BeginWorker:
@@ -260,15 +252,23 @@ class BeginWorker:
 
     A worker of torch's looks for the end of the process that it finds as its parent: it waits for
     ever where training was killed as the worker began, or where another worker was killed while
-    it sent a batch. Here it ends some seconds after training in any case.
+    it sent a batch. Here it ends some seconds after training in any case. A worker that is forked
+    leaves what was there before it to no collection: a tensor or an event on an accelerator that
+    lies in a cycle would be freed by a process which has no accelerator, and end it.
     """
 
     def __init__(self, then: Callable[[int], None] | None, method: str) -> None:
         self._then = then
         self._has_server = method == "forkserver"
+        self._collects = gc.isenabled()
+        self._is_forked = method == "fork"
 
     def __call__(self, worker: int) -> None:
         """Begin the worker of that number."""
+        if self._is_forked:
+            gc.freeze()
+            if self._collects:
+                gc.enable()
         keep_freed_memory()
         if self._then is not None:
             self._then(worker)
