@@ -21,7 +21,7 @@ JOBS ?= 2
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 4 : 8)))
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 STAMPS := $(VENV)/.stamps
 
 # What the compiled module is made of; touching one of these rebuilds it.

@@ -4,10 +4,10 @@ Parts (``--part``, several allowed; all by default):
 
 - 3KB, 110KB, 1MB: objects of that size from nginx on this machine, whose page cache has them:
   nothing is limited but by the processors, which the server shares. A bare obstore client with 64
-  threads, which forgets what it gets, against the Loader with one worker and a cache of 20 %, and a
-  Feed whose threads hand out the bytes of a batch in one piece, without a worker; first and later
-  epochs, each from its first batch on. ``fetch_ms`` is the processor time of the
-  processes that read ahead, ``cpu_ms`` that of all, collating and the start included.
+  threads, which forgets what it gets, against the Loader with one worker and a Feed without one,
+  both with a cache of 20 % and the bytes of a batch in one piece; first and later epochs, each
+  from its first batch on. ``fetch_ms`` is the processor time of the processes that read ahead,
+  ``cpu_ms`` that of all, collating and the start included.
 - alone: the same objects, read by a fetcher in a process of its own whose samples are served as
   soon as they are there, in turn with the bare client: processor time only.
 - fetchers: a storage that only waits, 20 ms for each of at most 16 objects under way in a process,
@@ -33,7 +33,6 @@ from typing import Any
 
 import numpy as np
 from feed_alone import alone
-from feed_loaders import tensor_of
 from feed_process import run_alone
 from feed_servers import Unavailable, web_server
 from feed_waiting import Waiting
@@ -74,6 +73,7 @@ def nginx(size: int, number: int) -> Iterator[Web]:
         names = tuple(f"{index:06d}.bin" for index in range(number))
         for index, name in enumerate(names):
             (served / name).write_bytes(np.random.default_rng(index).bytes(size))
+        os.sync()  # or the kernel writes them to disk while they are served
         port = stack.enter_context(web_server(served))
         yield Web(f"http://127.0.0.1:{port}", names)
 
@@ -111,11 +111,10 @@ def through_stoker(
     source = web.open() if isinstance(web, Web) else web
     seconds, cpu = [], []
     with stoker.Loader(
-        stoker.SampleDataset(source),
+        stoker.SampleDataset(source, decode="packed"),
         batch_size=max(1, min(_BATCH, _BATCH_BYTES // int(source.sizes.mean()))),
         num_workers=workers,
         epochs=epochs,
-        collate_fn=tensor_of,
         persistent_workers=True,
         cache=stoker.Cache("20%", fetchers=fetchers),
         recipe="minio",
@@ -123,9 +122,9 @@ def through_stoker(
         for _ in range(epochs):
             used = fetch_seconds()
             batches = iter(loader)
-            _, length = next(batches)
+            _, offsets = next(batches)
             began = time.monotonic()  # processes have started by now
-            rest = sum(length for _, length in batches)
+            rest, length = sum(len(each) - 1 for _, each in batches), len(offsets) - 1
             seconds.append((time.monotonic() - began) * (rest + length) / rest)
             cpu.append(fetch_seconds() - used)
         fetched = [each.fetched for each in loader.epoch_stats]

@@ -3,7 +3,9 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +16,19 @@
 
 #include "check.h"
 #include "stoker/error.h"
+
+namespace {
+
+std::atomic<int> acknowledged_at_once;
+
+}  // namespace
+
+// Stands before that of the system.
+extern "C" int setsockopt(int descriptor, int level, int name, const void* value,
+                          socklen_t length) noexcept {
+  if (level == IPPROTO_TCP && name == TCP_QUICKACK) ++acknowledged_at_once;
+  return static_cast<int>(::syscall(SYS_setsockopt, descriptor, level, name, value, length));
+}
 
 namespace {
 
@@ -187,6 +202,18 @@ void get(stoker::Downloads& downloads, const std::string& address, bool is_there
   CHECK(!is_there || std::string(into.begin(), into.end()) == "object");
 }
 
+// One object in 150 of a web server took 47 ms, where the others took 2.
+void no_server_waits_for_an_acknowledgement() {
+  Server server({{"/object", answer("200 OK", "X-In-Pieces: 1\r\n", "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  for (int i = 0; i < 3; ++i) {
+    const int before = acknowledged_at_once;
+    get(downloads, server.url() + "/object", true);
+    CHECK(acknowledged_at_once > before);
+  }
+  CHECK(server.connections() == 1);
+}
+
 void a_connection_that_ends_between_two_objects_is_replaced() {
   Server server({{"/told", answer("200 OK", "Connection: close\r\nX-Then-Gone: 1\r\n", "object")},
                  {"/untold", answer("200 OK", "X-Then-Gone: 1\r\n", "object")},
@@ -273,6 +300,7 @@ int main() {
   objects_come_whole_and_with_their_version();
   what_is_not_as_listed_is_not_whole();
   many_at_once_come_once_each();
+  no_server_waits_for_an_acknowledgement();
   a_connection_that_ends_between_two_objects_is_replaced();
   an_answer_comes_in_pieces_of_any_size();
   chunked_answers_come_too();

@@ -26,9 +26,9 @@ WINDOW = "window"
 """Name of the arena's region for samples that wait for their access and are not to stay."""
 _GROUP_BYTES = 512 << 10  # of a group that is read at once
 _GROUP_SAMPLES = 32
-_PIECES_BYTES = 2 << 20  # of a group that is read sample by sample
+_PIECES_BYTES = 4 << 20  # of a group that is read sample by sample
 _PIECES = 64
-_UNDER_WAY_BYTES = 1 << 20  # at first, of such
+_UNDER_WAY_BYTES = 4 << 20  # at first, of such
 _FIRST = 16  # samples under way at first, and 4 groups at least
 _LOCKED = 2.0  # seconds that the arena's lock is waited for before what was read is inserted
 _NOTHING = np.empty(0, np.uint32)
@@ -62,7 +62,7 @@ class Reader:
         mean = max(1, int(source.sizes.mean()) if len(source) else 1)
         if self._is_one_by_one:
             self.most = int(np.clip(_PIECES_BYTES // mean, 1, _PIECES))
-            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 16))
+            first = int(np.clip(_UNDER_WAY_BYTES // mean, 8, 32))
             default = ConcurrencyLimit(min(4, threads), threads, first=first)
         else:
             self.most = int(np.clip(_GROUP_BYTES // mean, 1, _GROUP_SAMPLES))
