@@ -18,7 +18,6 @@ BY_HAND = {
     "images",
     "importance",
     "line-rate",
-    "no-regret",
     "nodes",
     "pool",
     "s3",

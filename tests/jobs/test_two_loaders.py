@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from support.waiting import train_step, until
 
 from jobs.telling_source import TellingSource
 from stoker import Cache, recipes
-from stoker.jobs import Sharing, board
+from stoker.jobs import Sharing
 from stoker.jobs.board import Kind
 from stoker.jobs.survey import survey
 from stoker.pytorch import Loader, SampleDataset
@@ -127,11 +125,7 @@ def test_the_keys_of_two_jobs_are_the_sooner_next_use() -> None:
         assert np.corrcoef(np.argsort(order), np.argsort(np.argsort(merged[0])))[0, 1] > 0.99
 
 
-def test_two_jobs_hit_more_together_than_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Epochs take a tenth of a second: a machine that stands still for as long parts their paces.
-    ticks = itertools.count()
-    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3))
-
+def test_two_jobs_hit_more_together_than_alone() -> None:
     def hits(sharing: Sharing) -> float:
         with ExitStack() as stack:
             jobs = [stack.enter_context(loader(seed=seed, sharing=sharing)) for seed in range(4)]
