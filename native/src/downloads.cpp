@@ -307,8 +307,8 @@ bool Downloads::Impl::advance(double seconds) {
     const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
                       ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
                       ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
-    // The kernel may put off telling the server what has come, and one that waits for that to send
-    // the rest stands still for 40 ms. It forgets that it is not to, so each time.
+    // Linux delays acknowledgements by up to 40 ms, and a server may wait for one to send the rest.
+    // Each time, for it falls back to that by itself.
     ::setsockopt(event.data.fd, IPPROTO_TCP, TCP_QUICKACK, &kOn, sizeof kOn);
     curl.multi_socket_action(multi, event.data.fd, ready, &running);
   }
