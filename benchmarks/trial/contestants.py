@@ -176,6 +176,14 @@ CONTESTANTS |= {
     MANY: Contestant("foresight:repeat=5:annealed={value}", "ours", *_OURS),
     "uniform, seconds of repeat 5": Contestant(STATIC, "control", control=Control(MANY, "seconds")),
 }
+MANY_LONGER = "foresight, repeat 6, 21 epochs"
+"""As :data:`LONGER` to ten epochs, so is this to 16: 1.3 times as many, with as many repeats."""
+CONTESTANTS |= {
+    MANY_LONGER: replace(CONTESTANTS[LONGER], epochs=21),
+    "uniform, seconds of repeat 6, 21 epochs": Contestant(
+        STATIC, "control", control=Control(MANY_LONGER, "seconds")
+    ),
+}
 
 SMOKE = (DEFAULT, STATIC, "spidercache", _LONG, "uniform, seconds of repeat 8")
 
