@@ -245,7 +245,9 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
   return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
 
-nb::tuple get(const PyArena& self, const IdArray& ids) {
+// The data is None where it lies in `into`.
+nb::tuple get(const PyArena& self, const IdArray& ids,
+              const std::optional<Array1<std::uint8_t>>& into) {
   const auto arena = self.open();
   Buffer<std::int64_t> offsets(ids.size() + 1);
   Buffer<bool> found(ids.size());
@@ -256,12 +258,17 @@ nb::tuple get(const PyArena& self, const IdArray& ids) {
     const GilReleased released;
     std::vector<stoker::Arena::Snapshot> snapshots(ids.size());
     bytes = arena->measure(span(ids), snapshots.data());
-    if (bytes < kLargeBatch) {
+    if (into && bytes <= into->size()) {
+      data = into->data();
+    } else if (bytes < kLargeBatch) {
       data = allocate<std::uint8_t>(bytes);
     } else {
       std::tie(data, room) = spares->take(bytes);
     }
     bytes = arena->get(span(ids), snapshots.data(), data, offsets.get(), found.get());
+  }
+  if (into && data == into->data()) {
+    return nb::make_tuple(nb::none(), offsets.array(), found.array());
   }
   auto batch = room == 0 ? own(data, bytes) : lend(spares, data, room, bytes);
   return nb::make_tuple(batch, offsets.array(), found.array());
@@ -429,7 +436,7 @@ void bind_arena(nb::module_& m) {
            "regions"_a.none(), "entrance"_a, "overflow"_a, "at_once"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
-      .def("get", &get, "ids"_a)
+      .def("get", &get, "ids"_a, "into"_a.none())
       .def(
           "contains",
           [](const PyArena& self, const IdArray& ids) {

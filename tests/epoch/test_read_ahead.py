@@ -34,6 +34,11 @@ def test_the_window_of_one_rank(asked: int, capacity: int, expected: int) -> Non
     assert window_bytes(asked, capacity, 10_000, 2, 1) == expected
 
 
+def test_each_further_fetcher_has_room_for_what_it_reads() -> None:
+    assert window_bytes(10**9, 10**8, 10_000, 2, 1, 2) == 60_000 + (8 << 20)
+    assert window_bytes(10**9, 10**8, 10_000, 2, 1, 8) == 25 * 10**6, "a quarter at most"
+
+
 def test_ranks_of_a_node_get_a_few_batches_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert window_bytes(10**9, 10**6, 10_000, 2, 3) == 180_000
     assert ranks_on_node(Ranks(1, 3)) == 3

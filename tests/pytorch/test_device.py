@@ -263,13 +263,13 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Addresses of memory that would be pinned."""
     addresses = []
 
-    def memory(shape: tuple[int, ...]) -> Any:
+    def memory(_: Any, shape: tuple[int, ...]) -> Any:
         tensor = torch.empty(shape, dtype=torch.uint8)
         addresses.append(tensor.data_ptr())
         return tensor.numpy()
 
     monkeypatch.setattr(device, "pins", lambda outer: True)
-    monkeypatch.setattr(device, "pinned", memory)
+    monkeypatch.setattr(device.PinnedMemory, "pixels", memory)
     return addresses
 
 
@@ -326,4 +326,4 @@ def test_pinned_batches_are_pinned(image_root: Path) -> None:
     with Loader(dataset, 8, cache=0, num_workers=1, pin_memory=True) as loader:
         images, labels = next(iter(loader))
     assert images.is_pinned() and labels.is_pinned()
-    assert device.pinned((1 << 16,)).base.is_pinned()
+    assert device.PinnedMemory().pixels((1 << 16,)).base.is_pinned()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import os
 import pickle
 import tracemalloc
 from collections import UserDict, namedtuple
@@ -15,12 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import stoker
 from stoker.epoch.batch import Request
 from stoker.errors import ConfigError
+from stoker.images import Train
 from stoker.pytorch.hand_over import Envelope, HandOver, Meta, attach, private_collate
 from stoker.pytorch.wrapped import same
 from stoker.source.held import MemorySource
@@ -129,7 +134,7 @@ def test_a_slot_is_free_again_when_its_batch_has_arrived(hand_over: HandOver) ->
 
 def test_batches_that_find_no_free_slot_are_left_to_torch(hand_over: HandOver) -> None:
     large = torch.zeros(1 << 16)
-    under_way = [sent(hand_over, large) for _ in range(2)]
+    under_way = [sent(hand_over, large) for _ in range(4)]
     assert is_left_to_torch(hand_over, large)
     assert not is_left_to_torch(hand_over, torch.zeros(4)), "needs no slot"
     pickle.loads(under_way[1])
@@ -156,19 +161,169 @@ def test_what_cannot_be_pickled_takes_no_slot(hand_over: HandOver) -> None:
     assert not is_left_to_torch(hand_over, large)
 
 
-def test_a_slot_is_free_again_when_there_is_no_memory_for_its_batch(
-    hand_over: HandOver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(part: Any) -> Any:
-        raise MemoryError
+def test_a_slot_is_free_again_when_there_is_no_memory_for_its_batch() -> None:
+    def copy_of(part: Any) -> Any:
+        if is_full:
+            raise MemoryError
+        return part.copy()
 
+    hand_over, is_full = HandOver(workers=1, each=2, copy_of=copy_of), True
     large = torch.zeros(1 << 16)
-    with monkeypatch.context() as patched:
-        patched.setattr(hand_over, "_copy_of", fail)
-        for _ in range(3):
-            with pytest.raises(MemoryError):
-                pickle.loads(sent(hand_over, large))
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            pickle.loads(sent(hand_over, large))
+    is_full = False
     assert torch.equal(pickle.loads(sent(hand_over, large)).batch, large)
+
+
+def lies_in_slot(hand_over: HandOver, tensor: torch.Tensor) -> bool:
+    return np.shares_memory(tensor.numpy(), hand_over._memory.array)
+
+
+def test_training_gets_two_large_batches_without_a_copy_and_more_as_copies(
+    hand_over: HandOver,
+) -> None:
+    batches = [torch.full((1 << 16,), i) for i in range(5)]
+    arrived = [pickle.loads(sent(hand_over, batch)).batch for batch in batches]
+    assert [lies_in_slot(hand_over, batch) for batch in arrived] == [True, True] + [False] * 3
+    for batch in arrived:
+        batch += 10
+    assert [int(batch[-1]) for batch in arrived] == [10, 11, 12, 13, 14]
+    del arrived[0], batch
+    assert lies_in_slot(hand_over, pickle.loads(sent(hand_over, batches[0])).batch)
+
+
+def test_a_view_keeps_the_slot_of_its_batch(hand_over: HandOver) -> None:
+    kept = pickle.loads(sent(hand_over, torch.arange(1 << 16))).batch[5:9:2].numpy()
+    for _ in range(9):
+        pickle.loads(sent(hand_over, torch.zeros(1 << 16, dtype=torch.int64)))
+    assert kept.tolist() == [5, 7]
+
+
+def test_small_parts_are_copied_out_of_a_batch_without_a_copy(hand_over: HandOver) -> None:
+    large, small = pickle.loads(sent(hand_over, (torch.zeros(1 << 16), torch.ones(100)))).batch
+    assert lies_in_slot(hand_over, large)
+    assert not lies_in_slot(hand_over, small)
+
+
+def test_a_forked_child_frees_no_slot_of_its_parents(hand_over: HandOver) -> None:
+    batch = pickle.loads(sent(hand_over, torch.ones(1 << 16))).batch
+    child = os.fork()
+    if child == 0:
+        del batch
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert hand_over._is_taken.array.sum() == 1
+    del batch
+    assert hand_over._is_taken.array.sum() == 0
+
+
+def filled(hand_over: HandOver, value: int, length: int = 1 << 17) -> torch.Tensor:
+    """A batch made in a slot, or where a HandOver has none."""
+    pixels = hand_over.pixels((length // 1024, 1024))
+    pixels[:] = value
+    return torch.from_numpy(pixels)
+
+
+def test_what_is_made_in_a_slot_is_not_copied(hand_over: HandOver) -> None:
+    batch = filled(hand_over, 3)
+    assert lies_in_slot(hand_over, batch)
+    images, labels, again = pickle.loads(sent(hand_over, (batch, torch.ones(3), batch[1:]))).batch
+    assert images.shape == (128, 1024)
+    assert images.data_ptr() == batch.data_ptr(), "in this process both are the same mapping"
+    assert images.eq(3).all() and again.eq(3).all() and labels.tolist() == [1] * 3
+
+
+def test_memory_that_no_batch_came_of_is_used_again(hand_over: HandOver) -> None:
+    for _ in range(9):
+        assert lies_in_slot(hand_over, filled(hand_over, 1))
+    assert not is_left_to_torch(hand_over, torch.zeros(1 << 16)), "made elsewhere"
+    assert hand_over._is_taken.array.sum() == 1
+
+
+def test_memory_that_is_kept_where_it_was_made_is_not_used_again(hand_over: HandOver) -> None:
+    kept = [filled(hand_over, i) for i in range(6)]
+    assert [lies_in_slot(hand_over, each) for each in kept] == [True] * 4 + [False] * 2
+    assert is_left_to_torch(hand_over, torch.zeros(1 << 16)), "no slot is free of them"
+    assert [int(each[0, 0]) for each in kept] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("length", [1024, 65 << 20])
+def test_what_is_too_small_or_too_large_for_a_slot_is_made_elsewhere(
+    hand_over: HandOver, length: int
+) -> None:
+    assert not lies_in_slot(hand_over, filled(hand_over, 1, length))
+    assert hand_over.data(length) is None
+
+
+def test_a_batch_that_has_no_room_beside_what_was_made_in_its_slot_is_left_to_torch(
+    hand_over: HandOver,
+) -> None:
+    large = filled(hand_over, 1, 48 << 20)
+    assert is_left_to_torch(hand_over, (large[: 1 << 10], torch.zeros(20 << 20)))
+    assert hand_over._is_taken.array.sum() == 0
+
+
+class Batches(RuleBasedStateMachine):
+    """Batches on their way to training, which keeps some: none changes, whatever becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hand_over = HandOver(workers=1, each=2)
+        self.sent: list[tuple[int, bool, bytes]] = []
+        self.held: list[tuple[int, torch.Tensor]] = []
+        self.made = 0
+
+    @rule(in_place=st.booleans(), large=st.booleans())
+    def send(self, in_place: bool, large: bool) -> None:
+        self.made = (self.made + 1) % 200
+        length = 1 << (17 if large else 10)
+        batch = torch.full((length,), self.made, dtype=torch.uint8)
+        if in_place:
+            batch = filled(self.hand_over, self.made, length)
+        message = self.hand_over(enveloped(batch))
+        del batch
+        if isinstance(message, Envelope):  # torch sends it
+            assert large and self.in_use == 4
+            return
+        self.sent.append((self.made, large, ForkingPickler.dumps(message)))
+
+    @rule()
+    def lose(self) -> None:
+        filled(self.hand_over, 255)
+
+    @precondition(lambda self: self.sent)
+    @rule()
+    def arrive(self) -> None:
+        value, _, message = self.sent.pop(0)
+        batch = pickle.loads(message).batch
+        assert batch.eq(value).all()
+        batch += 1
+        self.held.append((value + 1, batch))
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 99))
+    def let_go(self, which: int) -> None:
+        self.held.pop(which % len(self.held))
+
+    @invariant()
+    def what_is_held_stays(self) -> None:
+        for value, batch in self.held:
+            assert batch.eq(value).all()
+
+    @property
+    def in_use(self) -> int:
+        return sum(large for _, large, _ in self.sent) + int(self.hand_over._is_lent.sum())
+
+    @invariant()
+    def no_slot_is_lost(self) -> None:
+        begun = self.hand_over._begun is not None
+        assert int(self.hand_over._is_taken.array.sum()) == self.in_use + begun
+        assert int(self.hand_over._is_lent.sum()) <= min(2, len(self.held))
+
+
+TestBatches = Batches.TestCase
 
 
 def test_a_message_that_comes_when_the_loader_is_gone_is_dropped() -> None:
@@ -302,3 +457,53 @@ def test_what_travels_is_small() -> None:
     ids = np.arange(256, dtype=np.uint32)
     request = Request(0, 0, ids, np.arange(256), None, None, ids[:8])
     assert len(pickle.dumps(request)) < 256 * 12 + 700
+
+
+class Keeping:
+    """A transform that keeps images, and marks each with what an earlier one is like now."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        image[0, 0, 0] = self.kept[0].sum() % 251 if self.kept else 0
+        self.kept.append(image)
+        return image
+
+
+@pytest.mark.parametrize("transform", [Train(128), Keeping])
+@pytest.mark.parametrize("collate", [None, default_collate, lambda samples: samples[0]])
+def test_what_training_changes_changes_nothing_in_workers(
+    image_root: Path, transform: Any, collate: Any
+) -> None:
+    came: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for is_changed, each in came.items():
+        chain = [Train(128), transform()] if transform is Keeping else transform
+        dataset = stoker.ImageFolder(image_root, transform=chain)
+        with stoker.Loader(
+            dataset, 4, num_workers=1, collate_fn=collate, persistent_workers=True, seed=1
+        ) as loader:
+            for images, _ in itertools.chain(loader, loader):
+                each.append(images.clone())
+                if is_changed:
+                    images.fill_(255)
+    assert all(torch.equal(*pair) for pair in zip(*came.values(), strict=True))
+
+
+def test_images_and_packed_bytes_reach_training_without_a_copy(image_root: Path) -> None:
+    images = stoker.ImageFolder(image_root, transform=Train(128))
+    packed = stoker.SampleDataset(MemorySource([bytes([i]) * 30_000 for i in range(24)]), "packed")
+    for dataset in (images, packed):
+        with stoker.Loader(dataset, 8, num_workers=1, cache="100%") as loader:
+            for _ in range(2):
+                for batch, _ in loader:
+                    mapped = named_mapping(batch.data_ptr())
+                    assert "batches" in mapped, "a worker wrote it there"
+
+
+def named_mapping(address: int) -> str:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, _, end = line.split()[0].partition("-")
+        if int(begin, 16) <= address < int(end, 16):
+            return line
+    raise AssertionError(f"{address} is not mapped")

@@ -167,7 +167,7 @@ class ReferenceArena:
         return done
 
     def get_many(
-        self, ids: ArrayLike
+        self, ids: ArrayLike, into: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
         """Return data u8[total], offsets i64[n+1] and found bool[n]; hits touch their samples."""
         with self._open():
@@ -176,6 +176,9 @@ class ReferenceArena:
             parts = [self._rules.sample(i) for i in wanted]
             offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
             data = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
+            if into is not None and len(data) <= len(into):
+                into[: len(data)] = data
+                data = into[: len(data)]
             return data, offsets, np.array(found, dtype=np.bool_)
 
     def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:

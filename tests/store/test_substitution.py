@@ -217,8 +217,8 @@ def test_a_substitute_that_another_process_claims_first_is_left_to_it():
     class Racing(MemoryTier):
         """Another process serves the first of all candidates while they are copied."""
 
-        def get_many(self, ids, keys=None):
-            got = super().get_many(ids, keys)
+        def get_many(self, ids, keys=None, into=None):
+            got = super().get_many(ids, keys, into)
             if np.isin(ids, [1, 3, 5]).all():
                 _core.mark_once(served.array, ids[:1], 1)
                 taken.append(int(ids[0]))

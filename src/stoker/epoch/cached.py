@@ -22,7 +22,7 @@ from stoker.source.packed import Packed
 from stoker.store.claims import ASIDE, Served, Turns
 from stoker.store.registry import SharedArena, SharedArrays
 from stoker.store.store import Store
-from stoker.store.tier import Keys, NullTier
+from stoker.store.tier import Into, Keys, NullTier
 from stoker.types import Outcome
 
 _TOGETHER = 16  # images at once: those that a data set decodes itself take memory meanwhile
@@ -76,6 +76,7 @@ class CachedSamples:
         canvas: Canvas | None = None,
         *,
         packed: bool = False,
+        into: Into = None,
         copied: Callable[[], None] | None = None,
     ) -> Fetched:
         """Return samples ``u32[n]`` before their transforms, with one call of the store.
@@ -83,12 +84,12 @@ class CachedSamples:
         ``keys`` are those of the cache policy after these accesses, and ``turns`` which ones of
         the epoch they are; None: some of the epoch in progress. With a ``canvas`` for ``n`` images
         each sample becomes its row there; with ``packed`` a batch without
-        errors stays bytes, of which no objects are made. ``copied`` is called before anything is
-        decoded, when cached copies are needed no more. A cached copy that does not decode
-        is a miss. What cannot be read or decoded is reported in ``errors``; what cannot be decoded
-        does not stay in the cache, as a later read may bring better bytes.
+        errors stays bytes, of which no objects are made, and which may lie in ``into``. ``copied``
+        is called before anything is decoded, when cached copies are needed no more. A cached copy
+        that does not decode is a miss. What cannot be read or decoded is reported in ``errors``;
+        what cannot be decoded does not stay in the cache, as a later read may bring better bytes.
         """
-        served = self.store.serve(ids, keys, turns)
+        served = self.store.serve(ids, keys, turns, into)
         if copied is not None:
             copied()
         if packed and not served.errors:
@@ -258,13 +259,16 @@ def check_on_error(on_error: Any) -> None:
         raise ConfigError(f"on_error={on_error!r} is not known: use 'raise', 'skip' or a function")
 
 
-NewPixels = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-"""Returns new memory for the pixels of a batch, ``u8`` of that shape."""
+class BatchMemory:
+    """Where the memory of batches comes from: NumPy's for images, the cache's own for bytes."""
 
+    def pixels(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return new memory for the images of a batch, ``u8`` of that shape."""
+        return np.empty(shape, np.uint8)
 
-def plain_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return new memory as NumPy gives it."""
-    return np.empty(shape, np.uint8)
+    def data(self, num_bytes: int) -> Into:
+        """Return new memory for the bytes of a batch, ``u8[num_bytes]``, if there is any."""
+        return None
 
 
 class Replacer:
@@ -276,10 +280,10 @@ class Replacer:
     ``on_error``, which has to pickle for spawn and forkserver.
     """
 
-    def __init__(self, cached: CachedSamples, on_error: OnError, new_pixels: NewPixels) -> None:
+    def __init__(self, cached: CachedSamples, on_error: OnError, memory: BatchMemory) -> None:
         self._cached = cached
         self._on_error = on_error
-        self._new_pixels = new_pixels
+        self._memory = memory
 
     def fetch(
         self, request: Request, seeds: Sequence[int], copied: Callable[[], None] | None = None
@@ -295,13 +299,14 @@ class Replacer:
         """
         turns = Turns(request.stamp, request.positions)
         transform = self._cached.dataset.image_transform
-        canvas = None
+        canvas = into = None
         if transform is not None:
-            pixels = self._new_pixels((len(seeds), *transform.shape))
-            canvas = Canvas(transform, seeds, pixels)
+            canvas = Canvas(transform, seeds, self._memory.pixels((len(seeds), *transform.shape)))
         is_packed = self._cached.dataset.is_packed
+        if is_packed:
+            into = self._memory.data(int(self._cached.store.source.sizes[request.ids].sum()))
         fetched = self._cached.fetch(
-            request.ids, request.keys, turns, canvas, packed=is_packed, copied=copied
+            request.ids, request.keys, turns, canvas, packed=is_packed, into=into, copied=copied
         )
         if not fetched.errors:
             return fetched, ()
@@ -357,8 +362,8 @@ class RequestServer:
     """Serves Requests: through the cache, past it, or apart from training, as each one says.
 
     ``bare`` are the samples without the cache, ``aside`` those for reads that are not training's,
-    where there are any; ``progress`` is told of training's. ``new_pixels`` makes the memory of
-    batches of images. In any thread or worker process.
+    where there are any; ``progress`` is told of training's. Batches lie in ``memory``. In any
+    thread or worker process.
     """
 
     def __init__(
@@ -368,14 +373,15 @@ class RequestServer:
         progress: Progress | None = None,
         aside: CachedSamples | None = None,
         bare: CachedSamples | None = None,
-        new_pixels: NewPixels = plain_memory,
+        memory: BatchMemory | None = None,
     ) -> None:
         self.cached = cached
         """The samples through the cache."""
         self._progress = progress
-        self._own = Replacer(cached, on_error, new_pixels)
-        self._aside = Replacer(aside or cached, on_error, new_pixels)
-        self._bare = Replacer(bare or cached, on_error, new_pixels)
+        memory = BatchMemory() if memory is None else memory
+        self._own = Replacer(cached, on_error, memory)
+        self._aside = Replacer(aside or cached, on_error, memory)
+        self._bare = Replacer(bare or cached, on_error, memory)
 
     def serve(self, request: Request, seeds: list[int]) -> ServedRequest:
         """Return the samples of ``request``; see :meth:`Replacer.fetch`."""

@@ -30,6 +30,7 @@ from stoker.store.store import Store
 _SHARE = 0.05  # of the cache, which the window takes at most
 _BATCHES = 4  # but where the cache is small it holds so many, and one for each worker,
 _SMALL_SHARE = 0.25  # up to this share;
+_OF_A_FETCHER = 8 << 20  # and on top what each further process has under way, and next;
 _LEAST_BATCHES = 2  # and these of each rank in any case: what does not fit, a worker has to read
 
 _LOOKED_AT = 32  # samples
@@ -40,11 +41,16 @@ log = logging.getLogger("stoker")
 
 
 def window_bytes(
-    asked: int, capacity: int, batch_bytes: float, num_workers: int, ranks_here: int
+    asked: int,
+    capacity: int,
+    batch_bytes: float,
+    num_workers: int,
+    ranks_here: int,
+    fetchers: int = 1,
 ) -> int:
     """Return the bytes that may lie ready for all ranks of this node together."""
-    batches = (_BATCHES + num_workers) * ranks_here
-    enough = min(batches * batch_bytes, capacity * _SMALL_SHARE)
+    enough = (_BATCHES + num_workers) * ranks_here * batch_bytes + _OF_A_FETCHER * (fetchers - 1)
+    enough = min(enough, capacity * _SMALL_SHARE)
     least = min(_LEAST_BATCHES * ranks_here * batch_bytes, capacity)
     return min(asked, int(max(capacity * _SHARE, enough, least)))
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from stoker.epoch.batch import BatchSpec, RequestSampler
 from stoker.epoch.cached import (
+    BatchMemory,
     CachedSamples,
     Counts,
-    NewPixels,
     OnError,
     RequestServer,
-    plain_memory,
 )
 from stoker.epoch.controller import Begun, Controller, Opened, Rescore
 from stoker.epoch.placing import ON_THEIR_WAY, Placing, make_packager
@@ -40,6 +39,7 @@ from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path, trace_path
 from stoker.importance.base import as_scorer
 from stoker.jobs.member import token_of
+from stoker.prefetch.prefetcher import most_fetchers
 from stoker.recipes.base import uniform
 from stoker.sampler.batching import Batching
 from stoker.scores import Scores
@@ -183,13 +183,13 @@ class Session:
         log.info(setup.describe(cached))
         return cached
 
-    def server(self, on_error: OnError, new_pixels: NewPixels = plain_memory) -> RequestServer:
+    def server(self, on_error: OnError, memory: BatchMemory | None = None) -> RequestServer:
         """Return what serves :attr:`requests`, for threads or for worker processes."""
         assert self.cached is not None, "open() comes first"
         progress = None if self._ahead is None else self._ahead.progress
         is_passed = self._direct is not None or self.setup.cache.sharing.probe
         bare = self.cached.past_the_cache() if is_passed else None
-        return RequestServer(self.cached, on_error, progress, self._aside, bare, new_pixels)
+        return RequestServer(self.cached, on_error, progress, self._aside, bare, memory)
 
     def close(self) -> None:
         """Let go of prefetch and cache. May be called again."""
@@ -291,7 +291,10 @@ class Session:
             return 0
         batch_bytes = setup.mean_size * (self._epochs.batch_size or 1)
         asked = parse_bytes(setup.cache.prefetch, name="prefetch")
-        return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here)
+        fetchers = setup.cache.fetchers
+        if isinstance(fetchers, str):
+            fetchers = most_fetchers(setup.stage.source, setup.cache.pool is not None)
+        return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here, fetchers)
 
     def _expect_batches(self, workers: int, ranks_here: int) -> None:
         """Tell the policy how many batches are on their way between storage and the step."""

@@ -59,6 +59,11 @@ class Samples:
         self._decode = None if isinstance(decode, str) else decode
 
     @property
+    def is_shown(self) -> bool:
+        """Whether code of the user's gets what :attr:`image_transform` made, and may keep it."""
+        return True
+
+    @property
     def is_random(self) -> bool:
         """Whether :meth:`finish` may draw random numbers."""
         return False

@@ -26,7 +26,7 @@ from stoker.source.base import Source
 from stoker.source.packed import Packed, pick
 from stoker.store.counters import Counters
 from stoker.store.disk import Wanted
-from stoker.store.tier import Found, Ids, Keys, Mask, NullTier
+from stoker.store.tier import Found, Ids, Into, Keys, Mask, NullTier
 from stoker.types import format_bytes, parse_bytes
 
 POLICY = "volatile-ttl"
@@ -101,7 +101,7 @@ class PoolTier(NullTier):
         """Return what :meth:`get_many` does."""
         return Found(*self.get_many(ids, keys), np.zeros(len(ids), np.bool_))
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Return what the pool has, after :meth:`limit` seconds at the latest."""
         samples, found = self._client().read(ids)
         if keys is not None and self.order.takes_keys and found.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
 from stoker.store.tier import Pool
 
+_MOST_FETCHERS = 8
+
 
 @dataclass(frozen=True)
 class Job:
@@ -32,6 +35,16 @@ class Job:
     """Where samples are looked for before the source."""
     fetchers: int = 0
     """Processes that read; 0: as many as make it faster."""
+
+
+def most_fetchers(source: Source, has_pool: bool) -> int:
+    """Return how many processes may be of use: reading sample by sample is one interpreter's work.
+
+    Half the cores at most, and eight: the workers decode on the others.
+    """
+    if has_pool or not source.lanes:
+        return 1
+    return max(1, min(_MOST_FETCHERS, len(os.sched_getaffinity(0)) // 2))
 
 
 class _Published(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from stoker.node.messages import Channel
 from stoker.node.supervised import Members, mapped, run
 from stoker.prefetch.crew import Crew, Headcount
 from stoker.prefetch.fetcher import Fetcher
-from stoker.prefetch.prefetcher import Job
+from stoker.prefetch.prefetcher import Job, most_fetchers
 from stoker.prefetch.reading import WINDOW, entering
 from stoker.prefetch.walk import Blocks, Group, Marks, Segment, Walk
 from stoker.source.remote.client import serve_clients_here
@@ -34,7 +33,6 @@ from stoker.store.substitutes import ByNeighbour, StandIns
 log = logging.getLogger("stoker.prefetch")
 
 _INTERVAL = 0.5  # seconds between two looks at how many processes should read
-_MOST_FETCHERS = 8
 _ALL = 1 << 62  # positions
 _numbers = count()
 _LOOK = 0.25  # seconds between two looks at how large the window may be
@@ -141,7 +139,7 @@ class Fleet:
 
     def __init__(self, job: Job) -> None:
         self._asked = job.fetchers
-        most = job.fetchers or _most_fetchers(job)
+        most = job.fetchers or most_fetchers(job.source, job.pool is not None)
         self._headcount = Headcount(most)
         self.crew: Crew[Rank] | None = Crew(job) if most > 1 else None
         self._since, self._bytes, self._cpu = time.monotonic(), 0, 0.0
@@ -158,16 +156,6 @@ class Fleet:
         )
         self._since, self._bytes, self._cpu = now, read, cpu
         self.crew.resize((self._asked or self._headcount.wanted) - 1)
-
-
-def _most_fetchers(job: Job) -> int:
-    """Return how many processes may be of use: reading sample by sample is one interpreter's work.
-
-    Half the cores at most: the workers decode on the others.
-    """
-    if job.pool is not None or not job.source.lanes:
-        return 1
-    return max(1, min(_MOST_FETCHERS, len(os.sched_getaffinity(0)) // 2))
 
 
 def serve(job: Job, listener: socket.socket) -> None:

@@ -105,6 +105,12 @@ class TransformedDataset(SourceDataset):
         self.image_transform, self._then = split(transform)
         self._transform = transform
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether code of the user's gets what the image transform made, and may keep it."""
+        own = type(self).finish in (SampleDataset.finish, ImageFolder.finish)
+        return self._then is not None or not own
+
     def transformed(self, decoded: Any) -> Any:
         """Return the sample; what an image transform made becomes a tensor in the same memory."""
         sample = decoded if self.image_transform is None else torch.as_tensor(decoded)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
+from stoker.epoch.cached import BatchMemory
 from stoker.errors import ConfigError
 from stoker.pytorch.hand_over import Envelope
 
@@ -168,14 +169,17 @@ def pins(outer: DataLoader[Any]) -> bool:
     return outer.pin_memory and torch.cuda.is_available()
 
 
-def pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return new pinned memory, ``u8[shape]``; it belongs to the tensor that is its ``base``."""
-    return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+class PinnedMemory(BatchMemory):
+    """Pinned memory for the images of batches."""
+
+    def pixels(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return new memory; it belongs to the tensor that is its ``base``."""
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
 
 
 def pinned_copy(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return ``part`` u8[n] in pinned memory."""
-    target = pinned(part.shape)
+    target = PinnedMemory().pixels(part.shape)
     target[:] = part
     return target
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import os
 import pickle
 import weakref
 from collections import deque
@@ -20,6 +22,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from stoker.epoch.batch import Failure, ServedBatch
+from stoker.epoch.cached import BatchMemory
 from stoker.epoch.codec import dumps
 from stoker.errors import ConfigError
 from stoker.shared import SharedArray
@@ -154,73 +157,161 @@ def _give_back(to: weakref.ref[Buffers], memory: Bytes) -> None:
         buffers.give_back(memory)
 
 
-class HandOver:
+class HandOver(BatchMemory):
     """The collate function of the workers of one torch loader, which made the batches already.
 
     torch lays each tensor into new shared memory, and the training process asks the worker for its
     descriptor over a new socket and maps its pages one by one: a millisecond or two of the training
-    loop, however small the tensor. Here each worker has ``each`` slots in memory that is there from
-    the start. What is plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has
-    up to 64 MiB is laid into one and copied out of it, so that the batch is private memory and the
-    slot free again; what is small travels in the message. All else goes as torch sends it, and so
+    loop, however small the tensor. Here each worker has slots in memory that is there from the
+    start: ``each`` for batches on their way, and one or two for those that training has. What is
+    plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has up to 64 MiB is
+    laid into one; what is small travels in the message. All else goes as torch sends it, and so
     does a batch that finds no free slot. Slots take the memory that batches under way take anyway,
     but until the workers end.
 
+    Images, and the bytes of packed batches, are written into a slot at once: a HandOver is the
+    memory of the batches that its worker makes, one after the other. What is large in a batch stays
+    in its slot until training has let go of all of it, and is copied only where training keeps more
+    batches of a worker than there are slots for. ``copy_of`` copies every array out, ``u8[n]``.
+
     Each slot is filled by one worker and freed by the training process, so that there is no lock.
-    ``copy_of`` copies an array out, ``u8[n]``; by default into memory of earlier batches. Raises
-    :class:`~stoker.errors.CapacityError` where the system has no memory to share.
+    Raises :class:`~stoker.errors.CapacityError` where the system has no memory to share.
     """
 
     def __init__(self, workers: int, each: int, copy_of: CopyOf | None = None) -> None:
-        slots = workers * each
+        # Training has one batch and lets go of the one before it as it gets that.
+        self._lent = 0 if copy_of is not None else 1 if workers > 1 else 2
+        self._each = each + self._lent
+        slots = workers * self._each
         self._memory = SharedArray.create((slots, _MOST), np.uint8, name="batches")
         self._is_taken = SharedArray.create(slots, np.bool_, name="taken batches")
         self._copy_of = Buffers().copy_of if copy_of is None else copy_of
-        self._each = each
         self._number = next(_numbers)
+        # Of the training process: which slots it uses without a copy.
+        self._is_lent = np.zeros(slots, np.bool_)
+        # Of a worker: the slot of the batch that it makes, and what it laid into which.
+        self._begun: int | None = None
+        self._laid: dict[int, weakref.ref[Bytes]] = {}
         _opened_here[self._number] = self
+
+    # --- in a worker ---
+
+    def pixels(self, shape: tuple[int, ...]) -> Bytes:
+        """Return memory for the images of the coming batch, ``u8`` of that shape."""
+        whole = self.data(math.prod(shape))
+        return super().pixels(shape) if whole is None else whole.reshape(shape)
+
+    def data(self, num_bytes: int) -> Bytes | None:
+        """Return memory for the coming batch, ``u8[num_bytes]``, in a slot if one is free."""
+        if not _SMALL <= num_bytes <= _MOST or (slot := self._take()) is None:
+            return None
+        self._begun = slot
+        # Of its memoryview: views of an array that owns its memory refer to that array only.
+        whole = np.frombuffer(self._memory.array[slot].data[:num_bytes], np.uint8)
+        self._laid[slot] = weakref.ref(whole)
+        return whole
 
     def __call__(self, envelope: Envelope) -> Envelope | _Packed:
         """Return what arrives in the training process as ``envelope``."""
+        try:
+            return self._handed_over(envelope)
+        finally:
+            self._free_begun()
+
+    def _handed_over(self, envelope: Envelope) -> Envelope | _Packed:
         if _size(envelope.batch, _MOST) > _MOST:
             return envelope
         buffers: list[pickle.PickleBuffer] = []
         # Here and not when it is sent: what fails then is lost in a thread of torch's queue.
         head, rest = dumps(envelope.batch, buffers.append), tuple(envelope[1:])
-        parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+        raw = memoryview(head), *(buffer.raw() for buffer in buffers)
+        parts = [np.frombuffer(part, np.uint8) for part in raw]
         size = sum(len(part) + _ALIGNMENT for part in parts)
         if size <= _IN_MESSAGE:
             return _Packed([bytearray(part) for part in parts], rest)
-        slot = self._take() if size <= _MOST else None
-        return envelope if slot is None else _Packed(self._lay(slot, parts), rest)
+        laid = self._lay(parts) if size <= _MOST else None
+        return envelope if laid is None else _Packed(laid, rest)
 
-    def taken_out(self, laid: _Laid) -> Any:
-        """Return a copy of the batch in a slot, and free it: in the training process."""
-        row = self._memory.array[laid.slot]
-        try:
-            head, *parts = (row[begin : begin + size] for begin, size in laid.spans)
-            # One copy for each, so that who keeps the labels does not keep the images.
-            return pickle.loads(head, buffers=[self._copy_of(part) for part in parts])
-        finally:
-            self._is_taken.array[laid.slot] = False
+    def _lay(self, parts: list[Bytes]) -> _Laid | None:
+        """Return where parts of a batch lie, those there already and the others; None: nowhere."""
+        begun = self._begun
+        there = [None if begun is None else self._place(begun, part) for part in parts]
+        ends = [at + len(part) for at, part in zip(there, parts, strict=True) if at is not None]
+        slot, end = (begun, _aligned(max(ends))) if ends else (self._take(), 0)
+        if slot is None:
+            return None
+        row, spans = self._memory.array[slot], []
+        for place, part in zip(there, parts, strict=True):
+            at = end if place is None else place
+            if place is None:
+                end += _aligned(len(part))
+                if end > _MOST:
+                    return None
+                row[at : at + len(part)] = part
+            spans.append((at, len(part)))
+        self._begun = None  # the training process frees it
+        return _Laid(self._number, slot, spans)
+
+    def _place(self, slot: int, part: Bytes) -> int | None:
+        """Return where in a slot these bytes are; None if they are elsewhere."""
+        at = _address(part) - _address(self._memory.array[slot])
+        return at if 0 <= at <= _MOST - len(part) else None
 
     def _take(self) -> int | None:
-        """Take a free slot of this worker."""
+        """Take a free slot of this worker; what was begun is free again."""
+        self._free_begun()
         worker = get_worker_info()
         first = self._each * (0 if worker is None else worker.id)
-        free = np.flatnonzero(~self._is_taken.array[first : first + self._each])
-        if not len(free):
-            return None
-        self._is_taken.array[first + free[0]] = True
-        return int(first + free[0])
+        for slot in range(first, first + self._each):
+            laid = self._laid.get(slot)
+            # The user's code may have kept of an earlier batch what nothing was copied of.
+            if not self._is_taken.array[slot] and (laid is None or laid() is None):
+                self._is_taken.array[slot] = True
+                return slot
+        return None
 
-    def _lay(self, slot: int, parts: list[memoryview]) -> _Laid:
-        spans, begin, row = [], 0, self._memory.array[slot]
-        for part in parts:
-            row[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
-            spans.append((begin, len(part)))
-            begin += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
-        return _Laid(self._number, slot, spans)
+    def _free_begun(self) -> None:
+        if self._begun is not None:
+            self._is_taken.array[self._begun] = False
+            self._begun = None
+
+    # --- in the training process ---
+
+    def taken_out(self, laid: _Laid) -> Any:
+        """Return the batch in a slot, which is free when nothing refers to its memory any more."""
+        slot = laid.slot
+        whole = np.frombuffer(self._memory.array[slot].data, np.uint8)
+        self._free_with(whole, slot)
+        first = self._each * (slot // self._each)
+        others = np.count_nonzero(self._is_lent[first : first + self._each])
+        head, *parts = (whole.data[begin : begin + size] for begin, size in laid.spans)
+        # Who keeps the labels does not keep the images: what is small is copied.
+        stays = [others < self._lent and len(part) >= _SMALL for part in parts]
+        self._is_lent[slot] = any(stays)
+        buffers = [
+            part if is_lent else self._copy_of(np.frombuffer(part, np.uint8))
+            for part, is_lent in zip(parts, stays, strict=True)
+        ]
+        return pickle.loads(head, buffers=buffers)
+
+    def _free_with(self, whole: Bytes, slot: int) -> None:
+        """Free a slot when nothing refers to its memory, ``whole``, any more."""
+        own, taken, lent = os.getpid(), self._is_taken, self._is_lent
+
+        def free() -> None:
+            if os.getpid() == own:  # a forked child lets go of its own view only
+                lent[slot] = taken.array[slot] = False
+
+        weakref.finalize(whole, free).atexit = False
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _address(part: Bytes) -> int:
+    address: int = part.__array_interface__["data"][0]
+    return address
 
 
 class _Laid(NamedTuple):

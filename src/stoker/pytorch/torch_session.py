@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from stoker.epoch.batch import BatchSpec, Request, RequestSampler
-from stoker.epoch.cached import OnError, check_on_error, in_order, plain_memory
+from stoker.epoch.cached import BatchMemory, OnError, check_on_error, in_order
 from stoker.epoch.controller import Begun
 from stoker.epoch.planner import Cursor, Walk
 from stoker.epoch.rank_share import RankShare
@@ -164,10 +164,25 @@ class TorchSession:
         session = self._session
         session.open(self.readers(outer))
         own = private_collate if outer.collate_fn is default_collate else outer.collate_fn
-        is_pinned_here = device.pins(outer) and not outer.num_workers
-        served = session.server(self._on_error, device.pinned if is_pinned_here else plain_memory)
+        hand_over = _hand_over(outer)
+        served = session.server(self._on_error, self._memory(outer, own, hand_over))
         server = BatchServer(served, own, session.controller.settings.seed)
-        return InnerLoader(outer, server, PreparedBatches(session.requests, server, self._threads))
+        prepared = PreparedBatches(session.requests, server, self._threads)
+        return InnerLoader(outer, server, prepared, hand_over or as_it_is)
+
+    def _memory(
+        self, outer: DataLoader[Any], collate: Any, hand_over: HandOver | None
+    ) -> BatchMemory | None:
+        """Return where the memory of batches comes from; None: new memory."""
+        if device.pins(outer) and not outer.num_workers:
+            return device.PinnedMemory()
+        if hand_over is None:
+            return None
+        assert self._session.cached is not None, "open() comes first"
+        dataset = self._session.cached.dataset
+        # What the user's code might keep must not be what training gets, and may write to.
+        is_seen = collate is not private_collate or dataset.is_shown
+        return hand_over if dataset.is_packed or not is_seen else None
 
     def _own_batch_specs(self, outer: DataLoader[Any], begun: Begun) -> Iterator[BatchSpec]:
         """Yield the batches that the user's sampler asks for."""
@@ -217,15 +232,22 @@ class PreparedBatches:
 
 
 class InnerLoader(DataLoader[Any]):
-    """Has what ``prepared`` yields served in the workers that ``outer`` asks for."""
+    """Has what ``prepared`` yields served in the workers that ``outer`` asks for.
+
+    ``hand_over`` is the collate function, of batches that are made.
+    """
 
     def __init__(
-        self, outer: DataLoader[Any], server: BatchServer, prepared: PreparedBatches
+        self,
+        outer: DataLoader[Any],
+        server: BatchServer,
+        prepared: PreparedBatches,
+        hand_over: Callable[[Any], Any],
     ) -> None:
         super().__init__(
             server,
             batch_sampler=prepared,  # type: ignore[arg-type]
-            collate_fn=_hand_over(outer),
+            collate_fn=hand_over,
             **_same_as(outer),
             worker_init_fn=BeginWorker(outer.worker_init_fn, _start_method(outer)),
         )
@@ -284,16 +306,16 @@ def _end_after(parent: int | None) -> None:
     os._exit(1)
 
 
-def _hand_over(outer: DataLoader[Any]) -> Any:
-    """Return what becomes of batches that are made: the collate function."""
+def _hand_over(outer: DataLoader[Any]) -> HandOver | None:
+    """Return the way of batches from workers; None where there are none, or torch sends them."""
     if not outer.num_workers:
-        return as_it_is
+        return None
     try:
         copy_of = device.pinned_copy if device.pins(outer) else None
         return HandOver(outer.num_workers, outer.prefetch_factor or 1, copy_of)
     except CapacityError as error:
         log.info("batches of workers travel as torch sends them: %s", error)
-        return as_it_is
+        return None
 
 
 def _start_method(outer: DataLoader[Any]) -> str:

@@ -228,14 +228,19 @@ class Arena:
         )
 
     def get_many(
-        self, ids: ArrayLike
+        self, ids: ArrayLike, into: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
         """Return data u8[total], offsets i64[n+1] and found bool[n].
 
         Sample i is ``data[offsets[i]:offsets[i + 1]]``, empty where it was not found. No lock is
-        taken; a sample that changed while it was copied counts as not found.
+        taken; a sample that changed while it was copied counts as not found. ``data`` is the
+        beginning of ``into`` (``u8[m]``, writable and contiguous), where it has room.
         """
-        return self._core.get(self._ids(ids))
+        data, offsets, found = self._core.get(self._ids(ids), into)
+        if data is None:
+            assert into is not None
+            data = into[: int(offsets[-1])]
+        return data, offsets, found
 
     def put(self, id: int, sample: Any, key: float | None = None) -> bool:
         """Offer one sample; see :meth:`put_many`."""

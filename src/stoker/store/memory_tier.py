@@ -14,7 +14,7 @@ from stoker.policy.base import Region
 from stoker.shared import SharedArray
 from stoker.source.packed import Buffer, Packed, pick
 from stoker.store.arena import Arena, Samples, turns_of
-from stoker.store.tier import NOWHERE, Ids, Keys, Mask
+from stoker.store.tier import NOWHERE, Ids, Into, Keys, Mask
 
 if TYPE_CHECKING:
     from stoker.store.arena import Arena
@@ -71,9 +71,9 @@ class MemoryTier:
         """Return which samples came up from the tier below: none, as there is no such tier."""
         return np.zeros(len(ids), np.bool_)
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Return the cached samples and which were found, and give those their new keys."""
-        data, offsets, found = self.arena.get_many(ids)
+        data, offsets, found = self.arena.get_many(ids, into)
         if keys is not None and found.any():
             self.arena.set_keys(ids[found], keys[found])
         return Packed(data, offsets), found

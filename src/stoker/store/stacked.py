@@ -14,7 +14,7 @@ from stoker.source.packed import Buffer, Packed, gather, pack, pick
 from stoker.store.arena import Arena
 from stoker.store.counters import Counters
 from stoker.store.memory_tier import MemoryTier
-from stoker.store.tier import GuardedTier, Ids, Keys, Mask
+from stoker.store.tier import GuardedTier, Ids, Into, Keys, Mask
 
 FIELDS = ("disk_hits", "disk_bytes", "disk_errors")
 """What is counted, over all processes that have the tier: samples and bytes that came from disk,
@@ -79,9 +79,9 @@ class StackedTier:
 
     # --- samples ---
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Return the cached samples and which were found; what was on disk comes up."""
-        held, found = self.memory.get_many(ids, keys)
+        held, found = self.memory.get_many(ids, keys, into)
         if found.all():
             return held, found
         missing = np.flatnonzero(~found)

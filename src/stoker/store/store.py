@@ -22,7 +22,7 @@ from stoker.store.flight import Completer, Upstream, await_others
 from stoker.store.memory_tier import MemoryTier, drop_strays, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
-from stoker.store.tier import GuardedTier, Ids, Keys, NullTier, Pool, RegionTier
+from stoker.store.tier import GuardedTier, Ids, Into, Keys, NullTier, Pool, RegionTier
 from stoker.types import Outcome
 
 FIELDS = (
@@ -122,7 +122,13 @@ class Store:
         if places is not None:
             self._tier.place_by(places)
 
-    def serve(self, ids: ArrayLike, keys: Keys = None, turns: Turns | None = None) -> Served:
+    def serve(
+        self,
+        ids: ArrayLike,
+        keys: Keys = None,
+        turns: Turns | None = None,
+        into: Into = None,
+    ) -> Served:
         """Return the samples ``ids`` (integers ``[n]``), in that order; repeats are allowed.
 
         With a substitution others may be served in their place: SUBSTITUTED, and ``ids`` of the
@@ -133,7 +139,7 @@ class Store:
         logged; None: some of the current epoch. A sample that cannot be read is reported in
         ``errors`` of the result, not raised. The first access to an id that is not cached is
         FETCHED; repeats of it in the same batch, and samples that another process was fetching, are
-        HIT.
+        HIT. Their bytes may lie in ``into`` (``u8[m]``).
 
         Raises :class:`~stoker.errors.ConfigError` for ids out of range and
         :class:`~stoker.errors.SegmentError` after :meth:`close`.
@@ -144,7 +150,7 @@ class Store:
         if self._keeps_nothing and self.pool is None and _are_distinct(batch):
             return self._read(batch)
         waited = self._await_what_comes(batch)
-        cached, found = self._tier.get_many(batch, None if self._follows_scores else keys)
+        cached, found = self._tier.get_many(batch, None if self._follows_scores else keys, into)
         choice = None
         if self._substitutes is not None:
             choice = self._substitutes.choose(batch, found, turns)

@@ -31,6 +31,9 @@ NOWHERE = 255
 Keys = NDArray[np.float64] | None
 """What a policy orders samples by, ``f64[n]``, the smallest leaves first; None: its own order."""
 
+Into = NDArray[np.uint8] | None
+"""``u8[m]``, writable: memory that samples may be copied to, if it has room."""
+
 _T = TypeVar("_T")
 
 
@@ -43,10 +46,10 @@ class Tier(Protocol):
     :class:`~stoker.errors.StokerError` or an :class:`OSError`, and costs only a cache miss.
     """
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Return the cached samples and which were found; one not found has zero length.
 
-        ``keys`` are those that samples have after this access.
+        ``keys`` are those that samples have after this access. Samples may lie in ``into``.
         """
         ...
 
@@ -216,7 +219,7 @@ class NullTier:
         """None."""
         return ()
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Find nothing."""
         empty = Packed(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64))
         return empty, np.zeros(len(ids), np.bool_)
@@ -301,10 +304,10 @@ class GuardedTier:
         """Those of the wrapped tier."""
         return self.tier.arenas
 
-    def get_many(self, ids: Ids, keys: Keys = None) -> tuple[Packed, Mask]:
+    def get_many(self, ids: Ids, keys: Keys = None, into: Into = None) -> tuple[Packed, Mask]:
         """Return what is cached, or nothing when the cache fails."""
         try:
-            return self.tier.get_many(ids, keys)
+            return self.tier.get_many(ids, keys, into)
         except (StokerError, OSError) as error:
             return self._failed(error, self._null.get_many(ids))
 

@@ -80,6 +80,19 @@ class TierConformance:
             *np.diff(expected.offsets[1:]),
         ]
 
+    def test_samples_may_lie_in_memory_of_the_callers(self, tier: RegionTier) -> None:
+        """They are the same where it has room for them, and where it has not."""
+        wanted, expected = as_ids([7, 5, 7]), pack_ids([7, 5, 7])
+        tier.put_many(as_ids([5, 7]), pack_ids([5, 7]))
+        for room in (len(expected.data) - 1, len(expected.data), len(expected.data) + 9):
+            into = np.full(room, 0xAA, np.uint8)
+            packed, found = tier.get_many(wanted, None, into)
+            assert found.all()
+            assert packed.data.tobytes() == expected.data.tobytes()
+            assert packed.offsets.tolist() == expected.offsets.tolist()
+            if np.shares_memory(packed.data, into):
+                assert into[len(packed.data) :].tolist() == [0xAA] * (room - len(packed.data))
+
     def test_empty_batches_are_fine(self, tier: RegionTier) -> None:
         """Every method takes no ids at all."""
         none = as_ids([])
