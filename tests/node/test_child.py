@@ -13,6 +13,7 @@ from support.modules import SOURCE, modules
 from support.processes import processes_of
 from support.waiting import await_true
 
+from stoker.node import child
 from stoker.node.child import command
 from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
@@ -128,6 +129,18 @@ def test_what_the_parent_imports_is_found_by_the_child(how: str, tmp_path: Path)
     assert told == "told" and Path(mine) == tmp_path / "mine.py"
     assert Path(library).parent != tmp_path
     assert Path(package).parent == SOURCE
+
+
+def test_numpy_starts_no_threads_in_a_process_of_ours() -> None:
+    """They spin as it is imported, on each core, for longer than that takes."""
+    asked = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GOTO_NUM_THREADS"}
+    base = {name: value for name, value in os.environ.items() if name not in asked}
+    code = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=child.environment(base), capture_output=True, check=True
+    )
+    assert int(told.stdout) == 1
+    assert child.environment({"OPENBLAS_NUM_THREADS": "3"}) == {"OPENBLAS_NUM_THREADS": "3"}
 
 
 def test_a_module_of_the_users_may_be_called_as_a_part_of_ours() -> None:

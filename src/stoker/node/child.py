@@ -72,11 +72,14 @@ def command(module: str, *arguments: object) -> list[str]:
 def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``base`` for such a process: no relative entry of PYTHONPATH, nor an empty one.
 
-    Those mean the current folder, and come before the standard library.
+    Those mean the current folder, and come before the standard library. Unless ``base`` says how
+    many, OpenBLAS has one thread: as NumPy is imported others spin for longer than that takes, on
+    each core, and no process of ours multiplies matrices.
     """
     given = base.get("PYTHONPATH", "").split(os.pathsep)
     kept = [entry for entry in given if entry.startswith(os.sep)]
     others = {name: value for name, value in base.items() if name != "PYTHONPATH"}
+    others = {"OPENBLAS_NUM_THREADS": "1", **others}
     return {**others, "PYTHONPATH": os.pathsep.join(kept)} if kept else others
 
 
