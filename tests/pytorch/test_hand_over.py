@@ -432,6 +432,30 @@ def test_the_memory_goes_with_the_loader() -> None:
     assert not memory.exists() or "batches" not in str(memory.readlink())
 
 
+def test_a_batch_that_outlives_its_hand_over_keeps_no_more_than_its_own_memory() -> None:
+    held = HandOver(workers=1, each=2)
+    batches = [pickle.loads(sent(held, torch.full((1 << 20,), i))).batch for i in range(2)]
+    under_way = [sent(held, torch.zeros(1 << 20)) for _ in range(2)]
+    assert held._is_taken.array.all()
+    before = resident()
+    del held, under_way, batches[0]
+    gc.collect()
+    assert batches[0].eq(1).all()
+    assert before > 20 << 20 and resident() < 10 << 20
+
+
+def resident() -> int:
+    """Bytes that this process has of the memory of hand-overs."""
+    total, is_own = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            is_own = "stoker:batches" in line
+        elif name == "Rss:" and is_own:
+            total += int(values[0]) << 10
+    return total
+
+
 def test_meta_goes_where_the_batch_has_room() -> None:
     assert attach((1, 2), META) == (1, 2, META)
     assert attach([1, 2], META) == [1, 2, META]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import mmap
 import os
 import pickle
 import weakref
@@ -172,7 +173,8 @@ class HandOver(BatchMemory):
     Images, and the bytes of packed batches, are written into a slot at once: a HandOver is the
     memory of the batches that its worker makes, one after the other. What is large in a batch stays
     in its slot until training has let go of all of it, and is copied only where training keeps more
-    batches of a worker than there are slots for. ``copy_of`` copies every array out, ``u8[n]``.
+    batches of a worker than there are slots for. A batch that outlives its HandOver keeps the
+    memory of its own slot only. ``copy_of`` copies every array out, ``u8[n]``.
 
     Each slot is filled by one worker and freed by the training process, so that there is no lock.
     Raises :class:`~stoker.errors.CapacityError` where the system has no memory to share.
@@ -193,6 +195,9 @@ class HandOver(BatchMemory):
         self._begun: int | None = None
         self._laid: dict[int, weakref.ref[Bytes]] = {}
         _opened_here[self._number] = self
+        mapping: Any = self._memory.array.base
+        rest = partial(_forget_rest, os.getpid(), mapping, self._is_lent)
+        weakref.finalize(self, rest).atexit = False
 
     # --- in a worker ---
 
@@ -296,13 +301,29 @@ class HandOver(BatchMemory):
 
     def _free_with(self, whole: Bytes, slot: int) -> None:
         """Free a slot when nothing refers to its memory, ``whole``, any more."""
-        own, taken, lent = os.getpid(), self._is_taken, self._is_lent
+        own, taken, lent, hand_over = os.getpid(), self._is_taken, self._is_lent, weakref.ref(self)
+        mapping: Any = self._memory.array.base
 
         def free() -> None:
             if os.getpid() == own:  # a forked child lets go of its own view only
                 lent[slot] = taken.array[slot] = False
+                if hand_over() is None:
+                    _forget(mapping, slot)
 
         weakref.finalize(whole, free).atexit = False
+
+
+def _forget(mapping: mmap.mmap, slot: int) -> None:
+    """Give back the memory of a slot that is not used again."""
+    with contextlib.suppress(OSError, ValueError):
+        mapping.madvise(mmap.MADV_REMOVE, slot * _MOST, _MOST)
+
+
+def _forget_rest(own: int, mapping: mmap.mmap, is_lent: NDArray[np.bool_]) -> None:
+    """Give back the memory of all slots but of those that training still uses."""
+    if os.getpid() == own:
+        for slot in np.flatnonzero(~is_lent).tolist():
+            _forget(mapping, slot)
 
 
 def _aligned(size: int) -> int:
