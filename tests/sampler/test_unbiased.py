@@ -16,7 +16,7 @@ from stoker.sampler import (
 )
 from tests.sampler.parts import scores_of
 
-N, EPOCHS = 60, 1000
+N, EPOCHS = 60, 2000
 RNG = np.random.default_rng(9)
 GRADIENTS = RNG.normal(size=(N, 5))
 LOSSES = np.abs(GRADIENTS[:, 0] + 0.3 * RNG.normal(size=N))  # important ones pull one way

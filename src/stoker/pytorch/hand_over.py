@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import mmap
-import os
 import pickle
 import weakref
 from collections import deque
@@ -26,6 +25,7 @@ from stoker.epoch.batch import Failure, ServedBatch
 from stoker.epoch.cached import BatchMemory
 from stoker.epoch.codec import dumps
 from stoker.errors import ConfigError
+from stoker.node.descriptors import generation
 from stoker.shared import SharedArray
 
 Bytes = NDArray[np.uint8]
@@ -196,7 +196,7 @@ class HandOver(BatchMemory):
         self._laid: dict[int, weakref.ref[Bytes]] = {}
         _opened_here[self._number] = self
         mapping: Any = self._memory.array.base
-        rest = partial(_forget_rest, os.getpid(), mapping, self._is_lent)
+        rest = partial(_forget_rest, generation(), mapping, self._is_lent)
         weakref.finalize(self, rest).atexit = False
 
     # --- in a worker ---
@@ -301,11 +301,11 @@ class HandOver(BatchMemory):
 
     def _free_with(self, whole: Bytes, slot: int) -> None:
         """Free a slot when nothing refers to its memory, ``whole``, any more."""
-        own, taken, lent, hand_over = os.getpid(), self._is_taken, self._is_lent, weakref.ref(self)
+        own, taken, lent, hand_over = generation(), self._is_taken, self._is_lent, weakref.ref(self)
         mapping: Any = self._memory.array.base
 
         def free() -> None:
-            if os.getpid() == own:  # a forked child lets go of its own view only
+            if generation() == own:  # a forked child lets go of its own view only
                 lent[slot] = taken.array[slot] = False
                 if hand_over() is None:
                     _forget(mapping, slot)
@@ -321,7 +321,7 @@ def _forget(mapping: mmap.mmap, slot: int) -> None:
 
 def _forget_rest(own: int, mapping: mmap.mmap, is_lent: NDArray[np.bool_]) -> None:
     """Give back the memory of all slots but of those that training still uses."""
-    if os.getpid() == own:
+    if generation() == own:
         for slot in np.flatnonzero(~is_lent).tolist():
             _forget(mapping, slot)
 
