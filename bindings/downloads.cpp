@@ -26,10 +26,10 @@ namespace {
 class PyDownloads {
  public:
   PyDownloads(const std::string& library, std::vector<std::string> headers,
-              const std::string& authorities, long connect_ms, long total_ms, long stalled_seconds)
+              const std::string& authorities, long connect_ms, long total_ms, long stalled_ms)
       : downloads_(std::make_unique<stoker::Downloads>(
             library, stoker::Downloads::Options{std::move(headers), authorities, connect_ms,
-                                                total_ms, stalled_seconds})) {}
+                                                total_ms, stalled_ms})) {}
 
   void start(const std::vector<std::string>& addresses, const std::vector<std::uint64_t>& sizes,
              const nb::list& tickets, const nb::list& rooms) {
@@ -51,6 +51,17 @@ class PyDownloads {
     }
   }
 
+  void look(const std::vector<std::string>& addresses, const nb::list& tickets) {
+    if (tickets.size() != addresses.size()) {
+      throw stoker::ConfigError("give one ticket for each address");
+    }
+    stoker::Downloads& downloads = open();
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      pending_.emplace(next_, Pending{nb::bytes("", 0), nb::borrow(tickets[i])});
+      downloads.look(addresses[i], next_++);
+    }
+  }
+
   nb::list wait(double seconds) {
     stoker::Downloads& downloads = open();
     std::vector<stoker::Downloads::Done> done;
@@ -68,7 +79,7 @@ class PyDownloads {
                                     : std::move(pending.into);
       answers.append(nb::make_tuple(pending.ticket, data, each.received,
                                     nb::bytes(each.version.data(), each.version.size()),
-                                    each.is_date));
+                                    each.is_date, each.length));
     }
     return answers;
   }
@@ -126,17 +137,18 @@ void bind_downloads(nb::module_& m) {
       "the loaded library at path library has; ConfigError where it has none.")
       .def(nb::init<const std::string&, std::vector<std::string>, const std::string&, long, long,
                     long>(),
-           "library"_a, "headers"_a, "authorities"_a, "connect_ms"_a, "total_ms"_a,
-           "stalled_seconds"_a)
+           "library"_a, "headers"_a, "authorities"_a, "connect_ms"_a, "total_ms"_a, "stalled_ms"_a)
       .def(
           "start", &PyDownloads::start, "addresses"_a, "sizes"_a, "tickets"_a, "rooms"_a,
           "Begin to get the objects; a ticket is any object. rooms: for each (Rooms, index), where "
           "it is written to, or None.")
+      .def("look", &PyDownloads::look, "addresses"_a, "tickets"_a,
+           "Begin to ask what there is; nothing is received.")
       .def("wait", &PyDownloads::wait, "seconds"_a,
-           "Return (ticket, bytes or None, bytes received, version, whether it is a date) of what "
-           "has arrived or failed, empty bytes of what is in its room; wait for so long unless "
-           "there "
-           "is something. An empty list also after wake() and signals.")
+           "Return (ticket, bytes or None, bytes received, version, whether it is a date, length "
+           "as stated or -1) of what has arrived or failed, empty bytes of what is in its room or "
+           "was looked at; wait for so long unless there is something. An empty list also after "
+           "wake() and signals.")
       .def("wake", &PyDownloads::wake, "End a wait that is under way, or the next; any thread.")
       .def("close", &PyDownloads::close, "Give up what is under way.");
 }

@@ -33,8 +33,8 @@ enum Option : int {
   kPrivate = 10103,
   kWriteFunction = 20011,
   kHeaderFunction = 20079,
-  kLowSpeedLimit = 19,
-  kLowSpeedTime = 20,
+  kNoBody = 44,
+  kHttpGet = 80,
   kHttpVersion = 84,
   kBufferSize = 98,
   kNoSignal = 99,
@@ -51,6 +51,8 @@ enum MultiOption : int {
 };
 constexpr int kInfoPrivate = 0x100000 + 21;
 constexpr int kInfoResponseCode = 0x200000 + 2;
+constexpr int kInfoRequestSize = 0x200000 + 12;
+constexpr int kInfoContentLength = 0x600000 + 15;
 constexpr long kHttpAndHttps = 3;
 constexpr long kHttp11 = 2;  // as many connections as requests
 constexpr int kPollIn = 1, kPollOut = 2, kPollRemove = 4;
@@ -111,6 +113,13 @@ Curl found_in(const std::string& path) {
   return curl;  // the library stays open, as its functions are used until the process ends
 }
 
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kLook = 0.25;  // seconds between two looks for what has stalled, at least
+
 // One handle of libcurl's, which keeps its connection, and the object it is getting.
 struct Transfer {
   void begin(Downloads::Parts parts, std::uint64_t number) {
@@ -119,6 +128,8 @@ struct Transfer {
     for (const auto& each : into) size += each.size();
     ticket = number;
     received = part = at = 0;
+    moved = now();
+    is_sent = false;
     for (std::string* field : {&etag, &version, &changed}) field->clear();
   }
   // Takes the next bytes; false, and takes none, if there is no room for them.
@@ -139,6 +150,10 @@ struct Transfer {
     }
     return true;
   }
+  void note_life() {
+    moved = now();
+    is_sent = true;
+  }
   bool is_whole() const { return received == size; }
 
   void* easy = nullptr;
@@ -147,6 +162,8 @@ struct Transfer {
   std::uint64_t ticket = 0;
   std::uint64_t received = 0;
   std::size_t part = 0, at = 0;  // the next byte's
+  double moved = kNever;         // when something last came; never: it is idle
+  bool is_sent = false;          // the request, as far as is known
   std::string etag, version, changed;
 };
 
@@ -158,11 +175,13 @@ std::string_view trimmed(std::string_view text) {
 }
 
 std::size_t write(char* data, std::size_t, std::size_t size, void* to) {
+  static_cast<Transfer*>(to)->note_life();
   return static_cast<Transfer*>(to)->take(data, size) ? size : 0;  // 0: not the object listed
 }
 
 std::size_t note_header(char* data, std::size_t, std::size_t size, void* to) {
   auto& transfer = *static_cast<Transfer*>(to);
+  transfer.note_life();
   const std::string_view line(data, size);
   const auto note = [&](std::string_view name, std::string& field) {
     if (line.size() < name.size() || !field.empty()) return;
@@ -175,11 +194,6 @@ std::size_t note_header(char* data, std::size_t, std::size_t size, void* to) {
   return size;
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr long kBufferBytes = 512 << 10;  // that libcurl reads at once: its most
 constexpr int kEvents = 64;
 constexpr int kOn = 1;
@@ -190,8 +204,10 @@ struct Downloads::Impl {
   Impl(const std::string& library, const Options& given);
   ~Impl();
   Transfer& made();
+  void begin(Option method, const std::string& address, Parts into, std::uint64_t ticket);
   bool advance(double seconds);
   void collect(std::vector<Done>& done);
+  void give_up_stalled(std::vector<Done>& done);
 
   static int watch(void*, int descriptor, int what, void* self, void*);
   static int set_timer(void*, long milliseconds, void* self);
@@ -203,6 +219,7 @@ struct Downloads::Impl {
   int epoll = -1;
   int waker = -1;
   double due = kNever;  // when libcurl wants to be called in any case
+  double look_at = 0;   // when to look for what has stalled
   std::vector<std::unique_ptr<Transfer>> transfers;
   std::vector<Transfer*> idle;
 };
@@ -279,12 +296,23 @@ Transfer& Downloads::Impl::made() {
   curl.easy_setopt(easy, kHttpHeader, headers);
   curl.easy_setopt(easy, kConnectTimeoutMs, options.connect_ms);
   curl.easy_setopt(easy, kTimeoutMs, options.total_ms);
-  curl.easy_setopt(easy, kLowSpeedLimit, 1L);
-  curl.easy_setopt(easy, kLowSpeedTime, options.stalled_seconds);
   if (!options.authorities.empty()) {
     curl.easy_setopt(easy, kCaInfo, options.authorities.c_str());
   }
   return transfer;
+}
+
+void Downloads::Impl::begin(Option method, const std::string& address, Parts into,
+                            std::uint64_t ticket) {
+  if (idle.empty()) idle.push_back(&made());
+  Transfer& transfer = *idle.back();
+  idle.pop_back();
+  transfer.begin(std::move(into), ticket);
+  curl.easy_setopt(transfer.easy, method, 1L);
+  curl.easy_setopt(transfer.easy, kUrl, address.c_str());
+  // 0 means no limit: that is for what receives nothing.
+  curl.easy_setopt(transfer.easy, kMaxFileSizeLarge, static_cast<std::int64_t>(transfer.size));
+  curl.multi_add_handle(multi, transfer.easy);
 }
 
 // Lets libcurl read and write what it can; waits for so long until there is something. False after
@@ -326,16 +354,40 @@ void Downloads::Impl::collect(std::vector<Done>& done) {
     const int result = message->data.result;  // the message is gone once the handle is removed
     Transfer* transfer = nullptr;
     long status = 0;
+    std::int64_t length = -1;
     curl.easy_getinfo(easy, kInfoPrivate, &transfer);
     curl.easy_getinfo(easy, kInfoResponseCode, &status);
+    curl.easy_getinfo(easy, kInfoContentLength, &length);
     curl.multi_remove_handle(multi, easy);
     const bool whole = result == 0 && status == kOk && transfer->is_whole();
     const std::string& stated = transfer->etag.empty() ? transfer->version : transfer->etag;
     const bool is_date = stated.empty();
-    done.push_back({transfer->ticket, whole, transfer->received,
+    done.push_back({transfer->ticket, whole, transfer->received, length,
                     is_date ? transfer->changed : stated, is_date});
     transfer->into = {};
+    transfer->moved = kNever;
     idle.push_back(transfer);
+  }
+}
+
+// libcurl does not always check its own limit of this kind while other transfers go on.
+void Downloads::Impl::give_up_stalled(std::vector<Done>& done) {
+  const double at = now();
+  if (at < look_at) return;
+  look_at = at + kLook;
+  for (const auto& transfer : transfers) {
+    if (!transfer->is_sent && transfer->moved != kNever) {  // libcurl limits the time until then
+      long bytes = 0;
+      curl.easy_getinfo(transfer->easy, kInfoRequestSize, &bytes);
+      transfer->is_sent = bytes > 0;
+      transfer->moved = at;
+    }
+    if (at - transfer->moved < static_cast<double>(options.stalled_ms) / 1e3) continue;
+    curl.multi_remove_handle(multi, transfer->easy);  // with its connection
+    done.push_back({transfer->ticket, false, transfer->received, -1, {}, true});
+    transfer->into = {};
+    transfer->moved = kNever;
+    idle.push_back(transfer.get());
   }
 }
 
@@ -345,14 +397,11 @@ Downloads::Downloads(const std::string& library, const Options& options)
 Downloads::~Downloads() = default;
 
 void Downloads::start(const std::string& address, Parts into, std::uint64_t ticket) {
-  Impl& own = *impl_;
-  if (own.idle.empty()) own.idle.push_back(&own.made());
-  Transfer& transfer = *own.idle.back();
-  own.idle.pop_back();
-  transfer.begin(std::move(into), ticket);
-  own.curl.easy_setopt(transfer.easy, kUrl, address.c_str());
-  own.curl.easy_setopt(transfer.easy, kMaxFileSizeLarge, static_cast<std::int64_t>(transfer.size));
-  own.curl.multi_add_handle(own.multi, transfer.easy);
+  impl_->begin(kHttpGet, address, std::move(into), ticket);
+}
+
+void Downloads::look(const std::string& address, std::uint64_t ticket) {
+  impl_->begin(kNoBody, address, {}, ticket);
 }
 
 std::vector<Downloads::Done> Downloads::wait(double seconds) {
@@ -360,8 +409,9 @@ std::vector<Downloads::Done> Downloads::wait(double seconds) {
   const double deadline = now() + seconds;
   bool goes_on = true;
   for (double left = seconds; goes_on && done.empty() && left >= 0; left = deadline - now()) {
-    goes_on = impl_->advance(left);
+    goes_on = impl_->advance(std::min(left, kLook));
     impl_->collect(done);
+    impl_->give_up_stalled(done);
   }
   return done;
 }

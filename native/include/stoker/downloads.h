@@ -21,12 +21,13 @@ class Downloads {
     std::string authorities;           // file of certificates to trust; empty: libcurl's own
     long connect_ms = 0;
     long total_ms = 0;
-    long stalled_seconds = 1;
+    long stalled_ms = 1000;  // in which nothing comes
   };
   struct Done {
     std::uint64_t ticket;
     bool whole;              // status 200, and exactly as many bytes as there was memory for
     std::uint64_t received;  // bytes
+    std::int64_t length;     // bytes of the object, as the answer states it; -1: not at all
     std::string version;     // as the answer states it, see is_date; empty: not at all
     bool is_date;            // the version is the value of Last-Modified
   };
@@ -39,6 +40,8 @@ class Downloads {
   // Begins to get an object, into the parts one after the other; they are written to until the
   // ticket comes back.
   void start(const std::string& address, Parts into, std::uint64_t ticket);
+  // Begins to ask what there is, of which nothing is received.
+  void look(const std::string& address, std::uint64_t ticket);
   // What has arrived or failed; waits for so long unless there is something. Also nothing after
   // wake() and signals.
   std::vector<Done> wait(double seconds);

@@ -58,8 +58,8 @@ class KeySource(HeldSource):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it reads without a helper: a prefetch process does, and is quicker than one."""
-        return self._client.is_here
+        """Whether it reads without a helper, for which a prefetch process would be waited for."""
+        return self._client.starts_nothing
 
     @property
     def tally(self) -> Tally:

@@ -106,6 +106,12 @@ class Pace:
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name}={value} is not possible: give more than 0, or None")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether requests are neither limited nor counted, nor sent a second time."""
+        limits = (self.requests_per_second, self.bytes_per_second, self.retry.attempts)
+        return self.hedge is None and not any(limits)
+
 
 @dataclass(frozen=True)
 class RateLimit:

@@ -140,6 +140,10 @@ class Location(Protocol):
         """Return a backend that ``concurrency`` threads will use at once; raises Fault."""
         ...
 
+    def direct(self) -> Direct | None:
+        """Return how an HTTP client gets objects without a backend; None where it needs one."""
+        ...
+
 
 def tag_of(*versions: object) -> int:
     """Return 64 bits that tell versions apart: a hash of an ETag or of what else there is."""
@@ -236,6 +240,12 @@ class ObstoreLocation:
 
         return ObstoreBackend(self.root, self.options, concurrency)
 
+    def direct(self) -> Direct | None:
+        """Return how an HTTP client gets objects of a web server; None of other storages."""
+        from stoker.source.remote.obstore_backend import plain_direct
+
+        return plain_direct(self.root, self.options)
+
 
 @dataclass(frozen=True)
 class FsspecLocation:
@@ -252,6 +262,9 @@ class FsspecLocation:
 
         return FsspecBackend(self.root, self.options)
 
+    def direct(self) -> None:
+        """Return None: fsspec reads."""
+
 
 @dataclass(frozen=True)
 class LocalLocation:
@@ -262,6 +275,9 @@ class LocalLocation:
     def open(self, concurrency: int) -> Backend:
         """Return the backend."""
         return LocalBackend()
+
+    def direct(self) -> None:
+        """Return None: files are not behind HTTP."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stoker.source.listing import Keys
 from stoker.source.pace import Pace
 from stoker.source.packed import Bytes
 from stoker.source.remote.backend import Entry, Fault, LocalLocation, Location
+from stoker.source.remote.direct import DirectReads
 from stoker.source.remote.downloads import Downloads
 from stoker.source.remote.engine import Engine
 from stoker.source.remote.helper import Helper, HelperDied
@@ -71,7 +72,8 @@ class Client:
     """One location in storage, opened when it is first used in a process, and once in each.
 
     Pickles, and may be inherited through a fork at any time: what is opened stays with the
-    process that opened it; an outage is one for all of them. Thread-safe. All methods raise
+    process that opened it; an outage is one for all of them. Whole objects of web servers are
+    first tried for in this process, which starts nothing for that. Thread-safe. All methods raise
     :class:`ConfigError` when the location cannot be opened, and :class:`SourceUnavailable` when the
     helper process keeps dying.
     """
@@ -85,6 +87,8 @@ class Client:
 
     def _start(self) -> None:
         self._link: _Link | None = None
+        self._direct: DirectReads | None = None
+        self._has_looked = False
         self._opening = threading.Lock()
         _clients.add(self)
 
@@ -98,7 +102,19 @@ class Client:
     def fetch(self, wanted: Wanted) -> tuple[Bytes, dict[int, Failure]]:
         """Return ``(data u8[sum of lengths], failures by index)``; see :meth:`Engine.fetch`."""
         num_bytes = int(wanted.lengths.sum())
-        return self._through(lambda link: link.fetch(wanted, num_bytes))
+        direct = None if (wanted.starts >= 0).all() else self._reads_directly()
+        if direct is None:
+            return self._through(lambda link: link.fetch(wanted, num_bytes))
+        data = np.empty(num_bytes, np.uint8)
+        left = direct.fetch(wanted, data)
+        if not left:
+            return data, {}
+        rest = wanted.take(left)
+        got, failures = self._through(lambda link: link.fetch(rest, int(rest.lengths.sum())))
+        ends, had = np.cumsum(wanted.lengths)[left], np.cumsum(rest.lengths)
+        for end, length, stop in zip(ends, rest.lengths, had, strict=True):
+            data[end - length : end] = got[stop - length : stop]
+        return data, {left[index]: failure for index, failure in failures.items()}
 
     @property
     def concurrency(self) -> int:
@@ -109,6 +125,11 @@ class Client:
     def is_here(self) -> bool:
         """Whether requests are made in this process, so that :meth:`get` costs no more than one."""
         return self._in_process or _clients_here
+
+    @property
+    def starts_nothing(self) -> bool:
+        """Whether whole objects can be had with nothing to be started for that, as a rule."""
+        return self.is_here or self._reads_directly() is not None
 
     def get(self, key: str, size: int, tag: int) -> memoryview | Failure:
         """Return the object ``key``, or why it could not be had; see :meth:`Engine.get`."""
@@ -124,7 +145,11 @@ class Client:
 
     def head(self, keys: list[str]) -> list[Entry | Failure]:
         """Return what the storage says of each object."""
-        return cast(list[Entry | Failure], self._through(lambda link: link.call("head", keys)))
+        direct = self._reads_directly()
+        found = [None] * len(keys) if direct is None else direct.head(keys)
+        left = [key for key, entry in zip(keys, found, strict=True) if entry is None]
+        rest = iter(self._through(lambda link: link.call("head", left)) if left else ())
+        return [next(rest) if entry is None else entry for entry in found]
 
     def list_all(self, prefix: str) -> Keys | Failure:
         """Return all objects that begin with ``prefix``, sorted by key."""
@@ -149,18 +174,41 @@ class Client:
     def tally(self) -> Tally:
         """What this process has asked of the storage since it opened it."""
         with self._opening:
-            link = self._link
+            link, direct = self._link, self._direct
+        tally = Tally() if direct is None else direct.tally
         try:
-            return Tally() if link is None else cast(Tally, link.call("tally"))
+            return tally if link is None else tally + cast(Tally, link.call("tally"))
         except HelperDied:
-            return Tally()
+            return tally
 
     def close(self) -> None:
         """Close what this process has opened; another use would open it again."""
         with self._opening:
             link, self._link = self._link, None
+            direct, self._direct = self._direct, None
+            self._has_looked = False
         if link is not None:
             link.close()
+        if direct is not None:
+            direct.close()
+
+    def _reads_directly(self) -> DirectReads | None:
+        """Return what gets whole objects here; None where all requests are the link's."""
+        with self._opening:
+            if not self._has_looked:
+                self._has_looked = True
+                self._direct = self._make_direct()
+            return self._direct
+
+    def _make_direct(self) -> DirectReads | None:
+        if self.is_here or not self._pace.is_plain:  # an engine makes its own first attempts
+            return None
+        direct = self._location.direct()
+        try:
+            ways = self._pace.concurrency
+            return None if direct is None else DirectReads(direct, ways, self._outage.end)
+        except ImportError:
+            return None
 
     def _through(self, use: Callable[[_Link], _T]) -> _T:
         """Return ``use(link)``; a helper that dies in it is replaced."""
@@ -192,7 +240,7 @@ class Client:
         link.close()
 
 
-_OF_A_PROCESS = ("_link", "_opening")
+_OF_A_PROCESS = ("_link", "_direct", "_has_looked", "_opening")
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -200,6 +248,10 @@ def _in_child() -> None:
     for client in list(_clients):
         client._link = None
         client._opening = threading.Lock()
+        client._has_looked = False
+        if client._direct is not None:
+            client._direct.leave()
+            client._direct = None
 
 
 os.register_at_fork(after_in_child=_in_child)

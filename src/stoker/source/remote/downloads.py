@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from stoker._core import Downloads as Core
 from stoker._core import Rooms
 from stoker.errors import ConfigError
 from stoker.source.packed import Buffer
-from stoker.source.remote.backend import UNKNOWN_TAG, Direct, Fault, tag_of
+from stoker.source.remote.backend import UNKNOWN_TAG, Direct, Entry, Fault, tag_of
 
 _DISTRUST = 8  # failures in a row, without a success between them, after which it pauses
 _PAUSE = 30.0  # seconds
@@ -68,7 +69,7 @@ class Downloads:
                 _authorities(),
                 int(1e3 * direct.connect_seconds),
                 int(1e3 * direct.total_seconds),
-                max(1, round(direct.stalled_seconds)),
+                int(1e3 * direct.stalled_seconds),
             )
         except ConfigError as error:
             raise ImportError(str(error)) from error
@@ -109,6 +110,26 @@ class Downloads:
         """End a wait that is under way, or the next; any thread."""
         self._core.wake()
 
+    def heads(self, keys: Sequence[str], ways: int) -> list[Entry | None]:
+        """Return what the storage says of objects, asked ``ways`` at a time; None: not at once.
+
+        For one that does nothing else meanwhile.
+        """
+        found: list[Entry | None] = [None] * len(keys)
+        left, under_way, failures = iter(enumerate(self._direct.addresses(keys))), 0, 0
+        while True:
+            more = list(islice(left, ways - under_way)) if failures < _DISTRUST else []
+            self._core.look([address for _, address in more], [index for index, _ in more])
+            under_way += len(more)
+            if not under_way:
+                return found
+            for index, data, _, version, is_date, length in self._core.wait(1.0):
+                under_way -= 1
+                if data is None or length < 0:
+                    failures += 1
+                else:
+                    found[index] = Entry(keys[index].encode(), length, _tag(version, is_date))
+
     def close(self) -> None:
         """Give up what is under way."""
         self._core.close()
@@ -116,8 +137,8 @@ class Downloads:
     def _arrived(self, seconds: float) -> list[Answer]:
         answers: list[Answer] = []
         received = failed = 0
-        for (ticket, listed), data, num_bytes, version, is_date in self._core.wait(seconds):
-            if data is not None and not _is_version(listed, version, is_date):
+        for (ticket, listed), data, num_bytes, version, is_date, _ in self._core.wait(seconds):
+            if data is not None and not _is_version(listed, _tag(version, is_date)):
                 data = None
             received += num_bytes
             failed += data is None
@@ -133,19 +154,22 @@ class Downloads:
             self._failures, self._pause_until = 0, time.monotonic() + _PAUSE
 
 
-def _is_version(listed: int, version: bytes, is_date: bool) -> bool:
-    """Whether the answer is of the version that was listed, as far as both are known."""
-    if listed == UNKNOWN_TAG or not version:
-        return True
+def _is_version(listed: int, stated: int) -> bool:
+    """Whether an answer is of the version that was listed, as far as both are known."""
+    return UNKNOWN_TAG in (listed, stated) or listed == stated
+
+
+def _tag(version: bytes, is_date: bool) -> int:
+    """Return the tag of a version as an answer states it."""
     stated = version.decode("latin-1")
-    if is_date:  # an ETag is what most storages give
+    if is_date and stated:  # an ETag is what most storages give
         from email.utils import parsedate_to_datetime
 
         try:
             stated = parsedate_to_datetime(stated).isoformat()
         except ValueError:
-            return True
-    return tag_of(stated) == listed
+            return UNKNOWN_TAG
+    return tag_of(stated) if stated else UNKNOWN_TAG
 
 
 def _authorities() -> str:

@@ -167,7 +167,7 @@ class Engine:
 
         It makes first attempts only, which neither wait for a rate limit nor are asked twice.
         """
-        if self._limit is not None or self._latencies is not None:
+        if not self._pace.is_plain:
             return None
         direct = self._backend.direct()
         try:

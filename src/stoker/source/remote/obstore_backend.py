@@ -66,6 +66,7 @@ _S3 = _HTTP - {"default_headers"} | {
     "endpoint_url", "imdsv1_fallback", "metadata_endpoint", "region", "secret_access_key",
     "session_token", "token", "virtual_hosted_style_request",
 }  # fmt: skip
+_PLAIN = ("http", "https")
 # Options under which an HTTP client of any kind gets what obstore gets.
 _DIRECT: dict[str, Set[str]] = {"http": _HTTP, "https": _HTTP, "s3": _S3, "s3a": _S3}
 _SIGNED_FOR = timedelta(hours=1)
@@ -151,30 +152,9 @@ class ObstoreBackend:
 
         None for other storages, and where an option is set that only obstore knows.
         """
-        scheme = self._root.partition("://")[0]
-        options = pickle.loads(self._options)
-        options |= options.pop("client_options", {})
-        names = {name.lower().removeprefix("aws_") for name in options}
-        if scheme not in _DIRECT or not names <= _DIRECT[scheme]:
-            return None
-        timeouts = _TIMEOUTS | {name: options[name] for name in _TIMEOUTS if name in options}
-        seconds = {name: _seconds(value) for name, value in timeouts.items()}
-        if None in seconds.values():
-            return None
-        given = options.get("default_headers", {})
-        headers = {str(name): str(value) for name, value in given.items()}
-        if "user_agent" in options:
-            headers["User-Agent"] = str(options["user_agent"])
-        return Direct(
-            self._signed if scheme.startswith("s3") else self._plain,
-            headers,
-            cast(float, seconds["connect_timeout"]),
-            cast(float, seconds["read_timeout"]),
-            cast(float, seconds["timeout"]),
-        )
-
-    def _plain(self, keys: Sequence[str]) -> list[str]:
-        return [f"{self._root}/{quote(key)}" for key in keys]
+        if self._root.partition("://")[0] in _PLAIN:
+            return plain_direct(self._root, self._options)
+        return _direct(self._root, self._options, self._signed)
 
     def _signed(self, keys: Sequence[str]) -> list[str]:
         sign = self._obstore.sign
@@ -230,6 +210,39 @@ def _why(text: str) -> Why:
     if "body error" in text:
         return Why.CUT
     return Why.INVALID if any(hint in text for hint in _HOPELESS) else Why.TRANSIENT
+
+
+def plain_direct(root: str, options: bytes) -> Direct | None:
+    """Return how an HTTP client gets objects of a web server; None where only obstore does."""
+    if root.partition("://")[0] not in _PLAIN:
+        return None
+    return _direct(root, options, lambda keys: [f"{root}/{quote(key)}" for key in keys])
+
+
+def _direct(
+    root: str, pickled: bytes, addresses: Callable[[Sequence[str]], list[str]]
+) -> Direct | None:
+    scheme = root.partition("://")[0]
+    options = pickle.loads(pickled)
+    options |= options.pop("client_options", {})
+    names = {name.lower().removeprefix("aws_") for name in options}
+    if scheme not in _DIRECT or not names <= _DIRECT[scheme]:
+        return None
+    timeouts = _TIMEOUTS | {name: options[name] for name in _TIMEOUTS if name in options}
+    seconds = {name: _seconds(value) for name, value in timeouts.items()}
+    if None in seconds.values():
+        return None
+    given = options.get("default_headers", {})
+    headers = {str(name): str(value) for name, value in given.items()}
+    if "user_agent" in options:
+        headers["User-Agent"] = str(options["user_agent"])
+    return Direct(
+        addresses,
+        headers,
+        cast(float, seconds["connect_timeout"]),
+        cast(float, seconds["read_timeout"]),
+        cast(float, seconds["timeout"]),
+    )
 
 
 def _seconds(duration: Any) -> float | None:

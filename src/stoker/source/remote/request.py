@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import context
 from typing import Any, Self
 
@@ -39,6 +39,17 @@ class Wanted:
     tags: npt.NDArray[np.uint64]
     """The object's version as it was listed, u64[n]."""
 
+    def take(self, chosen: Sequence[int]) -> Wanted:
+        """Return the pieces with these indices, in this order."""
+        index = np.asarray(chosen, np.int64)
+        return Wanted(
+            [self.keys[i] for i in chosen],
+            self.starts[index],
+            self.lengths[index],
+            self.sizes[index],
+            self.tags[index],
+        )
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -66,6 +77,11 @@ class Tally:
     """Second requests for reads that were late."""
     received_bytes: int = 0
     """Bytes of all reads."""
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return both together."""
+        names = [field.name for field in fields(self)]
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 def error_of(name: str, failure: Failure, ids: Sequence[int] = ()) -> SourceError:
