@@ -370,7 +370,7 @@ void Downloads::Impl::collect(std::vector<Done>& done) {
   }
 }
 
-// libcurl does not always check its own limit of this kind while other transfers go on.
+// Where other objects arrive, libcurl does not always check its own limit.
 void Downloads::Impl::give_up_stalled(std::vector<Done>& done) {
   const double at = now();
   if (at < look_at) return;
