@@ -37,7 +37,8 @@ class KeySource(HeldSource):
     per node for any number of workers.
 
     The client of the storage lives in a helper process, one for each process that reads, started
-    by exec at the first read: it survives forks of its parent, and costs the parent no time.
+    by exec at the first read: it survives forks of its parent, and costs the parent no time. Whole
+    objects of web servers are first asked for here, and have none started if they come.
     Thread-safe; works in children of every start method, also after the parent has read.
 
     An object that was replaced since it was listed is reported as corrupt where the storage
