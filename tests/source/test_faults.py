@@ -40,8 +40,9 @@ def test_what_passes_is_retried(bad_server: BadServer, trouble: str) -> None:
     source = source_of(bad_server)
     bad_server.plan = lambda key, turn, head: trouble if turn < int(key) % 3 else None
     assert source.read(range(20)) == expected(bad_server)
-    # A connection that ends with no answer may have been idle too long: libcurl tries a new one.
     failed = sum(index % 3 for index in range(20))
+    assert sum(bad_server.asked.values()) == 20 + failed, "each as often as it takes"
+    # A connection that ends with no answer may have been idle too long: libcurl tries a new one.
     assert source.tally.failed == failed or (trouble == "reset" and source.tally.failed < failed)
     assert (source.tally.throttled > 0) == (trouble in ("503", "429"))
 

@@ -38,7 +38,7 @@ class KeySource(HeldSource):
 
     The client of the storage lives in a helper process, one for each process that reads, started
     by exec at the first read: it survives forks of its parent, and costs the parent no time. Whole
-    objects of web servers are first asked for here, and have none started if they come.
+    objects of web servers are first asked for in this process; if they come, none is started.
     Thread-safe; works in children of every start method, also after the parent has read.
 
     An object that was replaced since it was listed is reported as corrupt where the storage
@@ -59,7 +59,7 @@ class KeySource(HeldSource):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it reads without a helper, for which a prefetch process would be waited for."""
+        """Whether it reads with no helper to start: workers would wait for a prefetch process."""
         return self._client.starts_nothing
 
     @property
