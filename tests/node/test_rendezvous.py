@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,25 @@ def test_files_removed_under_it_do_no_harm():
         shared.close()
         with open_one() as third:
             assert not third.created
+
+
+def test_who_stands_in_a_crowd_keeps_its_place(monkeypatch):
+    """Who asked again after a second was answered in vain, which made the crowd wait longer."""
+    answered = []
+
+    def answer_slowly(*arguments):
+        time.sleep(0.1)
+        answered.append(really_answer(*arguments))
+
+    really_answer = rendezvous.answer
+    with open_one() as shared, ThreadPoolExecutor(20) as crowd:
+        monkeypatch.setattr(rendezvous, "answer", answer_slowly)
+        joined = list(crowd.map(lambda _: open_one(), range(20)))
+        assert not any(each.created for each in joined)
+        assert len(answered) == len(joined)
+        for each in joined:
+            each.close()
+        assert shared.arena.verify() is None
 
 
 def test_standing_by_costs_next_to_nothing(monkeypatch):

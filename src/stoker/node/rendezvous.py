@@ -34,7 +34,7 @@ from stoker.node.runtime_dir import prepare_runtime_dir
 
 _NAME = re.compile(r"([0-9a-f]{24})\.(sock|serve|holders)")
 _VERSION = 2
-_PATIENCE = 5.0  # seconds for a holder to take over
+_PATIENCE = 10.0  # seconds for a holder to take over, and to answer all who come at once
 _RESERVING = 0.5e9  # bytes per second, at least, at which another process reserves memory
 _TAKEOVER = 0.2  # seconds between two looks whether the one who answers is gone
 
@@ -272,7 +272,8 @@ def join_or_create(
 
 def join(files: RendezvousFiles, attach: Callable[[Handle], _T]) -> Joined[_T]:
     """Become a holder of what is served there; OSError or SegmentError if there is nothing."""
-    said, fds, _ = inquire(files.socket)
+    # Who gave up its place in a crowd would stand at the end, and be answered in vain before.
+    said, fds, _ = inquire(files.socket, _PATIENCE)
     try:
         serve, holders = files.join(said.token)
         try:
