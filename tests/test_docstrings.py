@@ -1,12 +1,14 @@
-"""Every public symbol says what it is."""
+"""Every public symbol says what it is, and every environment variable is told."""
 
 import ast
+import re
 from collections.abc import Iterator
 from inspect import isroutine
 from itertools import chain
 from pathlib import PurePath
 
 from support.modules import modules
+from support.pages import ROOT
 
 import stoker._core
 from stoker.images.resize import native
@@ -62,3 +64,14 @@ def test_the_native_core_is_documented() -> None:
             if plain and not member.startswith("_") and not value.__doc__:
                 missing.append(f"{name}.{member}")
     assert missing == []
+
+
+def test_every_environment_variable_is_told() -> None:
+    used = {
+        node.value
+        for module in modules()
+        for node in module.nodes
+        if isinstance(node, ast.Constant) and re.fullmatch("STOKER_[A-Z_]+", str(node.value))
+    }
+    page = (ROOT / "docs/reference/configuration.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == used

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tarfile
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from support.images import write_images
 from support.mds import write
-from support.modules import modules
 from support.pages import ROOT, blocks, run_script
 
 from stoker import errors
@@ -96,14 +94,3 @@ def test_every_error_has_its_cause_and_remedy() -> None:
     }
     page = (DOCS / "reference" / "errors.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == ours
-
-
-def test_every_environment_variable_is_told() -> None:
-    used = {
-        node.value
-        for module in modules()
-        for node in module.nodes
-        if isinstance(node, ast.Constant) and re.fullmatch("STOKER_[A-Z_]+", str(node.value))
-    }
-    page = (DOCS / "reference" / "configuration.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == used

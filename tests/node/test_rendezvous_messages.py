@@ -22,6 +22,11 @@ def await_client(listener):
     assert select.select([listener], [], [], 10)[0]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_of_other_tests():
+    gc.collect()  # nor closes its files later
+
+
 @pytest.fixture
 def served(tmp_path):
     """A path, and a function that makes the next connection there get an answer."""
@@ -109,7 +114,6 @@ def test_an_answer_may_come_in_pieces(served):
     ],
 )
 def test_a_strange_answer_is_an_error_and_leaks_nothing(served, line):
-    gc.collect()  # what other tests left
     before = open_fds()
     with open("/dev/null") as file:  # noqa: PTH123
         path = served(say(line, [file.fileno()]))
