@@ -44,9 +44,9 @@ def test_holders_are_asked_once_and_what_jobs_publish_is_seen(
     asked: list[Path] = []
     inquire = rendezvous.inquire
 
-    def ask(path: Path) -> Any:
+    def ask(path: Path, *patience: float) -> Any:
         asked.append(path)
-        return inquire(path)
+        return inquire(path, *patience)
 
     monkeypatch.setattr(rendezvous, "inquire", ask)
     watch = Watch()
