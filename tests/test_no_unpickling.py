@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterator
 import pytest
 from support.modules import modules
 
-OWN_PIPE = "an inherited descriptor of the process that started this one"
 ALLOWED = {
-    "node/supervised.py": {"pickle.load": OWN_PIPE},
-    "prefetch/mate.py": {"pickle.load": OWN_PIPE},
+    "node/child.py": {
+        "pickle.load": "a descriptor from the process for which this one was started: inherited, "
+        "or over a connection whose other end is this user's, as the kernel said when it was made"
+    },
     "source/remote/helper.py": {
         "pickle.loads": "a socketpair of the helper with the process that started it",
         "Connection.recv_bytes": "bytes; what becomes of them is the line above",

@@ -126,6 +126,8 @@ def _said(service: dict[str, Any]) -> str:
     parts = _taken(service)
     if bandwidth := service.get("bandwidth_limit"):
         parts.append(f"fetches {format_bytes(bandwidth)} a second at most")
+    if hosted := service.get("hosted"):
+        parts.append(f"hosts {hosted} process{'es' if hosted > 1 else ''} of jobs")
     return ", ".join([f"service: process {service['pid']}", *parts])
 
 
@@ -252,6 +254,9 @@ def clean(folder: Path | None) -> None:
     help="Address of that port; in a pod of Kubernetes 0.0.0.0.",
 )
 @click.option(
+    "--no-hosting", is_flag=True, help="Leave it to jobs to start the processes that read ahead."
+)
+@click.option(
     "--web", metavar="PORT|SOCKET", help="Serve a live page of the jobs there; 0: at any free port."
 )
 @click.option(
@@ -272,6 +277,7 @@ def serve(
     keep: float | None,
     metrics_port: int | None,
     metrics_host: str,
+    no_hosting: bool,
     web: str | None,
     socket: Path | None,
     group: str | None,
@@ -301,6 +307,7 @@ def serve(
         shares=tuple(map(SharedFolder.parse, share)),
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        hosts=not no_hosting,
     )
     with ExitStack() as stack:
         for number in _ENDING:  # for a program that calls this and continues

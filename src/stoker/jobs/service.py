@@ -30,6 +30,7 @@ from stoker.jobs.survey import survey
 from stoker.node import descriptors, messages
 from stoker.node.bandwidth import FetchShare, limit_bandwidth
 from stoker.node.descriptors import Descriptor
+from stoker.node.hosting import Host, host_path
 from stoker.node.locks import try_lock_file
 from stoker.node.messages import is_ours, listen, open_to, parse, peer, read_line
 from stoker.node.runtime_dir import prepare_runtime_dir
@@ -70,6 +71,8 @@ class ServiceSettings:
     """Port for Prometheus; 0: any free port."""
     metrics_host: str = "127.0.0.1"
     """Address of this machine, or container, where that port is."""
+    hosts: bool = True
+    """Whether it starts the processes that read ahead for this user's jobs."""
 
     def __post_init__(self) -> None:
         for name in ("memory", "disk", "keep", "metrics_port"):
@@ -212,6 +215,7 @@ class Service:
         self._stopping = _Stop()
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
         self._lookers = _Lookers(self._hear_looker)
+        self._host = Host()
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
         self._telling = threading.Lock()
         self._listeners: list[_Listener] = []
@@ -224,6 +228,8 @@ class Service:
             self._allowing = threading.Lock()
             self._renew_limit()
             self._listen(protocol.service_path(), None, self._hear_our_own)
+            if settings.hosts:
+                self._listen(host_path(), None, self._host.hear, socket.SOCK_SEQPACKET)
             if settings.socket is not None:
                 self._listen(settings.socket, settings.group_id(), self._hear_others)
             if settings.metrics_port is not None:
@@ -317,6 +323,7 @@ class Service:
                 "quotas": self.holding.quotas(),
                 "bandwidth_limit": self.settings.bandwidth,
                 "shared": self._groups.told(),
+                "hosted": self._host.count,
                 **self.holding.limits(),
             }
         if question == "metrics":
@@ -386,9 +393,15 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _listen(self, path: Path, group: int | None, hear: Callable[[socket.socket], None]) -> None:
+    def _listen(
+        self,
+        path: Path,
+        group: int | None,
+        hear: Callable[[socket.socket], None],
+        kind: socket.SocketKind = socket.SOCK_STREAM,
+    ) -> None:
         try:
-            listener = listen(path)
+            listener = listen(path, kind)
             try:
                 inode = open_to(path, group)
             except BaseException:

@@ -10,12 +10,13 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import context, spawn
 from pathlib import Path
 from types import FunctionType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
+from stoker.node import descriptors
 from stoker.node.descriptors import Descriptor
 
 # sys alone is built in: nothing is looked for before the path is right.
@@ -24,32 +25,73 @@ _BOOT = (
     "sys.argv[:] = sys.argv[2 + n :]; "
     "from importlib import import_module; import_module(sys.argv[0]).main()"
 )
+# A folder or a Python of others' may lie where nothing answers. Then this process waits there: one
+# that has not run a program yet would have a copy of all our descriptors meanwhile, also of locks.
+_ENTER = (
+    "import os, sys\n"
+    "try: os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])\n"
+    "except OSError as error: sys.exit(f'a process of a job cannot be started: {error}')"
+)
 _MAIN = ("__main__", "__mp_main__")
 """What a script is called: by itself, and in a process that multiprocessing spawned."""
 _STDLIB_ZIP = re.compile(r"python3\d+\.zip")
+
+
+class Surroundings(NamedTuple):
+    """What a process of ours finds around it: enough for another process to start it in our place.
+
+    Its environment is to be what :func:`environment` returns.
+    """
+
+    python: str
+    path: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str | None = None
+    """The current folder; None: that of the process which starts it."""
+    umask: int = -1
+    """Permissions that its files lack; -1: those which files of who starts it lack."""
+
+    @classmethod
+    def own(cls, base: Mapping[str, str] = os.environ) -> Surroundings:
+        """Return those of this process for one it starts, with the environment ``base``."""
+        return cls(_python(), _path(), environment(base))
+
+    @classmethod
+    def told(cls, base: Mapping[str, str] = os.environ) -> Surroundings:
+        """Return those of this process for one that another starts; raises :class:`OSError`."""
+        status = Path("/proc/self/status").read_text()  # os.umask() would set it
+        umask = int(status.partition("\nUmask:")[2].split()[0], 8)
+        return cls.own(base)._replace(folder=str(Path.cwd()), umask=umask)
 
 
 def start(
     module: str,
     *arguments: object,
     fds: Sequence[int] = (),
-    base: Mapping[str, str] = os.environ,
+    surroundings: Surroundings | None = None,
     output: IO[bytes] | None = None,
     detached: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process that calls ``main()`` of ``module``: see :func:`command`.
 
     It has the descriptors ``fds`` under the same numbers, nothing to read at its standard input,
-    the environment ``base`` as :func:`environment` returns it, and writes to ``output`` if given.
-    ``detached``: a session of its own, without our terminal. Raises :class:`OSError`.
+    our own surroundings unless others are given, and writes to ``output`` if given. ``detached``:
+    a session of its own, without our terminal. Raises :class:`OSError`, and :class:`ValueError`
+    for surroundings that no process can have; where a folder is given, it ends instead if it cannot
+    enter that or run its Python, and what it waits for there is nothing to us.
     """
+    around = surroundings or Surroundings.own()
+    words = _command(around, module, *arguments)
+    if around.folder is not None:
+        words = [_python(), "-I", "-S", "-c", _ENTER, around.folder, *words]
     return subprocess.Popen(
-        command(module, *arguments),
+        words,
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=environment(base),
+        env=around.environment,
+        umask=around.umask,
         start_new_session=detached,
     )
 
@@ -63,10 +105,12 @@ def command(module: str, *arguments: object) -> list[str]:
     only if this process imports from it, and then it is the last entry. ``sys.argv[1:]`` are the
     ``arguments``, as text.
     """
-    found = spawn.get_executable()
-    python = os.fsdecode(found) if found is not None else sys.executable
-    path = _path()
-    return [python, "-P", "-c", _BOOT, str(len(path)), *path, module, *map(str, arguments)]
+    return _command(Surroundings.own(), module, *arguments)
+
+
+def _command(around: Surroundings, module: str, *arguments: object) -> list[str]:
+    path = around.path
+    return [around.python, "-P", "-c", _BOOT, str(len(path)), *path, module, *map(str, arguments)]
 
 
 def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -86,14 +130,18 @@ def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
 # --- what it is given ---
 
 
-class _Passed:
-    """A descriptor that the child inherits under its number."""
+_given: list[int] = []
+"""The descriptors that came with the job which this process loads."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+
+class _Passed:
+    """A descriptor of the job, by its place: its number is another one in each process."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
 
     def detach(self) -> int:
-        return self._fd
+        return _given[self._place]
 
 
 class _Passing:
@@ -102,12 +150,13 @@ class _Passing:
     DupFd = _Passed
 
     def __init__(self) -> None:
-        self.fds: list[int] = []
+        self.copies: list[Descriptor] = []
 
     def duplicate_for_child(self, fd: int) -> int:
         # A copy, since the child takes over each of them on its own.
-        self.fds.append(os.dup(fd))
-        return self.fds[-1]
+        with descriptors.no_fork:
+            self.copies.append(descriptors.keep(Descriptor(os.dup(fd))))
+        return len(self.copies) - 1
 
 
 class _Pickler(pickle.Pickler):
@@ -119,40 +168,60 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def memory_file(content: bytes) -> Descriptor:
-    """Return a file without a name that holds ``content``, to be read from the beginning."""
-    file = Descriptor(os.memfd_create("stoker-job", os.MFD_CLOEXEC))
+@contextlib.contextmanager
+def memory_file(content: bytes | memoryview) -> Iterator[int]:
+    """Give the descriptor of a file without a name that holds ``content``, to be read from 0."""
+    with descriptors.no_fork:
+        file = descriptors.keep(Descriptor(os.memfd_create("stoker-job", os.MFD_CLOEXEC)))
     try:
         os.write(file.fileno(), content)
+        del content  # it may be large, and the file is there for a while
         os.lseek(file.fileno(), 0, os.SEEK_SET)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        yield file.fileno()
+    finally:
+        descriptors.drop(file)
 
 
-def dump(job: object) -> tuple[bytes, list[int]]:
-    """Return the pickled job and the descriptors that the child must inherit; close them after.
+@contextlib.contextmanager
+def dumped(job: object) -> Iterator[list[int]]:
+    """Give the descriptors from which a child can :func:`load` the job, while they are passed on.
 
     Raises what pickling raises for a source that cannot be passed on, also for one made of
     classes or functions of ``__main__``, which the child has not.
     """
     passing = _Passing()
+    try:
+        with memory_file(_pickled(job, passing)) as file:
+            yield [file, *(copy.fileno() for copy in passing.copies)]
+    finally:
+        for copy in passing.copies:
+            descriptors.drop(copy)
+
+
+def _pickled(job: object, passing: _Passing) -> memoryview:
     before: Any = context.get_spawning_popen()
     context.set_spawning_popen(passing)  # type: ignore[arg-type]
     try:
         pickled = io.BytesIO()
         _Pickler(pickled, protocol=5).dump(job)
-        return pickled.getvalue(), passing.fds
-    except BaseException:
-        for fd in passing.fds:
-            os.close(fd)
-        raise
+        return pickled.getbuffer()
     finally:
         context.set_spawning_popen(before)
 
 
+def load(fds: Sequence[int]) -> Any:
+    """Return the job for which :func:`dumped` gave these descriptors, which become the job's."""
+    _given[:] = fds[1:]
+    with os.fdopen(fds[0], "rb") as file:
+        return pickle.load(file)
+
+
 # --- where it finds modules ---
+
+
+def _python() -> str:
+    found = spawn.get_executable()
+    return os.fsdecode(found) if found is not None else sys.executable
 
 
 def _path() -> list[str]:

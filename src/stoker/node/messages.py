@@ -27,7 +27,9 @@ from stoker.node.owned import remove_socket
 MAX_BYTES = 1 << 16
 """Of a packet, and of a line that one process tells another unasked."""
 
-_MAX_FDS = 16
+MAX_FDS = 16
+"""Descriptors that come with a packet, or with a part of a line."""
+
 _PEERGROUPS = 59  # SO_PEERGROUPS, which Python does not name
 _MOST_GROUPS = 256  # that Python can be told
 _LONGEST_ADDRESS = 107  # bytes in sockaddr_un, less the closing zero
@@ -197,7 +199,7 @@ def read_line(
         # Wait outside the section: in it, every fork of this process would have to wait too.
         connection.recv(1, socket.MSG_PEEK)
         with descriptors.no_fork:
-            room = 0 if received is None else _MAX_FDS
+            room = 0 if received is None else MAX_FDS
             part, fds, _ = _receive(connection, most + 1 - len(line), room, socket.MSG_DONTWAIT)
             if received is not None:
                 received += [descriptors.keep(Descriptor(fd)) for fd in fds]
@@ -298,7 +300,7 @@ class Channel:
 
         Raises OSError too for what is no message.
         """
-        line, fds, flags = _receive(self._connection, MAX_BYTES, _MAX_FDS)
+        line, fds, flags = _receive(self._connection, MAX_BYTES, MAX_FDS)
         if not line and not fds:
             return None
         try:

@@ -1,8 +1,8 @@
 """What a supervised process is made of: those who are connected to it, how it starts and ends.
 
-Its arguments are descriptors: of the pickled job, of the socket where ranks connect, and of the
-lock that says there is such a process; and the path of that socket. It ends when no rank is
-connected any more.
+Its argument is a connection, by descriptor, on which it is given the pickled job, the socket where
+ranks connect, and the lock that says there is such a process. It ends when no rank is connected any
+more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import mmap
 import os
-import pickle
 import select
 import signal
 import socket
@@ -25,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import StokerError
+from stoker.node import child
+from stoker.node.hosting import STAYS, taken_over
 from stoker.node.messages import Channel
 
 log = logging.getLogger("stoker.node")
@@ -162,21 +163,29 @@ def pid_namespace() -> int:
 def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path]:
     """Return what this process was started with: the job, the socket, and the socket's path.
 
-    From here on the process that started it need not wait for its end, and it ignores the signals
-    ``ignored``. The lock that says there is such a process stays held until it ends; the number of
-    the process is in the file of the lock.
+    From here on the process that started it need not wait for its end, unless it wants to, and it
+    ignores the signals ``ignored``. The lock that says there is such a process stays held until it
+    ends; the number of the process is in the file of the lock.
     """
-    job_fd, listener_fd, lock_fd = map(int, sys.argv[1:4])
-    if pid := os.fork():
+    stays = sys.argv[2:] == [STAYS]
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.setblocking(True)  # who passed it on may have waited for a limited time only
+    given = None
+    with contextlib.closing(Channel(connection)) as channel, contextlib.suppress(OSError):
+        if stays:
+            channel.send({"pid": os.getpid()})
+        given = taken_over(channel)
+    if given is None:  # the job has given up, and may have started one itself
+        os._exit(1)
+    pid = os.getpid() if stays else os.fork()
+    if pid:
         with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
-            os.pwrite(lock_fd, f"{pid} {pid_namespace()}".encode(), 0)
-        os._exit(0)
+            os.pwrite(given.lock, f"{pid} {pid_namespace()}".encode(), 0)
+        if not stays:
+            os._exit(0)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(lock_fd, False)
-    with os.fdopen(job_fd, "rb") as file:
-        job = pickle.load(file)
-    return job, socket.socket(fileno=listener_fd), Path(sys.argv[4])
+    return child.load(given.job), socket.socket(fileno=given.listener), given.path
 
 
 def run(serve: Callable[[Any, socket.socket], None]) -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +20,9 @@ from typing import IO, Any
 from stoker._core import BUILD
 from stoker.errors import StokerError
 from stoker.node import child, descriptors
-from stoker.node.locks import try_lock
+from stoker.node.child import Surroundings
+from stoker.node.hosting import Given, hand_over, started_by_service
+from stoker.node.locks import try_lock, try_lock_file
 from stoker.node.messages import Channel
 from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir
@@ -38,29 +41,39 @@ def start_unless_alive(
     module: str,
     path: Path,
     lock_path: Path,
-    job: Callable[[], tuple[bytes, list[int]]],
+    job: Callable[[], object],
     *,
     base: Mapping[str, str] = os.environ,
     log_file: Path | None = None,
+    asks_service: bool = False,
 ) -> subprocess.Popen[bytes] | None:
     """Start the process that listens at ``path``; None if one lives, or has just ended.
 
-    It holds the lock on the file at ``lock_path`` as long as it lives, and gets the pickled
-    ``job()`` with the descriptors that belong to it, which are closed here;
+    It holds the lock on the file at ``lock_path`` as long as it lives, and gets ``job()``;
     :func:`~stoker.node.supervised.go_to_background` is its other half. ``base`` is its environment,
-    and what it prints goes to ``log_file`` if given. Raises :class:`OSError`, and what ``job``
-    does.
+    and what it prints goes to ``log_file`` if given. With ``asks_service`` the user's service
+    starts it if it can: then None is returned as well. Raises :class:`OSError`, and what ``job``
+    and pickling do.
     """
-    with descriptors.no_fork:
-        lock = open_file(lock_path, os.O_RDWR | os.O_CREAT)
-        try:
-            if not try_lock(lock) or not os.fstat(lock).st_nlink:
-                return None
-            os.ftruncate(lock, 0)  # what was written of the one before
-            with _opened(log_file) as output:
-                return _start(module, path, lock, job, base, output)
-        finally:
-            os.close(lock)
+    lock = try_lock_file(lock_path)
+    if lock is None:
+        return None
+    try:
+        if not os.fstat(lock.fileno()).st_nlink:
+            return None
+        os.ftruncate(lock.fileno(), 0)  # what was written of the one before
+        with child.dumped(job()) as given:
+            listener = Channel.listen(path)
+            try:
+                what = Given(given, path, listener.fileno(), lock.fileno())
+                if asks_service and _start_by_service(module, base, what):
+                    return None
+                with _opened(log_file) as output:
+                    return _start(module, base, what, output)
+            finally:
+                descriptors.drop(listener)
+    finally:
+        descriptors.drop(lock)
 
 
 def kill_holder(lock_path: Path) -> None:
@@ -79,34 +92,34 @@ def kill_holder(lock_path: Path) -> None:
             os.close(lock)
 
 
-def _start(
-    module: str,
-    path: Path,
-    lock: int,
-    job: Callable[[], tuple[bytes, list[int]]],
-    base: Mapping[str, str],
-    output: IO[bytes] | None,
-) -> subprocess.Popen[bytes]:
-    pickled, fds = job()
-    try:
-        listener = Channel.listen(path)
+def _start_by_service(module: str, base: Mapping[str, str], what: Given) -> bool:
+    """Have the process started elsewhere; False if it is not, and never will be."""
+    channel = started_by_service(module, base)
+    if channel is None:
+        return False
+    with contextlib.closing(channel):
         try:
-            with child.memory_file(pickled) as file:
-                given = [file.fileno(), listener.fileno(), lock]
-                return child.start(
-                    module,
-                    *given,
-                    path,
-                    fds=[*given, *fds],
-                    base=base,
-                    output=output,
-                    detached=True,
-                )
-        finally:
-            descriptors.drop(listener)
-    finally:
-        for fd in fds:
-            os.close(fd)
+            hand_over(channel, what)
+        except OSError as error:
+            log.info("what the service of this node started is gone: %s", error)
+            return False
+    return True
+
+
+def _start(
+    module: str, base: Mapping[str, str], what: Given, output: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    with descriptors.no_fork:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.closing(Channel(ours)) as channel:
+            number = theirs.fileno()
+            around = Surroundings.own(base)
+            process = child.start(
+                module, number, fds=[number], surroundings=around, output=output, detached=True
+            )
+            with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
+                hand_over(channel, what)
+    return process
 
 
 def _opened(log_file: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
@@ -318,17 +331,24 @@ class Supervisor:
         None if it cannot be started at all.
         """
         try:
-            process = start_unless_alive(self._module, self._socket, self._lock, self._job)
+            # What died soon after its start is not left to the service again.
+            process = start_unless_alive(
+                self._module,
+                self._socket,
+                self._lock,
+                self._job,
+                asks_service=not self._starts,
+            )
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
             return None
         # Nothing of it is open here any more: workers may be forked while it comes up.
         return process is not None and self._await_up(process)
 
-    def _job(self) -> tuple[bytes, list[int]]:
+    def _job(self) -> object:
         """Return what the process is given; called when there is none, just before the start."""
         self._starts.append(time.monotonic())
-        return child.dump(self._make_job())
+        return self._make_job()
 
     def _await_up(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the process has put itself into the background; False if it did not."""

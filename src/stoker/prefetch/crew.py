@@ -215,14 +215,9 @@ class Crew(Generic[P]):
         """Start a process and return it with our end of its socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pickled, fds = child.dump(self._job)
-            try:
-                with theirs, child.memory_file(pickled) as file:
-                    given = [file.fileno(), theirs.fileno()]
-                    process = child.start("stoker.prefetch.mate", *given, fds=[*given, *fds])
-            finally:
-                for fd in fds:
-                    os.close(fd)
+            with theirs, child.dumped(self._job) as job:
+                given = [theirs.fileno(), *job]
+                process = child.start("stoker.prefetch.mate", *given, fds=given)
         except BaseException:
             ours.close()
             raise

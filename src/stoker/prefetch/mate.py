@@ -1,6 +1,6 @@
 """A further process that reads for the prefetch process, which is :func:`main`.
 
-Its arguments are descriptors: of the pickled job, and of the socket to that process. It asks for
+Its arguments are descriptors: of the socket to that process, and of the pickled job. It asks for
 a group when it has room for one, says what it claimed and when it is done, and ends with the
 connection.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import signal
 import socket
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.node import child
 from stoker.node.memory import keep_freed_memory
 from stoker.node.messages import Channel
 from stoker.node.supervised import ALIVE_EVERY, mapped
@@ -182,8 +182,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop
     serve_clients_here()
     keep_freed_memory()
-    with os.fdopen(int(sys.argv[1]), "rb") as file:
-        job = pickle.load(file)
+    number, *given = map(int, sys.argv[1:])
+    job = child.load(given)
     with contextlib.suppress(OSError):  # the other process is gone
-        Mate(job, Channel(socket.socket(fileno=int(sys.argv[2])))).run()
+        Mate(job, Channel(socket.socket(fileno=number))).run()
     os._exit(0)  # clients of storages run threads that do not end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import time
 import warnings
 from pathlib import Path
@@ -213,7 +212,7 @@ class Membership:
             "stoker.tiering.daemon",
             self.folder.members,
             self.folder.lock,
-            lambda: (pickle.dumps(self._config), []),
+            lambda: self._config,
             base=_own_environment(),
             log_file=self.folder.log,
         )
