@@ -1,4 +1,4 @@
-"""Four jobs with weights 4:2:1:1 share fetch bandwidth and the memory of a cache.
+"""Four jobs with weights 4:2:1:1 share fetch bandwidth, the memory of a cache, and disk.
 
 Parts (``--part``, all by default):
 
@@ -7,6 +7,8 @@ Parts (``--part``, all by default):
 - memory: one data set and one cache, each job with ``Sharing(by_weight=True)``; likewise.
 - caches: four data sets with a cache each, of which any would take all the memory of
   ``stoker serve --memory``; a quota for each job, which may borrow (``most``); likewise.
+- disk: the same of disk (``stoker serve --disk``, ``disk_most``), with hardly any memory. What the
+  file system says of the files is in ``of_disk``, as a share of the limit.
 
 Jobs are processes, each with its prefetch. ``worst`` is the largest deviation of a job from its
 share, as a share of that; ``of_limit`` what all read / the limit, which the hits of a cache of 5 %
@@ -18,11 +20,14 @@ bandwidth, that is over the second that follows.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +49,7 @@ WEIGHTS = np.array([4.0, 2.0, 1.0, 1.0])
 SHARES = WEIGHTS / WEIGHTS.sum()
 SIZE, BATCH, RATE = 4_000, 20, 8_000_000
 LOOK = 0.05  # seconds
+MEMORY, DISK = "memory_bytes", "disk_bytes"
 Floats = NDArray[np.float64]
 
 
@@ -71,7 +77,7 @@ def bandwidth(smoke: bool) -> dict[str, float]:
     sources = [_source(number, 2_000) for number in range(len(WEIGHTS))]
     with (
         _serving(ServiceSettings(bandwidth=RATE)),
-        _jobs(sources, "5%", by_weight=False) as (read, may_read),
+        _jobs(sources, [Cache("5%")] * 4) as (read, may_read),
     ):
         _await(lambda: bool((read > 0).all()))
         time.sleep(span / 3)
@@ -97,7 +103,7 @@ def memory(smoke: bool) -> dict[str, float]:
     """Return the figures of a round in which jobs divide the memory of one cache."""
     span = 1.0 if smoke else 6.0
     source = _source(0, 2_000 if smoke else 10_000)
-    with _jobs([source] * len(WEIGHTS), "20%", by_weight=True) as (_, may_read):
+    with _jobs([source] * 4, [Cache("20%")] * 4, by_weight=True) as (_, may_read):
         _await(lambda: _held().sum() > 0.9 * 0.2 * source.sizes.sum())
         time.sleep(span)
         held = _held()
@@ -116,9 +122,7 @@ def memory(smoke: bool) -> dict[str, float]:
 
 def caches(smoke: bool) -> dict[str, float]:
     """Return the figures of a round in which caches of different data lend each other memory."""
-    span = 2.0 if smoke else 6.0
-    count = 600 if smoke else 1_200
-    sources = [_source(number, count, 10 * SIZE) for number in range(len(WEIGHTS))]
+    sources = _sources(600 if smoke else 1_200)
     settings = ServiceSettings(
         memory=(memory := int(sources[0].sizes.sum())),
         quotas=tuple(
@@ -126,22 +130,52 @@ def caches(smoke: bool) -> dict[str, float]:
             for number, share in enumerate(SHARES)
         ),
     )
-    with _serving(settings), _jobs(sources, "100%", by_weight=False) as (_, may_read):
-        _await(lambda: _of_caches("memory_bytes").sum() > 0.95 * memory)
-        # What is kept for reading ahead need not fill up.
-        _await(lambda: _of_caches("payload_bytes").sum() > 0.8 * _of_caches("limit_bytes").sum())
-        time.sleep(span)
-        got, held = _of_caches("memory_bytes"), _of_caches("payload_bytes")
-        may_read[0].clear()
-        idle = _watched(lambda: _of_caches("payload_bytes"), span)
-        may_read[0].set()
-        back = _watched(lambda: _of_caches("payload_bytes"), span)
+    with _serving(settings), _jobs(sources, [Cache("100%")] * 4) as (_, may_read):
+        return _lent(memory, MEMORY, may_read, 2.0 if smoke else 6.0)
+
+
+def disk(smoke: bool) -> dict[str, float]:
+    """Return the figures of a round in which caches of different data lend each other disk."""
+    sources = _sources(600 if smoke else 3_000)
+    settings = ServiceSettings(
+        disk=(whole := int(sources[0].sizes.sum())),
+        quotas=tuple(
+            Quota(f"job {number}", disk=int(share * whole), disk_most=whole)
+            for number, share in enumerate(SHARES)
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder, str(number)) for number in range(len(WEIGHTS))]
+        # Of memory there is little, that hits are the disk's; the file takes more than the payload.
+        kept = [Cache("5%", disk=place, disk_size="95%") for place in places]
+        with _serving(settings), _jobs(sources, kept) as (_, may_read):
+            figures = _lent(whole, DISK, may_read, 2.0 if smoke else 6.0)
+            files = [file for place in places for file in place.iterdir()]
+            taken = sum(file.stat().st_blocks * 512 for file in files)
+    return {**figures, "of_disk": taken / whole}
+
+
+def _lent(whole: int, place: str, may_read: list[Any], span: float) -> dict[str, float]:
+    """Return the figures of caches that lend each other ``whole`` bytes of memory or disk."""
+
+    def held() -> Floats:
+        return _of_caches("payload_bytes", place)
+
+    _await(lambda: _of_caches(place, place).sum() > 0.95 * whole)
+    # What is kept for reading ahead need not fill up.
+    _await(lambda: held().sum() > 0.8 * _of_caches("limit_bytes", place).sum())
+    time.sleep(span)
+    got, before = _of_caches(place, place), held()
+    may_read[0].clear()
+    idle = _watched(held, span)
+    may_read[0].set()
+    back = _watched(held, span)
     return {
-        "worst": float(np.abs(got / memory / SHARES - 1).max()),
-        **_named("share", got / memory),
-        "of_limit": float(got.sum()) / memory,
-        "used_s": _first(idle[:, 1:].sum(axis=1) >= 0.95 * held.sum()),
-        "back_s": _first(back[:, 0] >= 0.95 * held[0]),
+        "worst": float(np.abs(got / whole / SHARES - 1).max()),
+        **_named("share", got / whole),
+        "of_limit": float(got.sum()) / whole,
+        "used_s": _first(idle[:, 1:].sum(axis=1) >= 0.95 * before.sum()),
+        "back_s": _first(back[:, 0] >= 0.95 * before[0]),
     }
 
 
@@ -149,17 +183,25 @@ PARTS: dict[str, Callable[[bool], dict[str, float]]] = {
     "bandwidth": bandwidth,
     "memory": memory,
     "caches": caches,
+    "disk": disk,
 }
-LIMITS = {"bandwidth": 0.10, "memory": 0.05, "caches": 0.05}
+LIMITS = {"bandwidth": 0.10, "memory": 0.05, "caches": 0.05, "disk": 0.05}
 
 
-def _of_caches(field: str) -> Floats:
-    """Return a counter of each job's cache."""
+def _of_caches(field: str, place: str) -> Floats:
+    """Return a counter of each job's cache, ``place``: of that in memory, or on disk."""
     found = np.zeros(len(WEIGHTS))
     for cache in survey():
-        for job in cache.jobs:
-            found[int(job.name.split()[-1])] = cache.stats.get(field, 0)
+        if place == DISK and cache.on_disk:
+            found[int(Path(cache.description).name)] = cache.stats.get(field, 0)
+        elif place == MEMORY:
+            for job in cache.jobs:
+                found[int(job.name.split()[-1])] = cache.stats.get(field, 0)
     return found
+
+
+def _sources(count: int) -> list[SlowSource]:
+    return [_source(number, count, 10 * SIZE) for number in range(len(WEIGHTS))]
 
 
 def _source(number: int, count: int, size: int = SIZE) -> SlowSource:
@@ -180,7 +222,7 @@ def _serving(settings: ServiceSettings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _jobs(
-    sources: list[SlowSource], cache: str, *, by_weight: bool
+    sources: list[SlowSource], caches: list[Cache], *, by_weight: bool = False
 ) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
     """Run a job on each source; gives the bytes that each has read, live, and who may read."""
     context = multiprocessing.get_context("spawn")
@@ -192,7 +234,8 @@ def _jobs(
             for number, source in enumerate(sources):
                 may_read[number].set()
                 sharing = Sharing(f"job {number}", weight=WEIGHTS[number], by_weight=by_weight)
-                work = (number, source, Cache(cache, sharing=sharing), read, may_read, is_over)
+                cache = dataclasses.replace(caches[number], sharing=sharing)
+                work = (number, source, cache, read, may_read, is_over)
                 running.append(Running(train, work))
                 _await(lambda: read.array[number] > 0)  # noqa: B023
             yield read.array, may_read

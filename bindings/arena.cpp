@@ -21,6 +21,7 @@
 #include "region_spec.h"
 #include "rooms.h"
 #include "stoker/error.h"
+#include "stoker/futex.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -302,6 +303,7 @@ nb::dict stats(const PyArena& self) {
   out["capacity_bytes"] = header.capacity;
   out["limit_bytes"] = header.limit;
   out["memory_bytes"] = arena->memory();
+  out["disk_bytes"] = header.on_disk != 0 ? arena->room() : 0;
   out["payload_bytes"] = counters.payload;
   out["overhead_bytes"] = header.total_bytes - std::min(header.total_bytes, header.capacity);
   out["entries"] = counters.entries;
@@ -349,13 +351,14 @@ void bind_arena(nb::module_& m) {
       "limit_bytes"_a = UINT64_MAX, "Bytes of memory that such an arena takes, payload included.");
   m.def(
       "file_bytes",
-      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size) {
+      [](std::uint32_t num_ids, std::uint64_t capacity, std::uint64_t mean_size,
+         std::uint64_t limit) {
         stoker::Header header{};
-        stoker::Segment::plan({num_ids, capacity, mean_size, true, false, 0}, header);
-        return header.file_data_at + std::uint64_t{header.num_blocks} * header.block_size;
+        stoker::Segment::plan({num_ids, capacity, mean_size, true, false, 0, false, limit}, header);
+        return stoker::end_of(header, header.reserved_blocks);
       },
-      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a,
-      "Bytes of the file of such an arena on disk.");
+      "num_ids"_a, "capacity_bytes"_a, "mean_size"_a, "limit_bytes"_a = UINT64_MAX,
+      "Bytes of disk that the file of such an arena takes.");
   nb::class_<PyRooms>(m, "Rooms", "Room in an arena for samples on their way.")
       .def("fill", &fill, "index"_a, "bytes"_a,
            "Copy a sample to its room; False where it has none, or is of another size.")
@@ -401,13 +404,21 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("total_bytes",
                    [](const PyArena& self) { return self.open()->header().total_bytes; })
       .def_prop_ro("memory_bytes", [](const PyArena& self) { return self.open()->memory(); })
+      .def_prop_ro("disk_bytes",
+                   [](const PyArena& self) {
+                     const auto arena = self.open();
+                     return arena->header().on_disk != 0 ? arena->room() : 0;
+                   })
       .def_prop_ro("limit_bytes", [](const PyArena& self) { return self.open()->header().limit; })
       .def(
           "limit",
-          [](const PyArena& self, std::uint64_t bytes) {
-            return unlocked(self, [&](Arena& arena) { return arena.limit(bytes); });
+          [](const PyArena& self, std::uint64_t bytes, double seconds) {
+            return unlocked(self, [&](Arena& arena) {
+              return arena.limit(bytes,
+                                 stoker::monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9));
+            });
           },
-          "bytes"_a)
+          "bytes"_a, "seconds"_a)
       .def(
           "put",
           [](const PyArena& self, const IdArray& ids, nb::sequence samples,

@@ -91,7 +91,8 @@ Arena::Arena(Segment segment)
       heap_positions_(segment_.at<std::uint32_t>(header_->heap_positions_at)),
       leases_(segment_.at<Lease>(header_->leases_at)),
       blocks_(header_, segment_.at<std::uint64_t>(header_->bitmap_at)),
-      blocks_store_(memory_blocks(header_, segment_.at<unsigned char>(header_->data_at))),
+      blocks_store_(memory_blocks(header_, segment_.at<unsigned char>(header_->data_at),
+                                  segment_.descriptor().number())),
       slots_(segment_.descriptor(), slot_table_, [this](std::uint32_t slot) { adopt(slot); }),
       lock_(&header_->lock, slots_) {
   extents_.reserve(kMostExtents + 1);
@@ -111,7 +112,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path) : Arena(create(g
   auto file = std::make_unique<FileBlocks>(header_, path);
   FileBlocks& opened = *file;
   blocks_store_ = std::move(file);
-  recover_file();
+  if (!opened.is_new()) recover_file(opened.holes());
   opened.share();
 }
 

@@ -1,7 +1,5 @@
 // Which region a sample lies in: looking it up, moving it between regions, redividing their
-// budgets; and how much memory they have together.
-#include <fcntl.h>
-
+// budgets; and how much memory or disk they have together.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -16,8 +14,7 @@ namespace {
 
 constexpr std::size_t kMoves = 64;            // under one lock, each of which may evict
 constexpr std::uint32_t kAFew = 8192;         // listed under the lock
-constexpr std::uint64_t kPiece = 4ull << 20;  // bytes of memory given back or taken under one lock
-constexpr std::int64_t kHold = 500'000;       // ns after which others have the lock
+constexpr std::uint64_t kPiece = 4ull << 20;  // bytes given back or taken under one lock
 constexpr int kTries = 64;                    // evictions for one sample's place
 
 }  // namespace
@@ -187,7 +184,7 @@ bool Arena::shed_some(std::uint32_t r) {
   return more;
 }
 
-// --- memory ---
+// --- room ---
 
 // Its part of the limit.
 std::uint64_t Arena::budget_of(const Region& region) const {
@@ -196,25 +193,17 @@ std::uint64_t Arena::budget_of(const Region& region) const {
   return static_cast<std::uint64_t>(share * static_cast<double>(region.budget));
 }
 
-std::uint64_t Arena::limit(std::uint64_t bytes) {
-  if (header_->on_disk != 0 || header_->blank != 0) {
-    throw ConfigError("only a cache in memory gives memory back");
-  }
-  std::uint32_t end = 0;
+std::uint64_t Arena::limit(std::uint64_t bytes, std::int64_t deadline) {
+  if (header_->blank != 0) throw ConfigError("a cache without bytes has none to give back");
   {
     const Guard guard(*this, Guard::Insist::kYes);
     header_->limit = std::min(bytes, header_->capacity);
     const std::uint32_t goal = blocks_within(*header_, header_->limit);
     if (goal < header_->usable_blocks) blocks_.bound(goal);
-    end = header_->usable_blocks;
   }
   for (std::uint32_t r = 0; r < header_->num_regions; ++r) shed(r);
-  vacate(end);
-  for (bool more = true; more;) {
-    const Guard guard(*this);
-    more = guard && (grow_some() || shrink_some());
-  }
-  return memory();
+  settle_room(deadline);
+  return room();
 }
 
 std::uint64_t Arena::memory() {
@@ -222,97 +211,130 @@ std::uint64_t Arena::memory() {
   return memory_of(*header_, header_->reserved_blocks);
 }
 
-// Moves samples out of the blocks from `usable` on, which none may have any longer. A reader meets
-// them as it meets those that are replaced; one that is being written stays for now.
-void Arena::vacate(std::uint32_t usable) {
-  if (usable == header_->num_blocks) return;
-  std::vector<std::uint32_t> ids;
-  for (std::uint32_t id = 0; id < header_->num_ids; ++id) {
-    if (state_of(entries_[id].word.load(std::memory_order_acquire)) != State::kReady) continue;
-    const auto part = [&](int i) {
-      return entries_[id].extents[i].load(std::memory_order_relaxed);
-    };
-    const std::uint32_t end = std::max(part(0) + part(1), part(2) + part(3));
-    if ((part(1) & kSpilled) != 0 || end > usable) ids.push_back(id);
+std::uint64_t Arena::room() {
+  const Guard guard(*this);
+  return end_of(*header_, header_->reserved_blocks);
+}
+
+// Makes what is reserved as much as is usable, and that as much as the limit says.
+void Arena::settle_room(std::int64_t deadline) {
+  std::uint32_t usable = 0;
+  {
+    const Guard guard(*this, Guard::Insist::kYes);
+    usable = header_->usable_blocks;
   }
-  for (std::size_t done = 0; done < ids.size();) {
+  vacate(usable, deadline);
+  for (bool more = true; more;) {
     const Guard guard(*this);
-    if (!guard) return;
-    const std::int64_t until = monotonic_ns() + kHold;
-    do {
-      if (!move_down(ids[done])) return;
-    } while (++done < ids.size() && monotonic_ns() < until);
+    more = guard && (grow_some() || shrink_some());
   }
 }
 
-// False if there is no memory for that.
-bool Arena::move_down(std::uint32_t id) {
-  Entry& entry = entries_[id];
-  Extent list{};
-  if (state_of(entry.word.load(std::memory_order_acquire)) != State::kReady) return true;
-  const std::uint32_t length = entry.length.load(std::memory_order_relaxed);
-  std::unique_ptr<unsigned char[]> bytes(new (std::nothrow) unsigned char[length]);
-  if (bytes == nullptr || !load_extents(entry, extents_, &list)) return bytes != nullptr;
-  const auto lies_within = [this](Extent extent) {
-    return extent.first + extent.count <= header_->usable_blocks;
+// Moves samples out of the blocks from `usable` on, which none may have any longer. A reader meets
+// them as it meets those that are replaced; one that is being written stays for now.
+void Arena::vacate(std::uint32_t usable, std::int64_t deadline) {
+  if (usable == header_->num_blocks) return;
+  for (std::uint32_t id = 0; id < header_->num_ids; ++id) {
+    if (!is_behind(entries_[id], usable)) continue;
+    if (!move_down(id, usable, monotonic_ns() < deadline)) return;
+  }
+}
+
+// Takes no lock: an entry that changes meanwhile may seem to be either.
+bool Arena::is_behind(const Entry& entry, std::uint32_t usable) const {
+  if (state_of(entry.word.load(std::memory_order_acquire)) != State::kReady) return false;
+  const auto part = [&](int i) { return entry.extents[i].load(std::memory_order_relaxed); };
+  const auto lies_behind = [usable](Extent extent) {
+    return extent.count != 0 && extent.first + extent.count > usable;
   };
-  if (lies_within(list) && std::all_of(extents_.begin(), extents_.end(), lies_within)) return true;
-  if (!copy_out(entry, length, bytes.get())) return true;
-  // Reserved meanwhile: who dies here leaves a sample less, and never one of wrong bytes.
-  pend(slot(), 1);
-  set_word(entry, State::kReserved, slot());
-  free_blocks(entry);
-  const std::uint32_t r = ranks_[id].region.load(std::memory_order_relaxed) - 1u;
-  bool placed = allocate(entry, blocks_of(length));
-  for (int tries = 0; !placed && tries < kTries && evict_one(r); ++tries) {
-    placed = allocate(entry, blocks_of(length));
+  if ((part(1) & kSpilled) == 0) {
+    return lies_behind({part(0), part(1)}) || lies_behind({part(2), part(3)});
   }
-  if (!placed) {
-    for (auto& part : entry.extents) part.store(0, std::memory_order_relaxed);
+  std::vector<Extent> extents;
+  Extent list{};
+  // What a disk has spoilt is behind: it cannot be told, and is no loss.
+  return !load_extents(entry, extents, &list) || lies_behind(list) ||
+         std::any_of(extents.begin(), extents.end(), lies_behind);
+}
+
+// Copies a sample as any reader and writer does, the lock being held only in between. False if
+// there is no memory for that, or no lock.
+bool Arena::move_down(std::uint32_t id, std::uint32_t usable, bool may_keep) {
+  Snapshot snapshot{};
+  measure({&id, 1}, &snapshot);
+  if (!is_behind(entries_[id], usable)) return true;
+  std::unique_ptr<unsigned char[]> bytes(new (std::nothrow) unsigned char[snapshot.length]);
+  if (bytes == nullptr) return false;
+  const Read read = may_keep ? this->read(id, snapshot, bytes.get()) : Read::kAbsent;
+  bool placed = false;
+  {
+    const Guard guard(*this);
+    if (!guard) return false;
+    if (entries_[id].word.load(std::memory_order_acquire) != snapshot.word) return true;
+    // What a disk has spoilt must not get a new checksum.
+    if (read == Read::kWhole) pend(slot(), 1);
+    placed = read == Read::kWhole && reserve_again(id);
+    if (!placed) {
+      drop(id);
+      ++header_->evictions;
+    }
   }
-  if (placed && write(id, {bytes.get(), length})) {
+  Slot& mine = slot_table_[slot()];
+  if (read == Read::kDamaged || read == Read::kUnreadable) mine.corrupt.fetch_add(1);
+  if (read == Read::kUnreadable) mine.io_errors.fetch_add(1);
+  if (placed && write(id, {bytes.get(), snapshot.length})) {
     publish(id);
-  } else {
-    drop(id);
-    ++header_->evictions;
+  } else if (placed) {
+    mine.io_errors.fetch_add(1);
+    undo(id);
   }
-  pend(slot(), -1);
+  if (read == Read::kWhole) pend(slot(), -1);
   return true;
 }
 
-// One step under the lock, as the next; false when there is nothing more to do, or no memory.
+// Has a sample that is there be written again, to usable blocks; under the lock. Who dies before it
+// is leaves a sample less, and never one of wrong bytes. False if there is no place for it.
+bool Arena::reserve_again(std::uint32_t id) {
+  Entry& entry = entries_[id];
+  set_word(entry, State::kReserved, slot());
+  free_blocks(entry);
+  const std::uint32_t blocks = blocks_of(entry.length.load(std::memory_order_relaxed));
+  const std::uint32_t r = ranks_[id].region.load(std::memory_order_relaxed) - 1u;
+  bool placed = allocate(entry, blocks);
+  for (int tries = 0; !placed && tries < kTries && evict_one(r); ++tries) {
+    placed = allocate(entry, blocks);
+  }
+  if (placed) return true;
+  for (auto& part : entry.extents) part.store(0, std::memory_order_relaxed);
+  return false;
+}
+
+// One step under the lock, as the next; false when there is nothing more to do, or no room.
 bool Arena::grow_some() {
   const std::uint32_t goal = blocks_within(*header_, header_->limit);
   if (header_->usable_blocks >= goal) return false;
-  if (header_->reserved_blocks <= header_->usable_blocks) {
-    const std::uint32_t end = piece_from(header_->reserved_blocks, goal);
-    const auto from = static_cast<off_t>(memory_of(*header_, header_->reserved_blocks));
-    const off_t bytes = static_cast<off_t>(memory_of(*header_, end)) - from;
-    if (reserve_pages(segment_.descriptor().number(), bytes, from) != 0) return false;
-    header_->reserved_blocks = end;
-  }
-  blocks_.bound(std::min(goal, header_->reserved_blocks));
+  const std::uint32_t end = piece_from(header_->usable_blocks, goal);
+  const bool has_room = end <= header_->reserved_blocks && header_->on_disk == 0;
+  if (!has_room && blocks_store_->take(header_->usable_blocks, end) != 0) return false;
+  header_->reserved_blocks = std::max(header_->reserved_blocks, end);
+  blocks_.bound(end);
   return true;
 }
 
-// Gives memory behind the usable blocks back, from the end on, as far as nothing lies there. A
-// reader that is late may bring a page of it back, and who dies in the middle of either step leaves
-// some that is not counted: all behind goes each time.
+// Gives room behind the usable blocks back, from the end on, as far as nothing lies there. A reader
+// that is late may bring a page of memory back, and who dies in the middle of either step leaves
+// some that is not counted: all behind goes each time. Of memory, what counts as reserved always
+// is; a disk may have less, which is an error at a write.
 bool Arena::shrink_some() {
   const std::uint32_t end = header_->reserved_blocks;
   if (end <= header_->usable_blocks) return false;
   const std::uint32_t most = piece_from(0, header_->num_blocks);
   const std::uint32_t begin = std::max(header_->usable_blocks, end - std::min(end, most));
   if (blocks_.free(begin, end) != end - begin) return false;
-  const auto from = static_cast<off_t>(memory_of(*header_, begin));
-  const off_t bytes = static_cast<off_t>(header_->total_bytes) - from;
-  const int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-  header_->reserved_blocks = begin;  // before it is so: what counts as reserved always is
-  if (bytes > 0 && fallocate(segment_.descriptor().number(), how, from, bytes) != 0) {
-    header_->reserved_blocks = end;
-    return false;
-  }
-  return true;
+  if (header_->on_disk == 0) header_->reserved_blocks = begin;
+  const bool is_taken = blocks_store_->give_back(begin) == 0;
+  header_->reserved_blocks = is_taken ? begin : end;
+  return is_taken;
 }
 
 // The end of a piece that begins with a block.

@@ -77,9 +77,17 @@ bool lock_file(int descriptor, short type) {
   return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
 }
 
+int punch(int descriptor, std::uint64_t from, std::uint64_t bytes) {
+  constexpr int kHow = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  if (bytes == 0) return 0;
+  const int code = fallocate(descriptor, kHow, static_cast<off_t>(from), static_cast<off_t>(bytes));
+  return code == 0 ? 0 : errno;
+}
+
 class MemoryBlocks : public BlockStore {
  public:
-  MemoryBlocks(const Header* header, unsigned char* data) : header_(header), data_(data) {}
+  MemoryBlocks(const Header* header, unsigned char* data, int descriptor)
+      : header_(header), data_(data), descriptor_(descriptor) {}
 
   bool read(Extent extent, void* to, std::uint64_t bytes) const override {
     racy_read(to, at(extent), bytes);
@@ -94,6 +102,14 @@ class MemoryBlocks : public BlockStore {
     for (int line = 0; line < 4; ++line) __builtin_prefetch(first + 64 * line);
   }
   bool checksummed() const override { return false; }
+  int take(std::uint32_t begin, std::uint32_t end) override {
+    const auto from = static_cast<off_t>(end_of(*header_, begin));
+    return reserve_pages(descriptor_, static_cast<off_t>(end_of(*header_, end)) - from, from);
+  }
+  int give_back(std::uint32_t begin) override {
+    const std::uint64_t from = end_of(*header_, begin);
+    return punch(descriptor_, from, header_->total_bytes - from);
+  }
 
  private:
   unsigned char* at(Extent extent) const {
@@ -101,6 +117,7 @@ class MemoryBlocks : public BlockStore {
   }
   const Header* header_;
   unsigned char* data_;
+  int descriptor_;
 };
 
 }  // namespace
@@ -109,8 +126,9 @@ std::uint32_t BlockStore::self_crc(const Record& record) {
   return crc32c(0, &record, offsetof(Record, self_crc));
 }
 
-std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* data) {
-  return std::make_unique<MemoryBlocks>(header, data);
+std::unique_ptr<BlockStore> memory_blocks(const Header* header, unsigned char* data,
+                                          int descriptor) {
+  return std::make_unique<MemoryBlocks>(header, data, descriptor);
 }
 
 FileBlocks::FileBlocks(const Header* header, const std::string& path)
@@ -125,7 +143,7 @@ FileBlocks::FileBlocks(const Header* header, const std::string& path)
     create(path);
   } else {
     check(path);
-    if (found < bytes()) reserve(path);  // it was cut: what lay there is a miss
+    if (found < bytes()) resize(path);  // it was cut: what lay there is a miss
   }
 }
 
@@ -140,8 +158,7 @@ FileBlocks::FileBlocks(const Header* header, int descriptor)
 }
 
 off_t FileBlocks::bytes() const {
-  return static_cast<off_t>(header_->file_data_at +
-                            std::uint64_t{header_->num_blocks} * header_->block_size);
+  return static_cast<off_t>(end_of(*header_, header_->num_blocks));
 }
 
 off_t FileBlocks::size(const std::string& path) const {
@@ -161,13 +178,10 @@ bool FileBlocks::begun() const {
          found.self_crc == crc32c(0, &found, offsetof(FileHeader, self_crc));
 }
 
-// The room is taken now; a file system that cannot do that tells at each write instead.
-void FileBlocks::reserve(const std::string& path) {
-  int code = reserve_pages(file_.number(), bytes());
-  if (code == EOPNOTSUPP) code = ftruncate(file_.number(), bytes()) == 0 ? 0 : errno;
-  if (code != 0) {
+void FileBlocks::resize(const std::string& path) {
+  if (ftruncate(file_.number(), bytes()) != 0) {
     throw CapacityError(
-        describe_errno("reserve " + std::to_string(bytes()) + " bytes of disk in " + path, code));
+        describe_errno("resize " + path + " to " + std::to_string(bytes()) + " bytes", errno));
   }
 }
 
@@ -183,8 +197,14 @@ void FileBlocks::create(const std::string& path) {
     if (ftruncate(file_.number(), 0) != 0)
       throw CapacityError(describe_errno("cut " + path, errno));
     write_header(kBegunMagic);
-    reserve(path);
+    const std::uint32_t end = header_->reserved_blocks;
+    if (const int code = take(0, end); code != 0) {
+      const std::string bytes = std::to_string(end_of(*header_, end));
+      throw CapacityError(describe_errno("reserve " + bytes + " bytes of disk in " + path, code));
+    }
+    resize(path);
     write_header(kFileMagic);
+    is_new_ = true;
   } catch (...) {
     if (ftruncate(file_.number(), 0) == 0) unlink(path.c_str());
     throw;
@@ -233,6 +253,40 @@ bool FileBlocks::put_record(const Record& record) {
 bool FileBlocks::get_records(std::uint32_t first, std::span<Record> records) const {
   return pread_all(file_.number(), records.data(), records.size_bytes(),
                    kPage + static_cast<off_t>(first) * static_cast<off_t>(sizeof(Record)));
+}
+
+int FileBlocks::take(std::uint32_t begin, std::uint32_t end) {
+  if (!file_.is_ours()) return EBADF;
+  const off_t from = begin == 0 ? 0 : static_cast<off_t>(end_of(*header_, begin));
+  const off_t to = static_cast<off_t>(end_of(*header_, end));
+  const int code = reserve_pages(file_.number(), to - from, from);
+  return code == EOPNOTSUPP ? 0 : code;
+}
+
+int FileBlocks::give_back(std::uint32_t begin) {
+  if (!file_.is_ours()) return EBADF;
+  const std::uint64_t from = end_of(*header_, begin);
+  const auto whole = static_cast<std::uint64_t>(bytes() + kPage - 1) / kPage * kPage;
+  return punch(file_.number(), from,
+               whole - from);  // the last page as well, though not all is ours
+}
+
+std::vector<Hole> FileBlocks::holes() const {
+  std::vector<Hole> found;
+  struct stat status{};
+  if (fstat(file_.number(), &status) != 0 || status.st_blocks * 512 >= bytes()) return found;
+  const auto first = static_cast<off_t>(header_->file_data_at);
+  for (off_t at = first; at < bytes();) {
+    const off_t begin = lseek(file_.number(), at, SEEK_HOLE);
+    if (begin < 0 || begin >= bytes()) break;
+    off_t end = lseek(file_.number(), begin, SEEK_DATA);
+    if (end < 0 && errno != ENXIO) break;
+    if (end < 0) end = bytes();
+    found.push_back(
+        {static_cast<std::uint64_t>(begin - first), static_cast<std::uint64_t>(end - first)});
+    at = end;
+  }
+  return found;
 }
 
 }  // namespace stoker

@@ -12,6 +12,7 @@ namespace stoker {
 namespace {
 
 constexpr std::int64_t kReclaimEvery = 1'000'000'000;
+constexpr std::int64_t kMoving = 2'000'000'000;  // ns in which samples move as a file is opened
 
 }  // namespace
 
@@ -197,8 +198,10 @@ void Arena::rebuild_leases() {
 
 // --- from a file ---
 
-// Reads every record; where two claim a block, the younger one is right.
-void Arena::recover_file() {
+// Reads every record; where two claim a block, the younger one is right. Room behind the usable
+// blocks is given back, since the file may have had more.
+void Arena::recover_file(const std::vector<Hole>& holes) {
+  take_room();
   constexpr std::uint32_t kPage = 4096;
   std::vector<Record> page(kPage);
   std::vector<Record> sound;
@@ -217,18 +220,61 @@ void Arena::recover_file() {
   std::sort(sound.begin(), sound.end(),
             [](const Record& a, const Record& b) { return a.generation > b.generation; });
   if (!sound.empty()) header_->clock.store(sound.front().generation);
-  for (const Record& record : sound) recover(record);
+  for (const Record& record : sound) recover(record, holes);
+  if (header_->usable_blocks < header_->reserved_blocks) settle_room(monotonic_ns() + kMoving);
 }
 
-bool Arena::recover(const Record& record) {
+// Has the file take the room that it lacks, as far as there is some.
+void Arena::take_room() {
+  constexpr std::uint32_t kLeast = 64;  // blocks, which are whole pages
+  const std::uint32_t goal = header_->usable_blocks;
+  std::uint32_t end = 0;
+  std::uint32_t step = goal;
+  int code = 0;
+  while (end < goal && step >= kLeast) {
+    const std::uint32_t next = std::min(end + step, goal);
+    const int failed = blocks_store_->take(end, next);
+    if (failed == 0) {
+      end = next;
+    } else {
+      step = step / 2 / kLeast * kLeast;
+      code = failed;
+    }
+  }
+  if (end == 0) throw CapacityError(describe_errno("reserve disk for what the file holds", code));
+  if (end < goal) blocks_.bound(end);
+  // There may be more behind, from when it was allowed more.
+  header_->reserved_blocks = end < goal ? end : header_->num_blocks;
+}
+
+namespace {
+
+// Whether some of the bytes lie where a file has none: there it was given back.
+bool touches(const std::vector<Hole>& holes, std::uint64_t begin, std::uint64_t bytes) {
+  const auto next = std::upper_bound(holes.begin(), holes.end(), begin,
+                                     [](std::uint64_t at, const Hole& h) { return at < h.end; });
+  return bytes > 0 && next != holes.end() && next->begin < begin + bytes;
+}
+
+}  // namespace
+
+bool Arena::recover(const Record& record, const std::vector<Hole>& holes) {
   Region& main = header_->regions[0];
-  if (main.bytes + record.length > main.budget) return false;
+  if (main.bytes + record.length > budget_of(main)) return false;
   Entry& entry = entries_[record.id];
   for (int i = 0; i < 4; ++i) entry.extents[i].store(record.extents[i]);
   Extent list{};
   if (!load_extents(entry, extents_, &list)) return false;
   std::uint64_t blocks = 0;
-  for (const Extent extent : extents_) blocks += extent.count;
+  for (const Extent extent : extents_) {
+    const std::uint64_t begin = std::uint64_t{extent.first} * header_->block_size;
+    const std::uint64_t before =
+        std::min<std::uint64_t>(record.length, blocks * header_->block_size);
+    const std::uint64_t bytes = std::min<std::uint64_t>(
+        record.length - before, std::uint64_t{extent.count} * header_->block_size);
+    if (touches(holes, begin, bytes)) return false;
+    blocks += extent.count;
+  }
   if (list.count != 0) extents_.push_back(list);
   if (blocks != blocks_of(record.length) || !mark_all(extents_)) return false;
   entry.length.store(record.length);

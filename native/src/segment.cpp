@@ -43,7 +43,7 @@ unsigned char* map(int descriptor, std::uint64_t bytes, bool blank = false, bool
 }  // namespace
 
 std::uint32_t blocks_within(const Header& header, std::uint64_t limit) {
-  if (limit >= header.capacity || header.on_disk != 0) return header.num_blocks;
+  if (limit >= header.capacity) return header.num_blocks;
   const double share = static_cast<double>(limit) / static_cast<double>(header.capacity);
   const auto blocks = static_cast<std::uint64_t>(share * header.num_blocks) + 64;
   const std::uint64_t at_once = std::max<std::uint64_t>(1, kPage / header.block_size);
@@ -51,9 +51,13 @@ std::uint32_t blocks_within(const Header& header, std::uint64_t limit) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, header.num_blocks));
 }
 
+std::uint64_t end_of(const Header& header, std::uint32_t blocks) {
+  const std::uint64_t bytes = std::uint64_t{blocks} * header.block_size;
+  return header.on_disk != 0 ? header.file_data_at + bytes : header.data_at + pages(bytes);
+}
+
 std::uint64_t memory_of(const Header& header, std::uint32_t blocks) {
-  if (header.on_disk != 0) return header.total_bytes;
-  return header.data_at + pages(std::uint64_t{blocks} * header.block_size);
+  return header.on_disk != 0 ? header.total_bytes : end_of(header, blocks);
 }
 
 int reserve_pages(int descriptor, off_t bytes, off_t from) {

@@ -224,13 +224,15 @@ def test_rights_to_more_than_there_is_shrink_in_proportion() -> None:
 class Training:
     """A job that trains in a thread until the end; each sample must be its own."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(
+        self, name: str, number: int, disk: Path | None = None, memory: str | int = "100%"
+    ) -> None:
         self.may_train = threading.Event()
         self.may_train.set()
         self._is_over = threading.Event()
         self._sample = bytes([number]) * (MIB // 10)
         source = MemorySource([self._sample] * 240)
-        cache = Cache("100%", prefetch=0, sharing=Sharing(name), stands_aside=False)
+        cache = Cache(memory, prefetch=0, disk=disk, sharing=Sharing(name), stands_aside=False)
         self._feed = Feed(source, 10, cache=cache, recipe="lru", decode=bytes)
         self._thread = threading.Thread(target=self._train)
         self._errors: list[BaseException] = []

@@ -6,14 +6,25 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatch
 from stoker.node import rendezvous
 from stoker.policy.baselines import LRU, MinIO
 from stoker.store import disk
-from stoker.store.disk import CacheDir, DiskMeta, file_bytes, open_disk
+from stoker.store.arena import payload_within
+from stoker.store.disk import (
+    CacheDir,
+    DiskMeta,
+    file_bytes,
+    open_disk,
+    shrink_unused,
+    spare_bytes,
+)
 
 META = DiskMeta("data-1", 100, 50_000, 500)
 
@@ -251,3 +262,70 @@ def test_n1_a_job_killed_while_it_makes_the_segment(place):
     assert place.segment.stat().st_size == file_bytes(meta)
     with open_it(place, meta) as opened:
         assert opened.arena.get(7) == b"seven"
+
+
+# --- less than all of it ---
+
+
+def test_it_begins_with_as_much_as_it_may_have(place):
+    with open_it(place, limit_bytes=10_000) as opened:
+        arena = opened.arena
+        arena.put_many(range(100), [bytes([i]) * 500 for i in range(100)])
+        assert arena.stats()["entries"] == 20
+        assert arena.disk_bytes == file_bytes(META, 10_000) < file_bytes(META)
+        assert arena.limit(50_000) == arena.disk_bytes == file_bytes(META)
+        arena.put_many(range(100), [bytes([i]) * 500 for i in range(100)])
+        assert arena.stats()["entries"] == 100
+    with pytest.raises(ConfigError):
+        arena.limit(-1)
+
+
+def test_what_no_process_uses_gives_disk_back_and_keeps_the_youngest(place):
+    meta = other(num_ids=1000, capacity_bytes=5_000_000, mean_size=5000)
+    with open_it(place, meta) as opened:
+        for i in range(1000):
+            opened.arena.put(i, i.to_bytes(2, "little") * 2500)
+        with pytest.raises(SegmentError, match="in use"):
+            shrink_unused(place, 0)
+    left = shrink_unused(place, 1_000_000)
+    assert left == file_bytes(meta, 1_000_000)
+    assert place.segment.stat().st_blocks * 512 < left + 64 * 1024
+    with open_it(place, meta) as opened:
+        opened.arena.verify()
+        kept = [i for i in range(1000) if opened.arena.get(i)]
+        assert kept[-190:] == list(range(810, 1000))
+        assert len(kept) < 300, "more is there only where it lay before the end"
+        assert all(opened.arena.get(i) == i.to_bytes(2, "little") * 2500 for i in kept)
+        assert opened.arena.disk_bytes == file_bytes(meta)
+
+
+def test_what_another_process_opens_is_not_waited_for(place):
+    with open_it(place):
+        pass
+    with place.locked(), pytest.raises(SegmentError, match="is busy with"):
+        shrink_unused(CacheDir(place.path), 0)
+
+
+def test_what_another_version_left_is_not_shrunk(place):
+    with open_it(place):
+        pass
+    facts = json.loads((place.path / "meta.json").read_text())
+    (place.path / "meta.json").write_text(json.dumps({**facts, "version": 1}))
+    with pytest.raises(SegmentError, match="another version"):
+        shrink_unused(place, 0)
+    assert place.segment.stat().st_size == file_bytes(META)
+
+
+def test_room_of_the_file_system_is_asked_by_path_or_descriptor(place, tmp_path):
+    with open_it(place) as opened:
+        file = opened.arena.handle.fds[1]
+        assert spare_bytes(file, 0) == pytest.approx(spare_bytes(tmp_path, 0), rel=0.1)
+        assert spare_bytes(file, 0) > spare_bytes(file)
+
+
+@given(st.integers(0, 3_000_000), st.integers(1, 2_000_000), st.integers(1, 30_000))
+def test_so_much_payload_fits_and_no_more(size, capacity, mean_size):
+    meta = DiskMeta("data", 50, capacity, mean_size)
+    payload = payload_within(size, capacity, partial(file_bytes, meta))
+    assert payload == 0 or file_bytes(meta, payload) <= size
+    assert payload == capacity or file_bytes(meta, payload + 1) > size

@@ -146,6 +146,22 @@ def test_a_disk_with_room_for_all_keeps_all(make):
     assert len(where(tier)[1]) == NUM
 
 
+def test_a_disk_that_is_lent_complements_memory_until_it_is_back(make):
+    """It had the samples that memory had."""
+    tier = make(disk_samples=NUM, keeps_all=True)
+    tier.disk.arena.limit(30 * SIZE)
+    assert not tier.keeps_all
+    put(tier, range(NUM))
+    memory, disk = where(tier)
+    assert (len(memory), len(disk), memory & disk) == (10, 30, set())
+    assert get(tier, memory | disk).all()
+    tier.disk.arena.limit(NUM * SIZE)
+    assert tier.keeps_all
+    put(tier, range(NUM))
+    assert len(where(tier)[1]) == NUM
+    assert get(tier, range(NUM)).all()
+
+
 @pytest.mark.parametrize("keeps_all", [False, True])
 def test_what_belongs_nowhere_is_kept_neither_above_nor_below(make, keeps_all):
     tier = make(disk_samples=NUM, keeps_all=keeps_all)

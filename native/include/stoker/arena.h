@@ -170,12 +170,15 @@ class Arena {
   // a budget, as resize_region.
   void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
   // Lets no more than so many payload bytes fit, in the same proportions, until the next call.
-  // What is over that is evicted, and the memory behind given back to the system, or taken again.
-  // Returns what memory() does: more than meant where a sample is being written there, which
-  // another call mends; less where the system has none.
-  std::uint64_t limit(std::uint64_t bytes);
+  // What is over that is evicted, and the memory or disk behind given back to the system, or taken
+  // again. Samples move out of what is given back, or are evicted once it is later than `deadline`.
+  // Returns what room() does: more than meant where a sample is being written there, which another
+  // call mends, or where the file system takes nothing back; less where the system has none.
+  std::uint64_t limit(std::uint64_t bytes, std::int64_t deadline = INT64_MAX);
   // Bytes of memory that the segment takes now.
   std::uint64_t memory();
+  // The same, or of one on disk the bytes that its file takes there.
+  std::uint64_t room();
   std::uint32_t region(const std::string& name) const;
   std::vector<Region> regions();  // with the budgets that they have now
 
@@ -273,9 +276,12 @@ class Arena {
   bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
   void shed(std::uint32_t region);
   bool shed_some(std::uint32_t region);
-  void vacate(std::uint32_t usable);
+  void settle_room(std::int64_t deadline);
+  void vacate(std::uint32_t usable, std::int64_t deadline);
   std::uint64_t budget_of(const Region& region) const;
-  bool move_down(std::uint32_t id);
+  bool move_down(std::uint32_t id, std::uint32_t usable, bool may_keep);
+  bool is_behind(const Entry& entry, std::uint32_t usable) const;
+  bool reserve_again(std::uint32_t id);
   bool grow_some();
   bool shrink_some();
   std::uint32_t piece_from(std::uint32_t block, std::uint32_t most) const;
@@ -315,8 +321,9 @@ class Arena {
   bool mark_all(const std::vector<Extent>& extents);
   void reclaim_slots(const std::bitset<kMaxSlots>& dead);
   void reclaim_dead();
-  void recover_file();
-  bool recover(const Record& record);
+  void recover_file(const std::vector<Hole>& holes);
+  bool recover(const Record& record, const std::vector<Hole>& holes);
+  void take_room();
   void settle_recovered(const std::vector<Node>& recovered);
   bool drop_lease(Slot& owner, std::int64_t position);
   void drop_leases(std::uint32_t slot);

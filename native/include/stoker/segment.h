@@ -28,7 +28,9 @@ struct Geometry {
 int reserve_pages(int descriptor, off_t bytes, off_t from = 0);
 // The blocks that so many payload bytes take, of those that `header` plans for its capacity.
 std::uint32_t blocks_within(const Header& header, std::uint64_t limit);
-// Bytes of memory, up to the end of so many blocks.
+// Where so many blocks end, in the segment's memory or in its file.
+std::uint64_t end_of(const Header& header, std::uint32_t blocks);
+// Bytes of memory, with so many blocks.
 std::uint64_t memory_of(const Header& header, std::uint32_t blocks);
 
 class Segment {

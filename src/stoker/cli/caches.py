@@ -139,14 +139,15 @@ def _taken(told: dict[str, Any]) -> list[str]:
         if used or limit is not None:
             of = "" if limit is None else f" of {format_bytes(limit)}"
             parts.append(f"{name} {format_bytes(used)}{of}")
+            borrowed = told.get("borrowed_bytes" if name == "memory" else "disk_borrowed_bytes")
+            if borrowed:
+                parts.append(f"{format_bytes(borrowed)} of it borrowed")
     return parts
 
 
 def _quota(told: dict[str, Any]) -> str:
     parts = _taken(told)
     parts += [f"{name} {told[name]}" for name in ("priority", "weight") if told[name]]
-    if borrowed := told.get("borrowed_bytes"):
-        parts.insert(1, f"{format_bytes(borrowed)} of it borrowed")
     return f"quota of {told['whose']}: {', '.join(parts)}"
 
 
@@ -239,7 +240,7 @@ def clean(folder: Path | None) -> None:
     "--quota",
     "quotas",
     multiple=True,
-    metavar="NAMES:memory=SIZE,most=SIZE,disk=SIZE,priority=N,weight=W",
+    metavar="NAMES:memory=SIZE,most=SIZE,disk=SIZE,disk_most=SIZE,priority=N,weight=W",
     help="For jobs of these names, like 'ann-*:...', or a user, 'user=ann:...', together.",
 )
 @click.option("--bandwidth", help="Maximum fetched by all jobs together, a second, like 500MiB.")

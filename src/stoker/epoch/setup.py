@@ -252,8 +252,10 @@ class CacheSetup:
         try:
             if self._disk is None:
                 return None
-            self._disk.announce(partial(check_disk, job=self._job, data=self._name))
-            return self._disk.open(self.policy.regions())
+            limit = self._disk.announce(partial(check_disk, job=self._job, data=self._name))
+            opened = self._disk.open(self.policy.regions(), limit_bytes=limit)
+            tell_opened()
+            return opened
         except SegmentError as error:
             message = f"there will be no disk cache: {error}"
             warn_caller(message)

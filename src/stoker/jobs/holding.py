@@ -2,114 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import SegmentError, StokerError
-from stoker.jobs.partition import LONGEST_STEP, are_idle
+from stoker.errors import StokerError
+from stoker.jobs.held import Cache, Held, Left, folder_of
 from stoker.jobs.quotas import Claimant, Quota, divide, quota_for, quota_of_user
-from stoker.node.descriptors import Handle
 from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
-from stoker.node.rendezvous import Joined, RendezvousFiles, join
+from stoker.node.rendezvous import RendezvousFiles, join
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.store.arena import Arena, memory_needed
+from stoker.store.arena import Arena
 from stoker.store.disk import MARKER
 from stoker.types import format_bytes
 
 log = logging.getLogger("stoker")
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
+_OPENS = 10.0  # seconds that it has for opening one on disk, before others may have its disk
 _SHOWN = 600.0  # seconds for which it is told that a job got no disk cache
 _SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
-_LEAST_CHANGE = 0.002  # of a cache's memory; what is less is left as it is
-
-
-@dataclass
-class _Held:
-    joined: Joined[Arena]
-    idle_since: float | None = None
-    memory: int = field(init=False)
-    """Bytes of memory, when it was looked at last."""
-    why: str = ""
-    """Why it has less than it could."""
-    _used: int = -1  # look-ups and insertions so far
-    _looked: float = 0.0
-    _seen: float = 0.0  # when there were more
-    _gap: float = 0.0  # seconds in which there were none, the longest of late
-    _is_full: bool = False
-    _payload: int = 0
-
-    def __post_init__(self) -> None:
-        arena = self.joined.held
-        self._seen = self._looked = time.monotonic()
-        self.memory = arena.memory_bytes
-        self.whole = arena.overhead_bytes + arena.capacity_bytes
-        """Bytes of memory with all that may fit."""
-        self.least = memory_needed(arena.num_ids, arena.capacity_bytes, arena.mean_size, 0)
-        """Bytes of memory in which nothing fits."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether no job holds it."""
-        return self.joined.participant.is_alone
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether less fits than could."""
-        return self.joined.held.limit_bytes < self.joined.held.capacity_bytes
-
-    def look(self, now: float) -> None:
-        """Note whether it is used, and how full it is."""
-        stats = self.joined.held.stats()
-        used = stats["hits"] + stats["misses"] + stats["inserts"]
-        if used != self._used:
-            step = self._looked - self._seen
-            self._gap = max(0.9 * self._gap, step if step < LONGEST_STEP else 0.0)
-            self._used, self._seen = used, now
-        self._looked = now
-        self.memory, self._payload = stats["memory_bytes"], stats["payload_bytes"]
-        # What is kept for reading ahead, or for one kind of samples, may not fill up.
-        self._is_full = self._payload >= 0.75 * stats["limit_bytes"]
-
-    def claimant(self, quota: Quota | None, now: float) -> Claimant:
-        """Return what it asks for. What borrows asks for more as it fills what it has."""
-        borrows = quota is not None and quota.most is not None
-        is_idle = self.is_alone or (borrows and bool(are_idle(now - self._seen, self._gap)))
-        share = 1.0
-        if borrows and self.joined.held.capacity_bytes:
-            share = self._payload / self.joined.held.capacity_bytes
-            share = min(1.0, 2 * share + 0.1 if self._is_full else 1.3 * share + 0.05)
-        wants = self.least + share * (self.whole - self.least)
-        return Claimant(quota, self.least, self.memory, wants, is_idle)
-
-    def limit(self, memory: float) -> None:
-        """Let it have so much memory."""
-        self.memory = self.joined.held.limit(self._payload_in(memory))
-
-    def is_near(self, memory: float) -> bool:
-        """Whether it has about so much memory, and uses it.
-
-        Memory may be left from before a sample in the way was written, when less fits already.
-        """
-        arena = self.joined.held
-        unused = abs(self._payload_in(memory) - arena.limit_bytes)
-        least = _LEAST_CHANGE * self.whole
-        return abs(memory - self.memory) <= least and unused <= least
-
-    def _payload_in(self, memory: float) -> int:
-        """Return the bytes of payload that so much memory has room for."""
-        capacity = self.joined.held.capacity_bytes
-        share = (memory - self.least) / max(1, self.whole - self.least)
-        return min(max(0, math.ceil(capacity * share - 1e-6)), capacity)
+_LEAST_NOTED = 0.02  # of a disk cache; a smaller change is not noted for a later service
 
 
 @dataclass(frozen=True)
@@ -139,15 +61,15 @@ class _TurnedDown:
 
 
 class Holding:
-    """Holds every cache in memory that it finds of this user, and counts those on disk.
+    """Holds every cache in memory that it finds of this user, and those on disk while jobs do.
 
     ``memory`` and ``disk``: maximum bytes of all caches together, None: no limit. ``keep``:
     seconds for which a cache without a job is held, None: until its memory is needed. ``quotas``
     are for the caches that jobs of some names made; the first that matches counts. A cache that
-    jobs use shrinks only where others have a right to the memory, or it is borrowed (see
+    jobs use shrinks only where others have a right to the memory or disk, or it is borrowed (see
     :func:`~stoker.jobs.quotas.divide`), so earlier caches may exceed the limits. Caches on
-    disk stay by themselves; those that jobs asked for are remembered in the runtime directory, and
-    count until they are removed. Safe in any thread. Raises :class:`OSError` where the runtime
+    disk stay by themselves; they are remembered in the runtime directory, and count until they
+    are removed. Safe in any thread. Raises :class:`OSError` where the runtime
     directory cannot be used.
     """
 
@@ -164,9 +86,14 @@ class Holding:
         self.read_for: Mapping[int, int] = {}
         """Of these, what was read for each user."""
         self._user = os.geteuid()
-        self._held: dict[str, _Held] = {}
-        self._others: set[str] = set()  # found of what is no cache in memory
+        self._held: dict[str, Held] = {}
+        self._on_disk: dict[str, Held] = {}  # by the folder
+        self._left: dict[str, Left] = {}  # likewise, which no job uses
+        self._others: set[str] = set()  # found of what is no cache
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
+        self._opening: dict[str, float] = {}  # disk caches that jobs open, until when
+        self._busy: set[Held] = set()  # whose disk is being given back or taken
+        self._let_go_of: set[Held] = set()  # of these, who are to be closed then
         self._turned_down: dict[str, _TurnedDown] = {}  # by the name of the cache
         self._mutex = threading.Lock()
         folder = prepare_runtime_dir()
@@ -175,6 +102,7 @@ class Holding:
         self._disks = {path: int(size) for path, size in _read(self._ledger, int).items()}
         self._makers: dict[str, str] = _read(self._makers_file, str)
         """The jobs for which caches were made, by the name in memory or the folder on disk."""
+        self._names: dict[str, str] = {}  # of held ones on disk, by the folder
 
     def look(self) -> None:
         """Hold new caches, and release those that have been idle for too long."""
@@ -184,9 +112,15 @@ class Holding:
             known = found.keys() | self._coming.keys() | self._disks.keys()
             if gone := self._makers.keys() - known:
                 self._note_makers(dict.fromkeys(gone))
-            for name in found.keys() - self._held.keys() - self._others:
+            known = self._held.keys() | self._others | set(self._names.values())
+            for name in found.keys() - known:
                 self._hold(found[name])
             now = time.monotonic()
+            for path, held in list(self._on_disk.items()):
+                if held.is_alone:
+                    self._let_go(path)
+                elif abs(self._disks.get(path, 0) - held.taken) > _LEAST_NOTED * held.whole:
+                    self._note_disk(path, held.taken)
             for name, held in list(self._held.items()):
                 alone = held.is_alone
                 held.idle_since = (held.idle_since or now) if alone else None
@@ -252,37 +186,75 @@ class Holding:
             return self._coming[name][1] if name in self._coming else None
 
     def balance(self) -> None:
-        """Have caches give back what others have a right to, and use what others leave."""
+        """Have caches give back memory that others have a right to, and use what others leave."""
         with self._mutex:
-            now, held = time.monotonic(), list(self._held.items())
-            if not self._lends and not any(each.is_limited for _, each in held):
+            held = dict(self._held)
+            if not self._lends and not any(each.is_limited for each in held.values()):
                 return
-            for _, each in held:
-                each.look(now)
-            claimants = [each.claimant(self._quota_of(name), now) for name, each in held]
             memory = self._of_all() - self._about_to_come()
-            goals = divide(memory, claimants).tolist()
-            for (_, each), claimant, goal in zip(held, claimants, goals, strict=True):
-                each.why = _why_limited(claimant) if goal < each.whole else ""
-            changes = sorted(
-                (goal - each.memory, number, each)
-                for number, ((_, each), goal) in enumerate(zip(held, goals, strict=True))
-                if not each.is_near(goal)
-            )
-            room = memory - sum(each.memory for _, each in held)
-        for change, _, each in changes:  # first those that give back, which may take a while
-            before = each.memory
-            if change <= 0 or room > 0:
-                try:
+            changes = self._changes(held, {name: self._quota_of(name) for name in held}, memory)
+        self._change(changes)
+
+    def balance_disk(self) -> None:
+        """Do the same with disk. What a job left takes no more, but gives back likewise."""
+        with self._mutex:
+            on_disk = list(self._on_disk.values())
+            if not self._lends_disk and not any(each.is_limited for each in on_disk):
+                return
+            held: dict[str, Cache] = dict(self._on_disk)
+            if self._lends_disk:
+                held |= self._find_left()
+            for each in on_disk:
+                each.above = [other for other in self._held.values() if other.is_above(each)]
+            quotas = {path: self._disk_quota_of(path) for path in held}
+            disk = math.inf if self._disk is None else self._disk
+            changes = self._changes(held, quotas, disk - self._disk_apart(held))
+            self._busy = set(on_disk)
+        try:
+            self._change(changes)
+        finally:
+            with self._mutex:
+                self._busy.clear()
+                for each in self._let_go_of:
+                    each.close()
+                self._let_go_of.clear()
+                for path, left in self._left.items():
+                    if left.taken != self._disks.get(path, left.taken):
+                        self._note_disk(path, left.taken)
+
+    def _changes(
+        self, held: Mapping[str, Cache], quotas: Mapping[str, Quota | None], whole: float
+    ) -> tuple[list[tuple[float, Cache]], float]:
+        """Return by how much which caches are to change, those that shrink first, and the rest."""
+        now = time.monotonic()
+        for each in held.values():
+            each.look(now)
+        claimants = [each.claimant(quotas[name], now) for name, each in held.items()]
+        goals = divide(whole, claimants).tolist()
+        changes = []
+        for each, claimant, goal in zip(held.values(), claimants, goals, strict=True):
+            each.why = _why_limited(claimant) if goal < each.whole else ""
+            if not each.is_near(goal):
+                changes.append((goal - each.taken, each))
+        changes.sort(key=lambda change: change[0])
+        return changes, whole - sum(each.taken for each in held.values())
+
+    def _change(self, changes: tuple[list[tuple[float, Cache]], float]) -> None:
+        todo, room = changes
+        for change, each in todo:  # first those that give back, which may take a while
+            before = each.taken
+            try:
+                if change <= 0 or room > 0:
                     each.limit(before + min(change, room if change > 0 else 0.0))
-                except SegmentError as error:  # dropped meanwhile, or a process of its is stopped
-                    log.info("a cache stays as large as it is for now: %s", error)
-            room -= each.memory - before
+            except (StokerError, OSError) as error:  # dropped meanwhile, or a process is stopped
+                log.info("a cache stays as large as it is for now: %s", error)
+            room -= each.taken - before
 
     def limited(self) -> list[dict[str, Any]]:
-        """Return the caches that have less memory than they could, and why."""
+        """Return the caches that have less memory or disk than they could, and why."""
         with self._mutex:
-            held = [h for h in self._held.values() if h.joined.said is not None and h.is_limited]
+            every = [*self._held.values(), *self._on_disk.values()]
+            held = [h for h in every if h.joined.said is not None and h.is_limited]
             return [
                 {
                     "key": each.joined.said.key,
@@ -330,34 +302,52 @@ class Holding:
                 for name, each in list(self._turned_down.items())  # why forgets who is gone
             ]
 
-    def admit_disk(self, path: str, size: int, asker: Asker | None = None) -> int | None:
+    def admit_disk(
+        self, path: str, size: int, asker: Asker | None = None, least: int | None = None
+    ) -> int | None:
         """Ask whether a job may have a disk cache of ``size`` bytes in the directory ``path``.
 
-        Returns None if it may, or has it, else the bytes that there is room for.
+        Returns None if it may, or has it, else the bytes that there is room for. ``least``: bytes
+        that it takes at first, if it can grow later; then it may have what others are about to
+        give back, or borrow, and :meth:`granted_on_disk` is what it takes until then.
         """
         asker, name = asker or Asker(), f"disk {path}"
         with self._mutex:
-            self._disks = {at: n for at, n in self._disks.items() if _is_cache(at)}
+            self._disks = {
+                at: n for at, n in self._disks.items() if at in self._on_disk or _is_cache(at)
+            }
+            self._left.pop(path, None)
+            held = self._on_disk.get(path)
+            if held is not None and held.is_alone:
+                self._let_go(path)  # it is opened again, by this job's rules
+            elif held is not None:
+                self._turned_down.pop(name, None)
+                return None
             room, why = self._room_on_disk(path, self._quota(asker.job))
-            if size > room:
+            if size > max(room, self._share_of_disk(path, self._quota(asker.job), size, least)):
                 now, left = time.monotonic(), max(0, int(room))
                 asker = replace(asker, waits=False)
                 self._turned_down[name] = _TurnedDown(asker, size, left, now, now, why)
                 return left
             self._turned_down.pop(name, None)
-            self._disks[path] = size
-            write_file(self._ledger, json.dumps(self._disks).encode())
+            self._opening[path] = time.monotonic() + _OPENS
+            self._note_disk(path, size if size <= room else int(max(least or 0, room)))
             self._note_makers({path: asker.job})
             return None
+
+    def granted_on_disk(self, path: str) -> int | None:
+        """Return the bytes that a disk cache which is about to be opened may take at first."""
+        with self._mutex:
+            return self._disks.get(path)
 
     def limits(self) -> dict[str, int | None]:
         """Return usage and limits, in bytes."""
         with self._mutex:
-            memory = self._used()
+            memory, disk = self._used(), sum(self._sizes_on_disk().values())
         return {
             "memory_bytes": memory,
             "memory_limit_bytes": self._memory,
-            "disk_bytes": sum(self._disks.values()),
+            "disk_bytes": disk,
             "disk_limit_bytes": self._disk,
         }
 
@@ -375,8 +365,13 @@ class Holding:
                     "borrowed_bytes": (
                         None if quota.most is None else max(0, used - (quota.memory or 0))
                     ),
-                    "disk_bytes": sum(n for at, n in self._disks.items() if self._is_of(quota, at)),
-                    "disk_limit_bytes": quota.disk,
+                    "disk_bytes": (on_disk := self._used_of_disk(quota)),
+                    "disk_limit_bytes": (
+                        None if quota.on_disk.bound == math.inf else int(quota.on_disk.bound)
+                    ),
+                    "disk_borrowed_bytes": (
+                        None if quota.disk_most is None else max(0, on_disk - (quota.disk or 0))
+                    ),
                 }
                 for quota in self._quotas
             ]
@@ -399,6 +394,8 @@ class Holding:
         with self._mutex:
             for name in list(self._held):
                 self._drop(name)
+            for path in list(self._on_disk):
+                self._let_go(path)
 
     def _turn_down(self, name: str, memory: int, asker: Asker, least: int | None = None) -> int:
         """Note that a job does not get so much memory now; return what there is room for."""
@@ -422,6 +419,12 @@ class Holding:
         """Whether anyone has a right to memory that others may have."""
         is_claimed = any(q.memory is not None or q.most is not None for q in self._quotas)
         return self._memory is not None and is_claimed
+
+    @property
+    def _lends_disk(self) -> bool:
+        """Whether anyone has a right to disk that others may have."""
+        is_claimed = any(q.disk is not None or q.disk_most is not None for q in self._quotas)
+        return self._disk is not None and is_claimed
 
     def _share(self, job: str, memory: int, least: int | None) -> float:
         """Return the bytes that a job's cache may have, with what others then give back."""
@@ -454,17 +457,65 @@ class Holding:
 
     def _room_on_disk(self, path: str, quota: Quota | None) -> tuple[float, str]:
         """Return the bytes that there are for a cache in ``path``, and what bounds them."""
-        others = {at: n for at, n in self._disks.items() if at != path}
+        others = {at: n for at, n in self._sizes_on_disk().items() if at != path}
         room, why = math.inf, ""
         if self._disk is not None:
             room = self._disk - sum(others.values())
             why = f"disk caches have {format_bytes(self._disk)} together"
-        if quota is not None and quota.disk is not None:
-            left = quota.disk - sum(n for at, n in others.items() if self._is_of(quota, at))
+        if quota is not None and (bound := quota.on_disk.bound) < math.inf:
+            left = bound - sum(n for at, n in others.items() if self._is_of(quota, at))
             if left < room:
-                size = format_bytes(quota.disk)
+                size = format_bytes(int(bound))
                 room, why = left, f"the quota of {quota.whose} is {size} of disk"
         return room, why
+
+    def _share_of_disk(self, path: str, quota: Quota | None, size: int, least: int | None) -> float:
+        """Return the bytes that a cache in ``path`` may have, with what others then give back."""
+        if least is None or not self._lends_disk or self._disk is None:
+            return 0.0
+        own = None if quota is None else quota.on_disk
+        if own is not None and own.most is not None:  # in time
+            return size if least <= min(own.bound, self._disk) else 0.0
+        held: dict[str, Cache] = {**self._on_disk, **self._find_left()}
+        held.pop(path, None)
+        now = time.monotonic()
+        others = [each.claimant(self._disk_quota_of(at), now) for at, each in held.items()]
+        newcomer = Claimant(own, least, 0.0, size)
+        whole = self._disk - self._disk_apart({**held, path: None})
+        return float(divide(whole, [*others, newcomer])[-1])
+
+    def _find_left(self) -> dict[str, Left]:
+        """Return the disk caches that no job uses or opens, by their folders."""
+        now = time.monotonic()
+        self._opening = {path: until for path, until in self._opening.items() if until > now}
+        unused = self._disks.keys() - self._on_disk.keys() - self._opening.keys()
+        found = {path for path in unused if _is_cache(path)}
+        self._left = {path: left for path, left in self._left.items() if path in found}
+        for path in found - self._left.keys():
+            try:
+                self._left[path] = Left(path)
+            except StokerError as error:
+                log.info("%s counts, and stays as it is: %s", path, error)
+        return dict(self._left)
+
+    def _sizes_on_disk(self) -> dict[str, int]:
+        return self._disks | {path: held.taken for path, held in self._on_disk.items()}
+
+    def _disk_apart(self, held: Container[str]) -> int:
+        """Return the bytes of disk that others have."""
+        return sum(n for path, n in self._sizes_on_disk().items() if path not in held)
+
+    def _used_of_disk(self, quota: Quota) -> int:
+        return sum(n for at, n in self._sizes_on_disk().items() if self._is_of(quota, at))
+
+    def _disk_quota_of(self, path: str) -> Quota | None:
+        quota = self._quota_of(path)
+        return None if quota is None else quota.on_disk
+
+    def _note_disk(self, path: str, size: int) -> None:
+        """Note what a disk cache takes. A later service reads it."""
+        self._disks[path] = size
+        write_file(self._ledger, json.dumps(self._disks).encode())
 
     def _lacks_quota(self, job: str, memory: int) -> bool:
         """Whether so much memory is more than what is left of the job's quota."""
@@ -510,7 +561,7 @@ class Holding:
         if quota is not None and self._lacks_quota(job, each.size):
             others = [other for other in others if self._is_of(quota, other)]
             limit, whose = int(quota.bound), f"the quota of {quota.whose}, "
-        taken = format_bytes(sum(self._held[other].memory for other in others))
+        taken = format_bytes(sum(self._held[other].taken for other in others))
         count = f"{len(others)} cache{'' if len(others) == 1 else 's'} in use"
         return f"{behind}{count} took {taken} of {whose}{format_bytes(limit or 0)}"
 
@@ -543,8 +594,21 @@ class Holding:
 
     def _hold(self, files: RendezvousFiles) -> None:
         try:
-            self._held[files.name] = _Held(join(files, _attach_in_memory))
-            self._coming.pop(files.name, None)
+            joined = join(files, Arena.attach)
+            try:
+                folder = folder_of(joined.held)
+                path = self._known_as(folder) if folder else ""
+                held = Held(joined, path)
+            except BaseException:
+                joined.participant.close()
+                joined.held.close()
+                raise
+            if path:
+                self._on_disk[path], self._names[path] = held, files.name
+                self._opening.pop(path, None)
+            else:
+                self._held[files.name] = held
+                self._coming.pop(files.name, None)
         except StokerError:
             self._others.add(files.name)
         except OtherVersion as error:
@@ -554,15 +618,32 @@ class Holding:
             pass  # it is just going away, or not there yet
 
     def _drop(self, name: str) -> None:
-        held = self._held.pop(name)
-        held.joined.participant.close()
-        held.joined.held.close()
+        self._held.pop(name).close()
+
+    def _let_go(self, path: str) -> None:
+        """Hold a disk cache no longer: it stays by itself, and the next job opens it."""
+        held = self._on_disk.pop(path)
+        del self._names[path]
+        if held in self._busy:  # to close it now would wait for the disk
+            held.joined.participant.close()
+            self._let_go_of.add(held)
+        else:
+            held.close()
+        self._note_disk(path, held.taken)
+
+    def _known_as(self, folder: str) -> str:
+        """Return by which path a job named the folder of its disk cache."""
+        for path in self._disks:
+            with contextlib.suppress(OSError):
+                if Path(path).samefile(folder):
+                    return path
+        return folder
 
     def _used(self, quota: Quota | None = None) -> int:
         """Return the bytes of memory of all caches, or of those that count for ``quota``."""
         now = time.monotonic()
         sizes = {name: size for name, (until, size) in self._coming.items() if until > now}
-        sizes |= {name: held.memory for name, held in self._held.items()}
+        sizes |= {name: held.taken for name, held in self._held.items()}
         if quota is None:
             return self.memory_aside + sum(sizes.values())
         shared = 0 if quota.user is None else self.read_for.get(quota.user, 0)
@@ -578,14 +659,8 @@ def _why_limited(claimant: Claimant) -> str:
     return f"{claimant.quota.whose} have {by_right} by right, and others use or want the rest"
 
 
-def _keys(held: Iterable[_Held]) -> list[str]:
+def _keys(held: Iterable[Held]) -> list[str]:
     return sorted(each.joined.said.key for each in held if each.joined.said is not None)
-
-
-def _attach_in_memory(handle: Handle) -> Arena:
-    if len(handle.fds) != 1:
-        raise SegmentError("this lies on disk, or is no cache")
-    return Arena.attach(handle)
 
 
 def _is_cache(path: str) -> bool:

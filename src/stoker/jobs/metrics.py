@@ -207,6 +207,8 @@ _LIMITS = (
     Metric("disk_bytes", "disk_bytes", "gauge", "Bytes of disk that caches have."),
     Metric("disk_limit_bytes", "disk_limit_bytes", "gauge",
            "Bytes of disk that caches may have."),
+    Metric("disk_borrowed_bytes", "disk_borrowed_bytes", "gauge",
+           "Bytes of disk that caches have beyond what is theirs."),
 )  # fmt: skip
 
 Labels = dict[str, str]

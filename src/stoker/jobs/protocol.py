@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from stoker.node.messages import OtherVersion, connect, parse, read_line
 from stoker.node.rendezvous import RendezvousFiles
 from stoker.node.runtime_dir import runtime_dir
 from stoker.policy.base import Region
-from stoker.store.arena import memory_needed
+from stoker.store.arena import memory_needed, payload_within
 from stoker.store.registry import rendezvous_key
 from stoker.types import format_bytes
 
@@ -122,10 +123,10 @@ def capacity_allowed(
 def _limit(answer: dict[str, Any], num_ids: int, capacity: int, mean: int) -> int | None:
     """Return the payload for which there is memory now, if that is not all of ``capacity``."""
     now = answer.get("now")
-    whole, least = (memory_needed(num_ids, capacity, mean, each) for each in (capacity, 0))
-    if type(now) is not int or now >= whole:
+    needed = partial(memory_needed, num_ids, capacity, mean)
+    if type(now) is not int or now >= needed(capacity):
         return None
-    return max(0, int(capacity * (now - least) / max(1, whole - least)))
+    return payload_within(now, capacity, needed)
 
 
 def _fetch_share(answer: dict[str, Any]) -> FetchShare | None:
@@ -141,18 +142,22 @@ def _fetch_share(answer: dict[str, Any]) -> FetchShare | None:
         return None
 
 
-def check_disk(path: str, size: int, *, job: str = "", data: str = "") -> None:
-    """Raise :class:`~stoker.errors.SegmentError` if the service permits no disk cache.
+def check_disk(path: str, size: int, least: int, *, job: str = "", data: str = "") -> int | None:
+    """Return the bytes of disk that a disk cache of ``size`` may take at first; None: all.
 
-    ``job`` and ``data`` as in :func:`capacity_allowed`.
+    ``least``: those that it takes without a sample. ``job`` and ``data`` as in
+    :func:`capacity_allowed`. Raises :class:`~stoker.errors.SegmentError` if the service permits no
+    disk cache.
     """
-    room = (_ask("admit_disk", path=path, size=size, job=job, data=data) or {}).get("room")
-    if room is not None:
+    told = _ask("admit_disk", path=path, size=size, least=least, job=job, data=data) or {}
+    if (room := told.get("room")) is not None:
         raise SegmentError(
             f"the service of this node has room for {format_bytes(room)} on disk, and a disk cache "
             f"in {path} takes {format_bytes(size)}: ask for less with disk_size=, or give "
             "`stoker serve` more with --disk or --quota"
         )
+    now = told.get("now")
+    return now if type(now) is int else None
 
 
 def tell_opened() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ class Quota:
     """What the caches have, all of them together, that jobs of some names made, or of a user.
 
     ``memory`` is theirs by right. Up to ``most`` they use what others leave, and give it back;
-    without it ``memory`` is also the most that they have.
+    without it ``memory`` is also the most that they have. ``disk`` and ``disk_most`` likewise.
 
     Raises :class:`~stoker.errors.ConfigError` for values out of range.
     """
@@ -44,6 +44,8 @@ class Quota:
     memory that others leave."""
     most: int | None = None
     """Bytes in memory, with what is borrowed; None: nothing is."""
+    disk_most: int | None = None
+    """Bytes of disk, likewise."""
 
     def __post_init__(self) -> None:
         if self.jobs in ("", _USER):
@@ -53,12 +55,14 @@ class Quota:
             )
         if self.jobs.startswith(_USER):
             _ = self.user
-        if self.most is not None and self.most < (self.memory or 0):
-            raise ConfigError(
-                f"most={self.most} of {self.jobs!r} is less than its memory={self.memory}: give "
-                "what they have together with what they borrow"
-            )
-        for name in ("memory", "disk", "most"):
+        for right, most in (("memory", "most"), ("disk", "disk_most")):
+            own, bound = getattr(self, right), getattr(self, most)
+            if bound is not None and bound < (own or 0):
+                raise ConfigError(
+                    f"{most}={bound} of {self.jobs!r} is less than its {right}={own}: give what "
+                    "they have together with what they borrow"
+                )
+        for name in ("memory", "disk", "most", "disk_most"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name}={value} of {self.jobs!r} is invalid: give 0 or more")
@@ -70,9 +74,9 @@ class Quota:
 
     @classmethod
     def parse(cls, text: str) -> Quota:
-        """Return what ``NAMES:memory=SIZE,most=SIZE,disk=SIZE,priority=N,weight=W`` says.
+        """Return what ``NAMES:memory=SIZE,most=SIZE,disk=SIZE,disk_most=SIZE,...`` says.
 
-        Parts may be left out.
+        Further parts are ``priority=N`` and ``weight=W``. Parts may be left out.
         """
         jobs, _, parts = text.rpartition(":")
         values: dict[str, Any] = {}
@@ -85,7 +89,7 @@ class Quota:
             except (KeyError, ValueError):
                 raise ConfigError(
                     f"quota {text!r} is invalid at {part!r}: give NAMES:memory=SIZE,most=SIZE,"
-                    "disk=SIZE,priority=N,weight=W, or some of these"
+                    "disk=SIZE,disk_most=SIZE,priority=N,weight=W, or some of these"
                 ) from None
         return cls(jobs, **values)
 
@@ -114,6 +118,11 @@ class Quota:
         bound = self.memory if self.most is None else self.most
         return math.inf if bound is None else bound
 
+    @cached_property
+    def on_disk(self) -> Quota:
+        """The same of disk, as if that was memory."""
+        return replace(self, memory=self.disk, most=self.disk_most)
+
     @property
     def flow(self) -> int:
         """What stands for these jobs where fetch bandwidth is shared; never 0."""
@@ -125,6 +134,7 @@ _KINDS: Mapping[str, Callable[[str], int | float]] = {
     "memory": lambda text: parse_bytes(text, name="memory"),
     "most": lambda text: parse_bytes(text, name="most"),
     "disk": lambda text: parse_bytes(text, name="disk"),
+    "disk_most": lambda text: parse_bytes(text, name="disk_most"),
     "priority": int,
     "weight": float,
 }
@@ -151,7 +161,7 @@ def flow_of(job: str, user: int, quotas: Iterable[Quota]) -> FetchShare | None:
 
 @dataclass(frozen=True)
 class Claimant:
-    """A cache that needs memory; bytes, with its bookkeeping."""
+    """A cache that needs memory, or disk; bytes, with its bookkeeping."""
 
     quota: Quota | None
     least: float

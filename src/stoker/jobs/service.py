@@ -250,7 +250,9 @@ class Service:
     def run(self) -> None:
         """Serve until :meth:`stop`."""
         serving: list[Callable[[], None]] = [self._accepting(each) for each in self._listeners]
-        serving.append(self._balance)  # which may take seconds
+        # Which may take seconds, and longer on disk.
+        serving += [self._balancing(self.holding.balance)]
+        serving += [self._balancing(self.holding.balance_disk)]
         if self._metrics is not None:
             serving.append(self._metrics.run)
         if self.settings.shares:
@@ -272,12 +274,15 @@ class Service:
             self.holding.read_for = self._groups.read_for()
             self._stopping.wait(_LOOK)
 
-    def _balance(self) -> None:
-        while not self._stopping.wait(_LOOK):
-            try:
-                self.holding.balance()
-            except (StokerError, OSError) as error:
-                log.warning("memory is not divided again: %s", error)
+    def _balancing(self, balance: Callable[[], None]) -> Callable[[], None]:
+        def serve() -> None:
+            while not self._stopping.wait(_LOOK):
+                try:
+                    balance()
+                except (StokerError, OSError) as error:
+                    log.warning("caches are not divided again: %s", error)
+
+        return serve
 
     @contextlib.contextmanager
     def _allowance(self, user: int) -> Iterator[tuple[float, FetchShare]]:
@@ -350,7 +355,9 @@ class Service:
             }
         if question == "admit_disk":
             values = _checked(message, {"path": str, "size": int})
-            return {"room": self.holding.admit_disk(**values, asker=_asker(message))}
+            least = _checked(message, {"least": int})["least"] if "least" in message else None
+            room = self.holding.admit_disk(**values, asker=_asker(message), least=least)
+            return {"room": room, "now": self.holding.granted_on_disk(values["path"])}
         return {"refused": f"nothing is known of {str(question)[:40]!r}"}
 
     def _told_to_others(self, question: str) -> dict[str, Any]:

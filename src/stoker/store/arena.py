@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -42,10 +44,10 @@ class Arena:
     ``num_ids``: ids are 0 to ``num_ids - 1``. ``capacity_bytes`` counts payload; the rest
     is :attr:`overhead_bytes`. ``mean_size``: expected bytes of a sample, from which the block
     size follows. ``path``: a file to keep the samples in (it is created, or what it holds is
-    recovered); None: memory, whose pages are all reserved now. ``exact``: eviction follows its
-    order exactly at any cost, for tests; otherwise one eviction looks at a bounded number
-    of samples. ``seed``: for random eviction. ``limit_bytes``: payload that fits at first, see
-    :meth:`limit`; by default all.
+    recovered, the youngest first if not all may stay); None: memory, whose pages are all reserved
+    now. ``exact``: eviction follows its order exactly at any cost, for tests; otherwise one
+    eviction looks at a bounded number of samples. ``seed``: for random eviction. ``limit_bytes``:
+    payload that fits at first, see :meth:`limit`; by default all.
 
     A new arena has one region, ``"main"``, with all the capacity, ordered by the caller's keys:
     the smallest leaves first. An arena never reads a source and never waits for room.
@@ -400,7 +402,7 @@ class Arena:
         """
         self._core.divide([*shares], [float(share) for share in shares.values()])
 
-    # Memory
+    # Memory and disk
 
     @property
     def memory_bytes(self) -> int:
@@ -408,25 +410,34 @@ class Arena:
         return self._core.memory_bytes
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes of disk that its file takes now; 0 for an arena in memory."""
+        return self._core.disk_bytes
+
+    @property
     def limit_bytes(self) -> int:
         """Payload bytes that fit now."""
         return self._core.limit_bytes
 
-    def limit(self, bytes: int) -> int:
+    def limit(self, bytes: int, *, patience: float = math.inf) -> int:
         """Let no more than so many payload bytes fit from now on, of :attr:`capacity_bytes`.
 
-        Budgets of regions shrink in proportion; what is over them is evicted, and the memory
-        given back to the system or taken again. Returns :attr:`memory_bytes`: more than meant while
-        a sample is being written that is in the way, less where the system has no more; the next
-        call mends that. ConfigError for an arena on disk, and below 0.
+        Budgets of regions shrink in proportion; what is over them is evicted, and the memory or
+        disk given back to the system or taken again. Samples that lie in what is given back are
+        copied first; those for which ``patience`` seconds were too few are evicted. Returns
+        :attr:`memory_bytes`, on disk :attr:`disk_bytes`: more than meant while a sample is being
+        written that is in the way, or where a file system takes nothing back; less where there is
+        no more. The next call mends that. ConfigError below 0.
         """
         if bytes < 0:
             raise ConfigError(f"bytes={bytes} is invalid: give 0 or more")
-        core = self._core
+        core, seconds = self._core, min(patience, _LONGEST)
+        if core.disk_bytes:
+            return core.limit(bytes, seconds)
         wanted = memory_needed(self.num_ids, self.capacity_bytes, self.mean_size, bytes)
         if (more := wanted - core.memory_bytes) > 0 and more > (free := read_memory().available):
             bytes = self.limit_bytes + int((bytes - self.limit_bytes) * free / more)
-        return core.limit(bytes)
+        return core.limit(bytes, seconds)
 
     # Care
 
@@ -492,6 +503,14 @@ def memory_needed(
     return segment_bytes(
         num_ids, capacity_bytes, mean_size, on_disk, False, min(limit_bytes, capacity_bytes)
     )
+
+
+def payload_within(size: float, capacity_bytes: int, needed: Callable[[int], int]) -> int:
+    """Return how much payload, of a capacity, fits into ``size`` bytes of memory or disk.
+
+    ``needed`` says what is taken while so much fits; 0 where nothing does.
+    """
+    return max(0, bisect_right(range(capacity_bytes + 1), size, key=needed) - 1)
 
 
 class ArenaView:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from stoker._core import ABI
@@ -17,7 +18,7 @@ from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatc
 from stoker.node import owned
 from stoker.node.locks import await_lock, try_lock
 from stoker.policy.base import Region
-from stoker.store.arena import Arena
+from stoker.store.arena import Arena, payload_within
 from stoker.store.registry import SharedArena, open_arena
 from stoker.types import format_bytes, parse_bytes
 
@@ -75,6 +76,12 @@ class CacheDir:
         with self._open() as folder:
             status = os.fstat(folder.fileno())
         return f"{status.st_dev:x}-{status.st_ino:x}"
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of disk that samples take here; 0 where there are none."""
+        with self._open() as folder:
+            return _size(folder)
 
     def read(self) -> DiskMeta | None:
         """Return what the directory holds; None if nothing, or no such directory.
@@ -168,17 +175,18 @@ class CacheDir:
             owned.adopt(self.path, MARKER, "cache directory").close()
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float = _OPENING) -> Iterator[None]:
         """Hold a marked directory while its purpose is determined.
 
-        Raises :class:`~stoker.errors.SegmentError` if another process does so for too long.
+        Raises :class:`~stoker.errors.SegmentError` if another process does so for longer than
+        ``patience`` seconds.
         """
         with self._open() as folder:
             named = self.path / MARKER
             marker = owned.open_file(folder.inside / MARKER, os.O_RDWR, called=named)
         try:
             with self._errors_named():
-                self._await_lock(marker)
+                self._await_lock(marker, patience)
             yield
         finally:
             os.close(marker)
@@ -243,8 +251,8 @@ class CacheDir:
         with self._errors_named(), owned.open_folder(self.path) as folder:
             yield folder
 
-    def _await_lock(self, marker: int) -> None:
-        if not await_lock(marker, _OPENING):
+    def _await_lock(self, marker: int, patience: float) -> None:
+        if not await_lock(marker, patience):
             raise SegmentError(f"another process is busy with {self.path}: try again later")
 
     def _way_out(self) -> str:
@@ -278,12 +286,15 @@ def open_disk(
     *,
     keep_free: int | None = None,
     share: bool = True,
+    limit_bytes: int | None = None,
 ) -> SharedArena:
     """Return the arena in the directory ``folder``, with what earlier runs left there.
 
     It is made if necessary, and shared with this user's other processes. Samples that it holds
     already go to the first of ``regions``. ``keep_free``: bytes of the file system that making it
-    must leave free; by default 1 GiB or 5 %, whichever is more.
+    must leave free; by default 1 GiB or 5 %, whichever is more. ``limit_bytes``: payload that fits
+    at first, see :meth:`~stoker.store.arena.Arena.limit`; by default all, or as much as a file
+    that was there has room for on a full disk.
 
     Raises :class:`~stoker.errors.StateMismatch` if the directory is another data set's or of
     another size, :class:`~stoker.errors.ConfigError` if it cannot be used,
@@ -299,9 +310,9 @@ def open_disk(
             found = folder.read()
             agreed = folder.check(meta)
             if found is None:
-                _check_room(folder.path, agreed, keep_free)
+                _check_room(folder.path, agreed, keep_free, limit_bytes)
                 folder.describe(agreed)
-            return _open_file(folder, agreed)
+            return _open_file(folder, agreed, limit_bytes)
 
     folder.mark()
     return open_arena(
@@ -316,32 +327,58 @@ def open_disk(
     )
 
 
-def file_bytes(meta: DiskMeta) -> int:
-    """Return the bytes that a disk cache takes on disk."""
-    return core_file_bytes(meta.num_ids, meta.capacity_bytes, meta.mean_size)
+def file_bytes(meta: DiskMeta, limit_bytes: int | None = None) -> int:
+    """Return the bytes that a disk cache takes on disk while so much payload fits, at most."""
+    limit = meta.capacity_bytes if limit_bytes is None else min(limit_bytes, meta.capacity_bytes)
+    return core_file_bytes(meta.num_ids, meta.capacity_bytes, meta.mean_size, limit)
 
 
-def _open_file(folder: CacheDir, meta: DiskMeta) -> Arena:
+def spare_bytes(path: str | os.PathLike[str] | int, keep_free: int | None = None) -> int:
+    """Return the bytes that caches may yet take of a file system; see :func:`open_disk`.
+
+    ``path``: of a file or folder there, or a descriptor. Less than 0 where it has less free than
+    is to stay so. Raises :class:`OSError`.
+    """
+    disk = os.statvfs(path)
+    least = max(_LEAST_FREE, int(disk.f_blocks * disk.f_frsize * _LEAST_FREE_SHARE))
+    return disk.f_bavail * disk.f_frsize - (least if keep_free is None else keep_free)
+
+
+def shrink_unused(folder: CacheDir, limit_bytes: int) -> int:
+    """Let a disk cache that no process uses have so much payload; return the bytes of disk left.
+
+    The youngest samples stay. A job that opens it may have it grow again. Raises
+    :class:`~stoker.errors.SegmentError` if it is in use or damaged, and
+    :class:`~stoker.errors.ConfigError` if the directory cannot be used.
+    """
+    with folder.locked(0.0):
+        meta = folder.read()
+        if meta is None or meta.version != ABI or folder.in_use():
+            raise SegmentError(f"{folder.path} is in use, or of another version of Stoker")
+        with _open_file(folder, meta, limit_bytes) as arena:
+            return arena.disk_bytes
+
+
+def _open_file(folder: CacheDir, meta: DiskMeta, limit_bytes: int | None) -> Arena:
     """Open the segment, once processes that are leaving it have done so."""
     folder.await_unused(_PATIENCE)
     with folder.open_segment() as path:
+        sizes = meta.num_ids, meta.capacity_bytes, meta.mean_size
         try:
-            return Arena(meta.num_ids, meta.capacity_bytes, meta.mean_size, path)
+            return Arena(*sizes, path, limit_bytes=limit_bytes)
         except SegmentError as error:
             called = str(error).replace(str(path), str(folder.segment))
             raise SegmentError(called) from error
 
 
-def _check_room(path: Path, meta: DiskMeta, keep_free: int | None) -> None:
-    disk = os.statvfs(path)
-    free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    floor = max(_LEAST_FREE, int(total * _LEAST_FREE_SHARE)) if keep_free is None else keep_free
-    needed = file_bytes(meta)
-    if free - needed < floor:
+def _check_room(path: Path, meta: DiskMeta, keep_free: int | None, limit: int | None) -> None:
+    free, spare = spare_bytes(path, 0), spare_bytes(path, keep_free)
+    needed = file_bytes(meta, limit)
+    if needed > spare:
         raise CapacityError(
             f"a disk cache of {format_bytes(meta.capacity_bytes)} takes {format_bytes(needed)} of "
-            f"{path}, where {format_bytes(free)} are free and {format_bytes(floor)} are to stay "
-            "free: ask for a smaller disk_size, or use another disk"
+            f"{path}, where {format_bytes(free)} are free and {format_bytes(free - spare)} are to "
+            "stay free: ask for a smaller disk_size, or use another disk"
         )
 
 
@@ -373,13 +410,30 @@ class DiskPlan:
         self.keeps_all = keeps_all
         """Whether all samples fit."""
 
-    def announce(self, check: Callable[[str, int], None]) -> None:
-        """Tell ``check`` the directory and the bytes of disk it takes; raises what that raises."""
-        check(str(self._folder.path), file_bytes(self._meta))
+    def announce(self, check: Callable[[str, int, int], int | None]) -> int | None:
+        """Tell ``check`` the directory, and the bytes it takes there with all and without samples.
 
-    def open(self, regions: Sequence[Region], *, keep_free: int | None = None) -> SharedArena:
+        ``check`` returns the bytes that it may take at first, None: all; raises what that raises.
+        Returns the payload bytes that fit in these.
+        """
+        needed = partial(file_bytes, self._meta)
+        whole = needed(self._meta.capacity_bytes)
+        now = check(str(self._folder.path), whole, needed(0))
+        if now is None or now >= whole:
+            return None
+        return payload_within(now, self._meta.capacity_bytes, needed)
+
+    def open(
+        self,
+        regions: Sequence[Region],
+        *,
+        keep_free: int | None = None,
+        limit_bytes: int | None = None,
+    ) -> SharedArena:
         """Return the disk cache; arguments and errors are those of :func:`open_disk`."""
-        return open_disk(self._folder, self._meta, regions, keep_free=keep_free)
+        return open_disk(
+            self._folder, self._meta, regions, keep_free=keep_free, limit_bytes=limit_bytes
+        )
 
 
 def plan_disk(

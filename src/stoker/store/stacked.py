@@ -26,8 +26,8 @@ class StackedTier:
 
     A disk that does not hold everything complements memory: new samples go to memory, evicted and
     rejected ones to disk; a sample that is read from disk and admitted to memory leaves the
-    disk. With ``keeps_all`` the disk has room for the whole data set: everything is written
-    to it at once and stays there, so that the next run finds it.
+    disk. With ``keeps_all`` the disk has room for the whole data set, unless it is limited:
+    everything is written to it at once and stays there, so that the next run finds it.
 
     Claims are in the disk's arena, which decides about samples that memory rejected.
     Its locks and claims are in memory: a failing disk costs reads of the source, a
@@ -48,9 +48,15 @@ class StackedTier:
     ) -> None:
         self.memory = memory
         self.disk = disk
-        self.keeps_all = keeps_all
+        self._may_keep_all = keeps_all
         self.counters = counters or Counters(FIELDS)
         self._guard()
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the disk has room for all samples, as long as it is not lent to others."""
+        disk = self.disk.arena
+        return self._may_keep_all and disk.limit_bytes == disk.capacity_bytes
 
     @property
     def arena(self) -> Arena:
@@ -75,7 +81,7 @@ class StackedTier:
         except BaseException:
             memory.close()
             raise
-        return StackedTier(memory, disk, keeps_all=self.keeps_all, counters=self.counters)
+        return StackedTier(memory, disk, keeps_all=self._may_keep_all, counters=self.counters)
 
     # --- samples ---
 
