@@ -15,6 +15,7 @@ void bind_errors(nb::module_& m);
 void bind_arena(nb::module_& m);
 void bind_crc32c(nb::module_& m);
 void bind_downloads(nb::module_& m);
+void bind_draws(nb::module_& m);
 void bind_marks(nb::module_& m);
 void bind_reader(nb::module_& m);
 void bind_tables(nb::module_& m);
@@ -32,6 +33,7 @@ NB_MODULE(_core, m) {
   bind_arena(m);
   bind_crc32c(m);
   bind_downloads(m);
+  bind_draws(m);
   bind_marks(m);
   bind_reader(m);
   bind_tables(m);

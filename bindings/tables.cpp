@@ -1,43 +1,17 @@
-// stoker._core.count, write_scores, score_keys, next_use and spread: translate arrays, decide
-// nothing.
+// stoker._core.count, write_scores, score_keys, count_below, next_use and first_use: translate
+// arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
-#include <string>
 
+#include "arrays.h"
 #include "gil.h"
-#include "stoker/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
-
-namespace {
-
-template <typename T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-std::span<T> span(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
-
-template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> own(T* memory, std::size_t count) {
-  const nb::capsule owner(memory, [](void* block) noexcept { delete[] static_cast<T*>(block); });
-  return {memory, {count}, owner};
-}
-
-void check_lengths(std::size_t given, std::size_t wanted) {
-  if (given != wanted) {
-    throw stoker::ConfigError("arrays of " + std::to_string(given) + " and " +
-                              std::to_string(wanted) + " elements: give equal lengths");
-  }
-}
-
-}  // namespace
 
 void bind_tables(nb::module_& m) {
   m.def(
@@ -71,6 +45,15 @@ void bind_tables(nb::module_& m) {
       },
       "values"_a, "seen"_a, "ids"_a);
   m.def(
+      "count_below",
+      [](const Array<const double>& values) {
+        auto* below = new std::int64_t[values.size()];
+        auto out = own(below, values.size());
+        stoker::count_below(span(values), below);
+        return out;
+      },
+      "values"_a);
+  m.def(
       "next_use",
       [](const Array<const std::uint32_t>& own, const Array<const std::uint32_t>& later,
          const Array<std::int64_t>& next) {
@@ -80,14 +63,10 @@ void bind_tables(nb::module_& m) {
       },
       "own"_a, "later"_a, "next"_a.noconvert());
   m.def(
-      "spread",
-      [](const Array<const std::uint32_t>& counts, const Array<const double>& phases,
-         std::size_t visits) {
-        auto* ids = new std::uint32_t[visits];
-        auto out = own(ids, visits);
+      "first_use",
+      [](const Array<const std::uint32_t>& ids, const Array<std::int64_t>& first) {
         const GilReleased released;
-        stoker::spread(span(counts), span(phases), {ids, visits});
-        return out;
+        stoker::first_use(span(ids), span(first));
       },
-      "counts"_a, "phases"_a, "visits"_a);
+      "ids"_a, "first"_a.noconvert());
 }

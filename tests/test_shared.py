@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 
 METHODS = ("fork", "spawn", "forkserver")
 # CPython 3.12 and later warn of any fork in a process that has threads (OpenBLAS starts some).
@@ -195,3 +195,18 @@ def test_python_objects_and_impossible_sizes_are_refused() -> None:
         SharedArray.create(1 << 62, np.uint8)
     with pytest.raises(CapacityError, match="shared memory"):
         SharedArray.create((1 << 62, 1 << 10), np.uint8)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_000_003])
+def test_scratch_is_zeros_to_write_to_that_leave_nothing(count):
+    array = scratch(count, np.float64)
+    assert array.shape == (count,) and array.dtype == np.float64 and not array.any()
+    array.fill(1.0)
+    before = _resident()
+    del array
+    assert before - _resident() >= 0.9 * 8 * count - (1 << 20)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")

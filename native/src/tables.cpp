@@ -1,8 +1,11 @@
 #include "stoker/tables.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stoker/error.h"
@@ -21,20 +24,6 @@ void check(SampleIds ids, std::size_t rows) {
   }
 }
 
-void check_sums(std::span<const std::uint32_t> counts, std::size_t phases, std::size_t visits) {
-  std::size_t drawn = 0;
-  std::uint64_t sum = 0;
-  for (const std::uint32_t times : counts) {
-    drawn += times != 0;
-    sum += times;
-  }
-  if (drawn != phases || sum != visits) {
-    throw ConfigError(std::to_string(phases) + " phases for " + std::to_string(drawn) +
-                      " samples that are drawn " + std::to_string(sum) + " times, and not " +
-                      std::to_string(visits) + ": give one for each");
-  }
-}
-
 }  // namespace
 
 void count(std::span<std::int32_t> counts, SampleIds ids) {
@@ -48,13 +37,8 @@ void count(std::span<std::int32_t> counts, SampleIds ids) {
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step) {
   check(ids, table.values.size());
+  // Processors look ahead far enough by themselves: to prefetch three tables takes longer.
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (i + kAhead < ids.size()) {
-      const std::uint32_t later = ids[i + kAhead];
-      __builtin_prefetch(&table.values[later], 1);
-      __builtin_prefetch(&table.last[later], 1);
-      __builtin_prefetch(&table.seen[later], 1);
-    }
     table.values[ids[i]] = values[i];
     table.last[ids[i]] = step;
     ++table.seen[ids[i]];
@@ -65,12 +49,43 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
                 double* keys) {
   check(ids, values.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (i + kAhead < ids.size()) {
-      __builtin_prefetch(&values[ids[i + kAhead]]);
-      __builtin_prefetch(&seen[ids[i + kAhead]]);
-    }
     const bool is_seen = seen[ids[i]] > 0;
     keys[i] = is_seen ? values[ids[i]] : -std::numeric_limits<double>::infinity();
+  }
+}
+
+void count_below(std::span<const double> values, std::int64_t* below) {
+  // A radix sort by bytes, from the lowest on, but for those that all have in common: of losses in
+  // single precision three are.
+  struct Item {
+    std::uint64_t bits;  // ordered as the values are
+    std::uint32_t at;
+  };
+  if (values.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
+  }
+  constexpr std::size_t kBytes = sizeof(std::uint64_t);
+  std::vector<std::array<std::uint32_t, 256>> counts(kBytes);
+  std::vector<Item> items(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto bits = std::bit_cast<std::uint64_t>(values[i] + 0.0);  // which leaves no -0
+    const std::uint64_t sign = std::uint64_t{1} << 63;
+    items[i] = {(bits & sign) != 0 ? ~bits : bits | sign, static_cast<std::uint32_t>(i)};
+    for (std::size_t b = 0; b < kBytes; ++b) ++counts[b][(items[i].bits >> 8 * b) & 255];
+  }
+  std::vector<Item> sorted(values.size());
+  for (std::size_t b = 0; b < kBytes && !items.empty(); ++b) {
+    auto& ends = counts[b];
+    if (ends[(items[0].bits >> 8 * b) & 255] == items.size()) continue;
+    std::uint32_t end = 0;
+    for (std::uint32_t& count : ends) end += std::exchange(count, end);
+    for (const Item& item : items) sorted[ends[(item.bits >> 8 * b) & 255]++] = item;
+    items.swap(sorted);
+  }
+  std::int64_t less = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i > 0 && items[i].bits != items[i - 1].bits) less = static_cast<std::int64_t>(i);
+    below[items[i].at] = less;
   }
 }
 
@@ -95,44 +110,11 @@ void next_use(SampleIds own, SampleIds later, std::int64_t* next) {
   }
 }
 
-void spread(std::span<const std::uint32_t> counts, std::span<const double> phases,
-            std::span<std::uint32_t> ids) {
-  check_sums(counts, phases.size(), ids.size());
-  const std::size_t size = ids.size();
-  // One bucket a visit: most have none or a few, which are put in order by insertion.
-  std::vector<std::uint32_t> ends(size + 1, 0);
-  const auto each = [&](auto visit) {
-    std::size_t drawn = 0;
-    for (std::uint32_t id = 0; id < counts.size(); ++id) {
-      if (counts[id] == 0) continue;
-      const double phase = phases[drawn++];
-      for (std::uint32_t turn = 0; turn < counts[id]; ++turn) {
-        const double key = (static_cast<double>(turn) + phase) / static_cast<double>(counts[id]);
-        const double bucket = std::clamp(key, 0.0, 1.0) * static_cast<double>(size);
-        visit(id, key, std::min(size - 1, static_cast<std::size_t>(bucket)));
-      }
-    }
-  };
-  each([&](std::uint32_t, double, std::size_t bucket) { ++ends[bucket + 1]; });
-  for (std::size_t b = 0; b < size; ++b) ends[b + 1] += ends[b];
-  std::vector<double> keys(size);
-  each([&](std::uint32_t id, double key, std::size_t bucket) {
-    const std::uint32_t to = ends[bucket]++;
-    keys[to] = key;
-    ids[to] = id;
-  });
-  for (std::size_t b = 0, begin = 0; b < size; begin = ends[b++]) {
-    for (std::size_t at = begin + 1; at < ends[b]; ++at) {
-      const double key = keys[at];
-      const std::uint32_t id = ids[at];
-      std::size_t to = at;
-      for (; to > begin && keys[to - 1] > key; --to) {
-        keys[to] = keys[to - 1];
-        ids[to] = ids[to - 1];
-      }
-      keys[to] = key;
-      ids[to] = id;
-    }
+void first_use(SampleIds ids, std::span<std::int64_t> first) {
+  check(ids, first.size());
+  for (std::size_t i = ids.size(); i-- > 0;) {
+    if (i >= kAhead) __builtin_prefetch(&first[ids[i - kAhead]], 1);
+    first[ids[i]] = static_cast<std::int64_t>(i);
   }
 }
 

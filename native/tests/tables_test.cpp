@@ -2,6 +2,7 @@
 #include "stoker/tables.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
@@ -73,33 +74,42 @@ void the_next_use_is_the_nearest() {
   }
 }
 
-void visits_lie_at_equal_distances() {
-  std::mt19937 random(5);
-  std::uniform_real_distribution<double> phase(0.0, 1.0);
-  for (const std::uint32_t samples : {1u, 2u, 300u}) {
-    std::vector<std::uint32_t> counts(samples);
-    std::vector<double> phases;
-    std::vector<std::pair<double, std::uint32_t>> expected;
-    for (std::uint32_t id = 0; id < samples; ++id) {
-      counts[id] = samples == 1 ? 4 : random() % 4;
-      if (counts[id] == 0) continue;
-      phases.push_back(id % 5 == 0 ? 0.0 : phase(random));
-      for (std::uint32_t turn = 0; turn < counts[id]; ++turn) {
-        expected.emplace_back((turn + phases.back()) / counts[id], id);
+void below_are_those_that_are_less() {
+  std::mt19937 random(11);
+  std::normal_distribution<double> normal(0.0, 1.0);
+  for (const std::size_t size : {0u, 1u, 2u, 300u}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      std::vector<double> values(size);
+      for (double& value : values) {
+        value = normal(random);
+        if (kind == 1) value = static_cast<double>(static_cast<float>(value));
+        if (kind == 2) value = std::round(value);  // ties, and zeros of both signs
+        if (kind == 3) value = 1.0;
+      }
+      if (size > 2) values[0] = std::numeric_limits<double>::infinity();
+      if (size > 2) values[1] = -std::numeric_limits<double>::infinity();
+      std::vector<std::int64_t> below(size);
+      stoker::count_below(values, below.data());
+      for (std::size_t i = 0; i < size; ++i) {
+        const auto less = [&](double other) { return other < values[i]; };
+        CHECK(below[i] == std::count_if(values.begin(), values.end(), less));
       }
     }
-    std::stable_sort(expected.begin(), expected.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<std::uint32_t> ids(expected.size());
-    stoker::spread(counts, phases, ids);
-    for (std::size_t i = 0; i < ids.size(); ++i) CHECK(ids[i] == expected[i].second);
-    ids.push_back(0);
-    CHECK_THROWS(ConfigError, stoker::spread(counts, phases, ids));
-    ids.pop_back();
-    phases.push_back(0.5);
-    CHECK_THROWS(ConfigError, stoker::spread(counts, phases, ids));
   }
-  stoker::spread({}, {}, {});
+}
+
+void the_first_use_is_the_first() {
+  for (const std::uint32_t below : {3u, 40u, 1000u}) {
+    const auto ids = drawn(below, 120, below);
+    std::vector<std::int64_t> first(below, -1);
+    stoker::first_use(ids, first);
+    for (std::uint32_t id = 0; id < below; ++id) {
+      const auto at = std::find(ids.begin(), ids.end(), id);
+      CHECK(first[id] == (at == ids.end() ? -1 : at - ids.begin()));
+    }
+    const std::vector<std::uint32_t> wrong{0, below};
+    CHECK_THROWS(ConfigError, stoker::first_use(wrong, first));
+  }
 }
 
 }  // namespace
@@ -108,6 +118,7 @@ int main() {
   every_access_counts();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();
-  visits_lie_at_equal_distances();
+  below_are_those_that_are_less();
+  the_first_use_is_the_first();
   return check::failures();
 }

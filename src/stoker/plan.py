@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import stoker._core as core
 from stoker.errors import ConfigError
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 
 _OPTIONAL = ("weights", "beyond", "blocks", "batches")
 _AT_ONCE = 1 << 14  # accesses, so that what is worked out of them takes little memory
@@ -184,12 +184,14 @@ class Plan:
             first = self.following.first_use(num_samples)
             first += len(self)
         else:
-            first = np.full(num_samples, self.horizon, np.int64)
+            first = scratch(num_samples, np.int64)
+            first.fill(self.horizon)
         if self.following is None and self.beyond is not None:
             known = min(num_samples, len(self.beyond))
-            first[:known] += _whole(self.beyond[:known])
-        # The last assignment to an element wins, so the earliest access comes last.
-        first[self.ids[::-1]] = np.arange(len(self), dtype=np.uint32)[::-1]
+            for at in range(0, known, _AT_ONCE):
+                part = slice(at, min(at + _AT_ONCE, known))
+                first[part] += _whole(self.beyond[part])
+        core.first_use(self.ids, first)
         return first
 
     @cached_property

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import context, reduction
 from typing import Any, Self
 
@@ -140,6 +141,22 @@ def _rebuild(
     # Children started by exec receive it inheritable; it must not leak into what they start.
     os.set_inheritable(fd, False)
     return cls._of(fd, shape, dtype, name)
+
+
+def scratch(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return [count] zeros for this process alone, which leave nothing behind.
+
+    Of what NumPy takes from the heap, much stays in use. In large pages where the kernel has some.
+    Raises OSError without memory.
+    """
+    dtype = np.dtype(dtype)
+    if not count:
+        return np.zeros(0, dtype)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype)
 
 
 def _anonymous_file(num_bytes: int, name: str) -> int:

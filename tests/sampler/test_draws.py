@@ -5,7 +5,42 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.sampler import counts, coverage, ess, repeat_share
-from stoker.sampler.draws import systematic, systematic_visits
+from stoker.sampler.draws import generator, shuffle, systematic, systematic_visits
+
+
+@given(
+    size=st.integers(0, 300),
+    dtype=st.sampled_from([np.bool_, np.uint8, np.uint32, np.int64, np.float64]),
+    seed=st.integers(0, 2**32),
+    drawn=st.integers(0, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_shuffles_as_numpy_does(size, dtype, seed, drawn):
+    own, other = generator(seed, 5), generator(seed, 5)
+    for rng in (own, other):
+        rng.random(drawn, np.float32)  # half a word may be left over
+    items = np.arange(size).astype(dtype)
+    expected = items.copy()
+    shuffle(items, own)
+    other.shuffle(expected)
+    assert items.tolist() == expected.tolist()
+    assert own.random() == other.random()
+
+
+def test_shuffles_a_part_in_place():
+    items = np.arange(1000, dtype=np.uint32)
+    shuffle(items[:100], generator(0, 0))
+    assert sorted(items[:100]) == list(range(100)) != items[:100].tolist()
+    assert items[100:].tolist() == list(range(100, 1000))
+
+
+def test_refuses_to_shuffle_what_it_cannot():
+    with pytest.raises(ConfigError):
+        shuffle(np.zeros(3, np.int16), generator(0, 0))
+    fixed = np.zeros(3, np.uint32)
+    fixed.flags.writeable = False
+    with pytest.raises(TypeError):
+        shuffle(fixed, generator(0, 0))
 
 
 @given(
@@ -53,6 +88,15 @@ def test_visits_are_rounded_down_or_up(visits, seed):
     counts = np.pad(counts, (0, len(visits) - len(counts)))
     assert counts.sum() == total
     assert (np.abs(counts - visits) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("since", [0, 1, 300, 1199, 1200])
+def test_the_last_visits_are_those_of_all(since):
+    visits = np.random.default_rng(1).dirichlet(np.ones(300)) * 300
+    whole = systematic_visits(visits, generator(0, 0), 4)
+    part = systematic_visits(visits, generator(0, 0), 4, since)
+    assert len(whole) == 1200
+    assert part.tolist() == whole[since:].tolist()
 
 
 def test_visits_have_their_mean():

@@ -1,6 +1,7 @@
 // Tables with a row for each sample, of which a batch reads or writes some.
 //
-// Samples come in random order, so each row is a cache miss: the next ones are fetched meanwhile.
+// Samples come in random order, so each row is a cache miss: where processors do not look ahead far
+// enough by themselves, the next ones are fetched meanwhile.
 // Stateless; safe in any thread as far as the tables are. Ids are checked before anything is
 // written (ConfigError).
 #pragma once
@@ -30,14 +31,14 @@ void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double
 void score_keys(std::span<const double> values, std::span<const std::int32_t> seen, SampleIds ids,
                 double* keys);
 
+// below[i]: how many of `values`, none of which is NaN, are less than values[i].
+void count_below(std::span<const double> values, std::int64_t* below);
+
 // next[i]: the place from i + 1 on, in `own` and then `later`, at which own[i] comes again; behind
 // both where it does not. Takes 4 bytes for each id up to the largest, and linear time.
 void next_use(SampleIds own, SampleIds later, std::int64_t* next);
 
-// Fills in each id as often as counts[id] says, its visits at equal distances: the j-th of n, from
-// 0 on, lies at (j + phase) / n of the whole, with one phase, from 0 to below 1, for each id that
-// comes at all. Equal ones stay in the order of ids. In linear time where phases are even.
-void spread(std::span<const std::uint32_t> counts, std::span<const double> phases,
-            std::span<std::uint32_t> ids);
+// first[id]: the first place of each id that comes in `ids`; the others stay as they were.
+void first_use(SampleIds ids, std::span<std::int64_t> first);
 
 }  // namespace stoker

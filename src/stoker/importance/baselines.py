@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.scores import Scores
@@ -72,18 +73,7 @@ class InBatchRank(Scorer):
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the log-ranks of the batch; raises ConfigError if there are no losses."""
         ids, losses = observation.finite("losses")
-        scores.update(ids, np.log(_exceeded(losses) + self.b0), observation.step)
-
-
-def _exceeded(losses: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return i64[n], how many of f64[n] ``losses`` are below each."""
-    order = np.argsort(losses)
-    ordered = losses[order]
-    below = np.arange(len(losses))
-    below[1:][ordered[1:] == ordered[:-1]] = 0  # as many as below the first of equal ones
-    exceeded = np.empty(len(losses), np.int64)
-    exceeded[order] = np.maximum.accumulate(below)
-    return exceeded
+        scores.update(ids, np.log(core.count_below(losses) + self.b0), observation.step)
 
 
 @dataclass(frozen=True)

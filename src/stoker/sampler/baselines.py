@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.draws import scores_or_median, systematic
+from stoker.sampler.draws import permutation, scores_or_median, shuffle, systematic
 from stoker.sampler.uniform import Draw, EpochSampler, expected
 from stoker.scores import Scores, percentiles
 from stoker.shared import SharedArray
@@ -84,7 +84,7 @@ class WeightedSampler(EpochSampler):
             visits = size * p
             every = np.arange(self.num_samples, dtype=np.uint32)
             ids = np.repeat(every, rng.multinomial(size, p))
-            rng.shuffle(ids)
+            shuffle(ids, rng)
         else:
             visits = capped(p, size)
             ids = systematic(visits, size, rng)
@@ -216,7 +216,7 @@ class InfoBatchSampler(EpochSampler):
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that stay, each once, in random order, with their weights."""
-        ids, is_easy = self._kept(scores, _shuffled(self.num_samples, rng))
+        ids, is_easy = self._kept(scores, permutation(self.num_samples, rng).array)
         easy = int(is_easy.sum())
         # The exact ratio, as rounding down left out a little less than the share.
         weight = easy / (easy - self._pruned(easy)) if easy else 1.0
@@ -283,15 +283,6 @@ def _scaled(dropped: NDArray[np.float64], total: int) -> NDArray[np.float64]:
             return scaled
         scaled[over] = most
         free &= ~over
-
-
-def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Return u32[count], a permutation, as mapped memory that a plan can have afterwards."""
-    order = SharedArray.create(count, np.uint32, name="sampler.order").array
-    for begin in range(0, count, _AT_ONCE):
-        order[begin : begin + _AT_ONCE] = np.arange(begin, min(begin + _AT_ONCE, count))
-    rng.shuffle(order)
-    return order
 
 
 def _is_below_mean(scores: Scores) -> NDArray[np.bool_]:

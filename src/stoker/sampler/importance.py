@@ -8,11 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.draws import annealed_from, generator, scores_or_median, systematic_visits
+from stoker.sampler.draws import (
+    annealed_from,
+    generator,
+    scores_or_median,
+    systematic_visits,
+)
 from stoker.sampler.super_epochs import super_epoch
 from stoker.sampler.uniform import Draw, EpochSampler, expected, has_evidence
 from stoker.scores import Scores
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 
 _AT_ONCE = 1 << 14
 
@@ -92,7 +97,10 @@ class ImportanceSampler(EpochSampler):
 
         They sum to N.
         """
-        share = np.minimum(values, np.quantile(values, self.clip))
+        share: NDArray[np.float64] = scratch(len(values), np.float64)
+        share[:] = values
+        most = np.quantile(share, self.clip, overwrite_input=True)
+        np.minimum(values, most, out=share)
         if not share.any():
             return np.ones(self.num_samples)
         share /= share.max()
@@ -108,18 +116,20 @@ class ImportanceSampler(EpochSampler):
         is_drawn = scores.basis_epoch == begin
         basis = scores.basis if is_drawn else scaled(scores_or_median(scores))
         # Whether kept or not, so that both give the same visits.
-        visits = self.visits(basis.astype(np.float32).astype(np.float64))
-        del basis
-        ids = systematic_visits(visits, generator(self.seed, begin, stream=3), epochs)
+        values, count = scratch(self.num_samples, np.float64), self.num_samples
+        values[:] = basis.astype(np.float32, copy=False)
+        visits = self.visits(values)
+        del basis, values
+        since = (epoch - begin) * count
+        ids = systematic_visits(visits, generator(self.seed, begin, stream=3), epochs, since)
         # Into the plan's own memory, as each copy takes up some of what there is at the most.
-        count = self.num_samples
         own = SharedArray.create(count, np.uint32, name="plan.ids")
-        own.array[:] = ids[(epoch - begin) * count :][:count]
+        own.array[:] = ids[:count]
         del ids  # of all epochs
         weights = SharedArray.create(count, np.float32, name="plan.weights")
         for at in range(0, count, _AT_ONCE):
             part = slice(at, at + _AT_ONCE)
-            weights.array[part] = 1 / visits[own.array[part]]
+            weights.array[part] = 1 / visits.take(own.array[part])
         beyond = SharedArray.create(count, np.float32, name="plan.beyond")
         expected(visits, count, beyond.array)
         return Draw(own, weights, beyond)
@@ -129,9 +139,10 @@ class ImportanceSampler(EpochSampler):
 
 
 def scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return f64[N]: values from 0 on, divided by the largest, whatever their size."""
-    largest = values.max()
-    return values / largest if largest else values
+    """Divide f64[N] values from 0 on by the largest, whatever their size, in place; return them."""
+    if largest := values.max():
+        values /= largest
+    return values
 
 
 def _uniform_part(share: NDArray[np.float64], min_ess: float, least: float) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import MAX_LENGTH, Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.draws import generator, systematic
+from stoker.sampler.draws import generator, shuffle, systematic
 from stoker.sampler.uniform import expected, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
@@ -314,7 +314,7 @@ class MixtureSampler(Sampler):
         rng = generator(self.seed, sheet, stream=_WALK + source)
         drawn = np.tile(np.arange(length, dtype=np.uint32), max(1, _TOGETHER // length))
         if len(drawn) == length:
-            rng.shuffle(drawn)  # much faster than rows of one array
+            shuffle(drawn, rng)  # much faster than rows of one array
         else:
             rows = drawn.reshape(-1, length)
             rng.permuted(rows, axis=1, out=rows)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import stoker._core as core
 from stoker.errors import ConfigError
-from stoker.sampler.draws import scores_or_median
+from stoker.sampler.draws import scores_or_median, shuffle
 from stoker.sampler.uniform import Draw, EpochSampler
 from stoker.scores import Scores
 
@@ -162,9 +162,11 @@ class PadsSampler(EpochSampler):
     def _important(self, p: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint32]:
         """Return u32[m], the samples of largest probability; ``rng`` decides between equal ones."""
         order = np.arange(self.num_samples, dtype=np.uint32)
-        rng.shuffle(order)
+        shuffle(order, rng)
         count = max(1, round(self.important * self.num_samples))
-        return order[np.argpartition(np.negative(p[order]), count - 1)[:count]]
+        ranked = p.take(order)
+        np.negative(ranked, out=ranked)
+        return order[np.argpartition(ranked, count - 1)[:count]]
 
     def _added(self, losses: NDArray[np.float64]) -> float:
         """Return what the smoothing adds to scores, from the mean losses of the epochs so far."""

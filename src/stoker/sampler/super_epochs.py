@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.draws import annealed_from, generator
+from stoker.sampler.draws import annealed_from, generator, shuffle
 from stoker.sampler.uniform import EpochSampler, UniformSampler, repeated
 from stoker.scores import Scores
 from stoker.shared import SharedArray
@@ -120,14 +120,14 @@ class SuperEpochSampler(UniformSampler):
             return super().plan(None, epoch).ids[: self.num_samples]
         windows = Windows.of(len(mixed), epochs, self.window / self.repeat)
         # The same samples are last in each super-epoch, so that windows continue in the next.
-        generator(self.seed, 0, stream=4).shuffle(mixed)
-        generator(self.seed, begin, stream=2).shuffle(mixed[: len(mixed) - windows.crossing])
+        shuffle(mixed, generator(self.seed, 0, stream=4))
+        shuffle(mixed[: len(mixed) - windows.crossing], generator(self.seed, begin, stream=2))
         visits = mixed[windows.visits(epoch - begin, self.seed, begin)]
         if self.static is None:
             return visits
         own = np.empty(self.num_samples, np.uint32)
         rng = generator(self.seed, epoch, stream=5)
-        rng.shuffle(is_mixed)  # from here on: which accesses are theirs
+        shuffle(is_mixed, rng)  # from here on: which accesses are theirs
         own[is_mixed] = visits
         own[~is_mixed] = rng.permutation(self.static)
         return own
@@ -376,7 +376,7 @@ class Windows:
         since = int(np.searchsorted(edges, first, side="right")) - 1
         for block in range(since, int(np.searchsorted(edges, end))):
             accesses = np.arange(edges[block], edges[block + 1])
-            generator(seed, begin, stream=8 + block).shuffle(accesses)
+            shuffle(accesses, generator(seed, begin, stream=8 + block))
             own = accesses[max(0, first - edges[block]) : end - edges[block]]
             place, track = np.divmod(own, self.repeat)
             visited[filled : filled + len(own)] = (place - track * self.step) % self.samples

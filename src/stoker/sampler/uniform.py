@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.sampler.base import Sampler
-from stoker.sampler.draws import generator
+from stoker.sampler.draws import generator, permutation
 from stoker.scores import Scores
 from stoker.shared import SharedArray
 
@@ -81,12 +81,11 @@ class UniformSampler(Sampler):
         Raises :class:`~stoker.errors.ConfigError` for a negative epoch.
         """
         rng = generator(self.seed, epoch)
-        order = np.arange(self.num_samples, dtype=np.uint32)
         if self.shuffle:
-            rng.shuffle(order)
-        ids = SharedArray.create(self.longest, np.uint32, name="plan.ids")
-        ids.array[:] = repeated(order, self.longest)
-        return Plan(epoch, epoch * self.longest, ids)  # type: ignore[arg-type]
+            ids: Any = _made_as_long(permutation(self.num_samples, rng), self.longest)
+        else:
+            ids = repeated(np.arange(self.num_samples, dtype=np.uint32), self.longest)
+        return Plan(epoch, epoch * self.longest, ids)
 
 
 def repeated(given: NDArray[Any], length: int) -> NDArray[Any]:

@@ -1,0 +1,43 @@
+// Random orders of samples. Stateless; safe in any thread as far as generator and arrays are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace stoker {
+
+// A generator of NumPy's: the part of its `bitgen_t` that is called here.
+struct Bits {
+  void* state;
+  std::uint64_t (*next64)(void* state);
+  std::uint32_t (*next32)(void* state);
+};
+
+// Puts items into the order that NumPy's Generator.shuffle gives them, with the same draws. Each
+// swap misses the cache in long arrays: here the next ones are fetched meanwhile. It goes from the
+// last item to the first, and ends where only those before `since` are left to be drawn.
+template <typename Item>
+void shuffle(std::span<Item> items, const Bits& bits, std::size_t since = 0);
+
+extern template void shuffle(std::span<std::uint8_t> items, const Bits& bits, std::size_t since);
+extern template void shuffle(std::span<std::uint32_t> items, const Bits& bits, std::size_t since);
+extern template void shuffle(std::span<std::uint64_t> items, const Bits& bits, std::size_t since);
+
+// The samples `order` lie end to end along a line, order[i] as long as parts[i], which are scaled
+// to drawn.size() together. drawn[k]: on which one the point k + start falls, start from 0 to 1.
+// ConfigError unless there is a part for each sample, and a sample.
+void draw_along(std::span<const std::uint32_t> order, std::span<const double> parts, double start,
+                std::span<std::uint32_t> drawn);
+
+// Fills in each id, from the first on, as often as counts[id] says. ConfigError unless these sum up
+// to ids.size().
+void repeat(std::span<const std::uint32_t> counts, std::span<std::uint32_t> ids);
+
+// Fills in each id as often as counts[id] says, its visits at equal distances: the j-th of n, from
+// 0 on, lies at (j + phase) / n of the whole, with one phase, from 0 to below 1, for each id that
+// comes at all. Equal ones stay in the order of ids. In linear time where phases are even.
+void spread(std::span<const std::uint32_t> counts, std::span<const double> phases,
+            std::span<std::uint32_t> ids);
+
+}  // namespace stoker
