@@ -190,7 +190,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   bool fitting = length <= header_->limit && length <= budget_of(asked) && length < UINT32_MAX;
   // An empty S3-FIFO fills both its queues: without that, main would wait an epoch for its share.
   const bool filling =
-      header_->evictions == 0 && asked.bytes >= budget_of(asked) && fits(asked, length, 0, 0);
+      header_->evictions == 0 && asked.bytes >= budget_of(asked) && fits(asked, length);
   const bool remembered = asked.ghost != kNone && tag == asked.ghost + 1;
   if (fitting && asked.pop == Pop::kPromote && (remembered || filling)) region = asked.promote_to;
   if (fitting) forget(id);

@@ -22,11 +22,11 @@ std::uint64_t xorshift(std::uint64_t& state) {
   return state;
 }
 
-// Whether there is room for one more. Under the lock nothing may throw: what was taken out of a
+// Whether there is room for so many more. Under the lock nothing may throw: what was taken out of a
 // heap would be lost.
 template <typename T>
-bool has_room(std::vector<T>& items) {
-  if (items.size() < items.capacity()) return true;
+bool has_room(std::vector<T>& items, std::size_t more = 1) {
+  if (items.size() + more <= items.capacity()) return true;
   try {
     items.reserve(2 * items.capacity() + 16);
   } catch (const std::bad_alloc&) {
@@ -42,19 +42,21 @@ bool beats(const Region& wanted, double key, double member) {
 }
 
 // The members of a heap that a newcomer beats, from the smallest on, while none of them moves.
+template <typename Expect>
 class Beaten {
  public:
-  // `reached` is scratch: the nodes that may come next, with positions in place of seats.
-  Beaten(const Heap& members, const Region& wanted, double key, std::vector<Node>& reached)
-      : members_(members), wanted_(wanted), key_(key), reached_(reached) {
+  // `reached` is scratch: the nodes that may come next, with positions in place of seats. The ids
+  // of these are told to `expect`.
+  Beaten(const Heap& members, const Region& wanted, double key, std::vector<Node>& reached,
+         Expect expect)
+      : members_(members), wanted_(wanted), key_(key), reached_(reached), expect_(expect) {
     reached.clear();
-    reach(0);
+    if (has_room(reached)) reach(0);
   }
   // False when there are no more, or no memory to look at more.
   bool next(Node& found) {
-    for (std::uint64_t child = first_; child < first_ + 4; ++child) {
-      if (!reach(child)) return false;
-    }
+    if (!has_room(reached_, 4)) return false;
+    for (std::uint64_t child = first_; child < first_ + 4; ++child) reach(child);
     if (reached_.empty()) return false;
     std::pop_heap(reached_.begin(), reached_.end(), is_later);
     found = reached_.back();
@@ -64,24 +66,25 @@ class Beaten {
   }
 
  private:
-  bool reach(std::uint64_t pos) {
-    if (pos >= members_.size()) return true;
+  void reach(std::uint64_t pos) {
+    if (pos >= members_.size()) return;
     const auto at = static_cast<std::uint32_t>(pos);
     const Node& node = members_.at(at);
-    if (!beats(wanted_, key_, node.key)) return true;  // nor what lies below it
-    if (!has_room(reached_)) return false;
+    if (!beats(wanted_, key_, node.key)) return;  // nor what lies below it
+    expect_(node.id());
     reached_.push_back({node.key, node.turn, at});
     std::push_heap(reached_.begin(), reached_.end(), is_later);
-    return true;
   }
-  static bool is_later(const Node& a, const Node& b) {
+  // A function object, which is inlined.
+  static constexpr auto is_later = [](const Node& a, const Node& b) {
     return a.key > b.key || (a.key == b.key && a.turn > b.turn);
-  }
+  };
 
   const Heap members_;
   const Region& wanted_;
   const double key_;
   std::vector<Node>& reached_;
+  Expect expect_;
   std::uint64_t first_ = UINT32_MAX;  // child of the one found last; before that there is none
 };
 
@@ -116,9 +119,9 @@ bool Arena::evictable(std::uint32_t id) const {
          state_of(entries_[id].word.load(std::memory_order_relaxed)) == State::kReady;
 }
 
-// A strict region has its budget; those that borrow share what the strict ones leave.
-bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed,
-                 std::uint64_t freed_blocks) const {
+// How much has to leave before a sample of this length fits. A strict region has its budget; those
+// that borrow share what the strict ones leave.
+Arena::Excess Arena::excess(const Region& region, std::uint64_t length) const {
   std::uint64_t bytes = region.bytes;
   std::uint64_t budget = budget_of(region);
   if (!region.strict) {
@@ -130,25 +133,28 @@ bool Arena::fits(const Region& region, std::uint64_t length, std::uint64_t freed
       (other.strict ? budget : bytes) += other.strict ? 0 - budget_of(other) : other.bytes;
     }
   }
-  return bytes + length <= budget + freed && header_->payload + length <= header_->limit + freed &&
-         blocks_of(length) <= header_->free_blocks + freed_blocks;
+  const auto over = [](std::uint64_t wanted, std::uint64_t there) {
+    return wanted > there ? wanted - there : 0;
+  };
+  return {std::max(over(bytes + length, budget), over(header_->payload + length, header_->limit)),
+          over(blocks_of(length), header_->free_blocks)};
 }
 
 bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key) {
   const Region& wanted = header_->regions[region];
-  if (fits(wanted, length, 0, 0)) return true;
+  if (fits(wanted, length)) return true;
   if (wanted.strict && wanted.bytes + length <= budget_of(wanted)) {
     // Others may hold more than theirs, whose budgets fell and who could not shed it all.
     for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
       if (header_->regions[r].strict && header_->regions[r].holds_bytes) shed_some(r);
     }
-    if (fits(wanted, length, 0, 0)) return true;
+    if (fits(wanted, length)) return true;
   }
   if (wanted.admission == Admission::kWhileRoom) return false;
   if (wanted.admission == Admission::kBeatsVictims) {
     return beats_victims(region, length, first_key(wanted, key));
   }
-  while (!fits(wanted, length, 0, 0)) {
+  while (!fits(wanted, length)) {
     if (!evict_for(region)) return false;
   }
   return true;
@@ -179,18 +185,18 @@ bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key
     return beats_popped(region, length, key);
   }
   Heap members = heap(region);
-  Beaten beaten(members, wanted, key, reached_);
+  Beaten beaten(members, wanted, key, reached_, [this](std::uint32_t id) { expect(id); });
   victims_.clear();
-  std::uint64_t freed = 0;
-  std::uint64_t freed_blocks = 0;
-  for (std::size_t aside = 0; !fits(wanted, length, freed, freed_blocks);) {
+  const Excess excess = this->excess(wanted, length);
+  Excess freed{};
+  for (std::size_t aside = 0; !freed.covers(excess);) {
     Node next{};
     if (!has_room(victims_) || !beaten.next(next)) return false;
     if (evictable(next.id())) {
       victims_.push_back(next);
       const std::uint32_t size = entries_[next.id()].length.load(std::memory_order_relaxed);
-      freed += size;
-      freed_blocks += blocks_of(size);
+      freed.bytes += size;
+      freed.blocks += blocks_of(size);
     } else if (++aside == kMostAside && !header_->exact) {
       return false;
     }
@@ -208,10 +214,9 @@ bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key
 bool Arena::beats_popped(std::uint32_t region, std::uint64_t length, double key) {
   const Region& wanted = header_->regions[region];
   std::vector<Victim> victims;
-  std::uint64_t freed = 0;
-  std::uint64_t freed_blocks = 0;
+  Excess freed{};
   bool beats_all = true;
-  while (beats_all && !fits(wanted, length, freed, freed_blocks)) {
+  while (beats_all && !freed.covers(excess(wanted, length))) {  // less where some move elsewhere
     Victim victim{};
     if (!has_room(victims) || !next_victim(region, victim)) {
       beats_all = false;
@@ -220,8 +225,8 @@ bool Arena::beats_popped(std::uint32_t region, std::uint64_t length, double key)
     victims.push_back(victim);
     beats_all = beats(wanted, key, victim.key);
     const std::uint32_t size = entries_[victim.id].length.load(std::memory_order_relaxed);
-    freed += size;
-    freed_blocks += blocks_of(size);
+    freed.bytes += size;
+    freed.blocks += blocks_of(size);
   }
   for (const Victim& victim : victims) {
     if (beats_all) {

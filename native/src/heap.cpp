@@ -136,8 +136,9 @@ void Heap::update(std::uint32_t pos, double key) {
     return;
   }
   Node node = lift(pos);
-  node.key = key;
   ranks_[node.id()].key.store(key, std::memory_order_relaxed);
+  if (node.key == key) return;
+  node.key = key;
   settle(pos, node);
 }
 

@@ -298,7 +298,7 @@ void Arena::settle_recovered(const std::vector<Node>& recovered) {
     first.bytes += entries_[node.id()].length.load(std::memory_order_relaxed);
     take_in(r, node.id(), key);
   }
-  while (!fits(first, 0, 0, 0) && evict_one(r)) {
+  while (!fits(first, 0) && evict_one(r)) {
   }
 }
 

@@ -288,8 +288,17 @@ class Arena {
 
   // eviction (eviction.cpp)
   bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
-  bool fits(const Region& region, std::uint64_t length, std::uint64_t freed,
-            std::uint64_t freed_blocks) const;
+  struct Excess {
+    std::uint64_t bytes = 0;
+    std::uint64_t blocks = 0;
+    bool covers(const Excess& other) const {
+      return bytes >= other.bytes && blocks >= other.blocks;
+    }
+  };
+  Excess excess(const Region& region, std::uint64_t length) const;
+  bool fits(const Region& region, std::uint64_t length) const {
+    return Excess{}.covers(excess(region, length));
+  }
   bool evict_for(std::uint32_t region);
   bool beats_victims(std::uint32_t region, std::uint64_t length, double key);
   bool beats_popped(std::uint32_t region, std::uint64_t length, double key);
