@@ -38,7 +38,7 @@ _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousan
 _LARGEST_PACKAGE = 1 << 28
 _GROUP = 32  # samples that are read ahead at once
 
-_OUTCOMES = np.array([Outcome.FETCHED, Outcome.HIT], np.int8)
+_FETCHED, _HIT = np.int8(Outcome.FETCHED), np.int8(Outcome.HIT)
 
 Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
@@ -166,8 +166,7 @@ class ReplayedCache(PolicyCache):
             overflow=self.policy.overflow,
             at_once=batch,
         )
-        outcomes: Outcomes = _OUTCOMES.take(hits)
-        return outcomes
+        return np.where(hits, _HIT, _FETCHED)
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
