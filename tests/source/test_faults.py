@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import re
 import threading
@@ -11,10 +10,10 @@ from typing import Any
 
 import pytest
 from support.bad_server import BadServer
+from support.passing import passed_on
 from support.waiting import until
 
 from stoker.errors import ConfigError, SampleCorrupt, SampleNotFound, SourceUnavailable
-from stoker.node.child import dump
 from stoker.source import ObjectSource, Pace, Retry
 
 QUICK = Retry(deadline=20.0, first=0.01, longest=0.2)
@@ -180,13 +179,6 @@ def test_newcomer_1_a_request_that_keeps_failing_is_reported(
     assert source.read(range(20)) == expected(bad_server)
     (line,) = warnings_of(caplog)
     assert "500 Internal Server Error" in line
-
-
-def passed_on(source: ObjectSource) -> ObjectSource:
-    """Return the source as a child process gets it."""
-    pickled, _ = dump(source)
-    passed: ObjectSource = pickle.loads(pickled)
-    return passed
 
 
 def given_up_after(source: ObjectSource) -> float:

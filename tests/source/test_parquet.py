@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from support.passing import passed_on
 from support.s3 import Bucket
 
 import stoker
 from stoker.errors import ConfigError, SampleCorrupt, SourceError, StokerError
-from stoker.node.child import dump
 from stoker.source import ParquetSource, Source, open_source, split_parts
 from stoker.source.parquet import _checked
 from stoker.source.parquet_index import Page
@@ -279,8 +279,7 @@ def test_names_say_file_and_row(tmp_path: Path) -> None:
 
 def test_it_pickles_for_other_processes(tmp_path: Path) -> None:
     source = ParquetSource(write(tmp_path / "x.parquet"), columns=["image", "label"])
-    pickled, _ = dump(source)
-    assert pickle.loads(pickled).read([3]) == source.read([3])
+    assert passed_on(source).read([3]) == source.read([3])
     assert pickle.loads(pickle.dumps(source.decode))(source.read([3])[0]) == source.decode(
         source.read([3])[0]
     )

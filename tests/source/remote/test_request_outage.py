@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from support.passing import passed_on
 
-from stoker.node.child import dump
 from stoker.source import Retry
 from stoker.source.remote import request
 from stoker.source.remote.request import Outage
@@ -56,7 +56,7 @@ def test_newcomer_1_how_long_a_call_tries(clock: list[float]) -> None:
 def test_newcomer_1_children_share_it_and_copies_know_that_it_answered() -> None:
     outage = Outage()
     outage.end()
-    child = pickle.loads(dump(outage)[0])
+    child = passed_on(outage)
     copy = pickle.loads(pickle.dumps(outage))
     since = outage.fail(RETRY)
     assert child.fail(RETRY) == since
