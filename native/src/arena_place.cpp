@@ -16,6 +16,7 @@ constexpr std::size_t kMoves = 64;            // under one lock, each of which m
 constexpr std::uint32_t kAFew = 8192;         // listed under the lock
 constexpr std::uint64_t kPiece = 4ull << 20;  // bytes given back or taken under one lock
 constexpr int kTries = 64;                    // evictions for one sample's place
+constexpr int kPieces = 16;                   // given back or taken at least, however late it is
 
 }  // namespace
 
@@ -224,7 +225,8 @@ void Arena::settle_room(std::int64_t deadline) {
     usable = header_->usable_blocks;
   }
   vacate(usable, deadline);
-  for (bool more = true; more;) {
+  bool more = true;
+  for (int piece = 0; more && (piece < kPieces || monotonic_ns() < deadline); ++piece) {
     const Guard guard(*this);
     more = guard && (grow_some() || shrink_some());
   }

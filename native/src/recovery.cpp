@@ -221,7 +221,7 @@ void Arena::recover_file(const std::vector<Hole>& holes) {
             [](const Record& a, const Record& b) { return a.generation > b.generation; });
   if (!sound.empty()) header_->clock.store(sound.front().generation);
   for (const Record& record : sound) recover(record, holes);
-  if (header_->usable_blocks < header_->reserved_blocks) settle_room(monotonic_ns() + kMoving);
+  give_back_behind();
 }
 
 // Has the file take the room that it lacks, as far as there is some.
@@ -245,6 +245,20 @@ void Arena::take_room() {
   if (end < goal) blocks_.bound(end);
   // There may be more behind, from when it was allowed more.
   header_->reserved_blocks = end < goal ? end : header_->num_blocks;
+}
+
+// What lies behind the usable blocks moves, as far as there is time, or is lost. The rest goes at
+// once, as no other process is here yet: in pieces, a large file would take its time at each start.
+void Arena::give_back_behind() {
+  const std::uint32_t usable = header_->usable_blocks;
+  if (usable == header_->reserved_blocks) return;
+  vacate(usable, monotonic_ns() + kMoving);
+  const Guard guard(*this, Guard::Insist::kYes);
+  const std::uint32_t behind = header_->reserved_blocks - usable;
+  if (blocks_.free(usable, header_->reserved_blocks) == behind &&
+      blocks_store_->give_back(usable) == 0) {
+    header_->reserved_blocks = usable;
+  }
 }
 
 namespace {

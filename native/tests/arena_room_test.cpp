@@ -171,6 +171,24 @@ void later_than_the_deadline_nothing_moves() {
   CHECK(arena.counters().payload + 12'000 > kCapacity * 3 / 4);
 }
 
+// Nor does a large file keep its caller for long: each call does a part, until all is done.
+void later_than_the_deadline_room_changes_hands_in_parts() {
+  const kit::Path path;
+  Arena arena(geometry(kIds, 200'000'000, 500'000, true), path);
+  const std::uint64_t whole = arena.room();
+  int calls = 1;
+  for (std::uint64_t before = whole, now = arena.limit(0, 0); now < before; ++calls) {
+    check_room(arena);
+    CHECK(before - now < 80'000'000);
+    before = now;
+    now = arena.limit(0, 0);
+  }
+  CHECK(calls > 2 && arena.room() < 1'000'000);
+  CHECK(arena.limit(200'000'000, 0) < whole && arena.limit(200'000'000) == whole);
+  kit::check_sound(arena);
+  check_room(arena);
+}
+
 void churn(Arena& arena, unsigned seed, double seconds) {
   std::mt19937 random(seed);
   const std::int64_t start = stoker::monotonic_ns();
@@ -406,6 +424,7 @@ int main() {
   what_was_given_back_is_not_there();
   what_is_spoilt_does_not_become_right();
   later_than_the_deadline_nothing_moves();
+  later_than_the_deadline_room_changes_hands_in_parts();
   limits_move_while_all_are_at_work();
   killed_at_random_instants();
   if (!kit::kSlow && kit::can_trace()) killed_at_any_call_while_the_limit_moves();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -305,3 +306,120 @@ def test_a_job_need_not_wait_for_disk_that_a_former_one_gives_back(
     giving.join()
     assert not folder.in_use()
     holding.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_cache_in_the_place_of_one_that_was_removed_is_held_and_let_go_of(tmp_path: Path) -> None:
+    """The earlier one was forgotten, and joined again at each look."""
+    holding = Holding(disk=8 * MIB, quotas=[Quota("ann", disk=MIB, disk_most=8 * MIB)])
+    path = str(tmp_path / "one")
+    before = open_files()
+    opened, size = open_small(tmp_path, "one")
+    assert holding.admit_disk(path, size, Asker("ann")) is None
+    holding.look()
+    shutil.rmtree(path)
+    (tmp_path / "in its place").mkdir()  # so that the next one is not taken for this one
+    assert holding.admit_disk(path, size, Asker("ann")) is None
+    meta = DiskMeta("another", 100, MIB, MIB // 100)
+    later = open_disk(CacheDir(path), meta, LRU().regions(), keep_free=0)
+    holding.look()
+    held = open_files()
+    for _ in range(3):
+        holding.look()
+        holding.balance_disk()
+    assert open_files() == held
+    assert holding.limits()["disk_bytes"] == 2 * size
+    assert holding.quotas()[0]["disk_bytes"] == 2 * size
+    opened.close()
+    holding.look()
+    holding.balance_disk()
+    assert holding.limits()["disk_bytes"] == size
+    assert holding.granted_on_disk(path) == size
+    later.close()
+    holding.look()
+    holding.close()
+    assert open_files() == before
+
+
+def test_disk_is_granted_though_its_folder_is_not_there_yet(tmp_path: Path) -> None:
+    """It was forgotten when another job asked, and granted once more."""
+    holding = Holding(disk=1000)
+    assert holding.admit_disk(str(tmp_path / "ann"), 900) is None
+    assert holding.admit_disk(str(tmp_path / "bob"), 900) == 100
+    assert holding.limits()["disk_bytes"] == 900
+    holding.close()
+
+
+def test_who_does_not_answer_keeps_nobody_else_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process that had a cache, or a folder that hung, kept all jobs from theirs."""
+    hangs, may_end = threading.Event(), threading.Event()
+
+    def never(*_: Any) -> Any:
+        hangs.set()
+        may_end.wait()
+        raise ConfigError("it was stopped")
+
+    monkeypatch.setattr(holding_module, "join", never)
+    monkeypatch.setattr(holding_module, "Left", never)
+    quotas = [Quota("ann", disk=MIB, disk_most=4 * MIB)]
+    holding = Holding(memory=MIB, disk=8 * MIB, quotas=quotas)
+    path = str(tmp_path / "one")
+    opened, size = open_small(tmp_path, "one")
+    for hanging in (holding.look, holding.balance_disk):
+        thread = threading.Thread(target=hanging)
+        thread.start()
+        hangs.wait()
+        assert holding.admit("memory", 1000, 1000, []) is None
+        assert holding.limits()["disk_limit_bytes"] == 8 * MIB
+        assert holding.turned_down() == holding.limited() == []
+        assert thread.is_alive()
+        may_end.set()
+        thread.join()
+        hangs.clear()
+        may_end.clear()
+        monkeypatch.setattr(holding_module, "_OPENS", 0.0)
+        assert holding.admit_disk(path, size, Asker("ann")) is None  # left, for the second time
+    opened.close()
+    holding.close()
+
+
+def test_what_cannot_be_read_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged description ended the service; of two, each was read four times a second."""
+    monkeypatch.setattr(holding_module, "_OPENS", 0.0)
+    holding = Holding(disk=8 * MIB, quotas=[Quota("ann", disk=MIB, disk_most=8 * MIB)])
+    path = tmp_path / "one"
+    opened, size = open_small(tmp_path, "one")
+    opened.close()
+    facts = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps({**facts, "mean_size": 0}))
+    assert holding.admit_disk(str(path), size, Asker("ann")) is None
+    reads = []
+    read = CacheDir.read
+    monkeypatch.setattr(CacheDir, "read", lambda folder: reads.append(folder) or read(folder))
+    for _ in range(3):
+        holding.balance_disk()
+    assert len(reads) == 1
+    assert holding.limits()["disk_bytes"] == size, "it counts"
+    holding.close()
+
+
+def test_a_defect_of_ours_does_not_end_the_dividing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def fails(holding: Holding) -> None:
+        calls.append(holding)
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Holding, "balance_disk", fails)
+    with lending(*LEND):
+        until(lambda: len(calls) > 1)
+    assert "a defect" in caplog.text

@@ -140,7 +140,14 @@ def test_while_a_job_has_it_open_another_data_set_is_refused_too(place):
         open_it(place, other(key="data-2"))
 
 
-@pytest.mark.parametrize("content", [None, "", "[1]", '{"key": 5}', "\0\0\0"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, "", "[1]", '{"key": 5}', "\0\0\0"),
+        json.dumps(vars(other(mean_size=0))),  # by which its size could not be worked out
+        json.dumps(vars(other(num_ids=0))),
+    ],
+)
 def test_samples_that_nothing_describes_are_refused(place, content):
     open_it(place).close()
     meta = place.path / "meta.json"
@@ -203,7 +210,7 @@ def test_a_directory_that_may_not_be_written(place):
 
 def test_the_floor(place):
     free = os.statvfs(place.path.parent.parent)
-    room = free.f_bavail * free.f_frsize
+    room = free.f_blocks * free.f_frsize
     with pytest.raises(CapacityError, match=r"48\.8 KiB takes .* are to stay free") as caught:
         open_disk(place, META, LRU().regions(), keep_free=room)
     assert "smaller disk_size" in str(caught.value)
@@ -296,6 +303,23 @@ def test_what_no_process_uses_gives_disk_back_and_keeps_the_youngest(place):
         assert kept[-190:] == list(range(810, 1000))
         assert len(kept) < 300, "more is there only where it lay before the end"
         assert all(opened.arena.get(i) == i.to_bytes(2, "little") * 2500 for i in kept)
+        assert opened.arena.disk_bytes == file_bytes(meta)
+
+
+def test_what_gave_disk_back_takes_no_more_than_the_disk_can_spare(place):
+    """It took all that it once had, and left nothing free to others."""
+    meta = other(num_ids=1000, capacity_bytes=5_000_000, mean_size=5000)
+    open_it(place, meta).close()
+    left = shrink_unused(place, 1_000_000)
+    free = os.statvfs(place.path)
+    with open_disk(place, meta, LRU().regions(), keep_free=free.f_blocks * free.f_frsize) as opened:
+        assert opened.arena.disk_bytes <= left + 64 * 1024
+        assert place.segment.stat().st_blocks * 512 < left + 64 * 1024
+        opened.arena.put_many(range(1000), [b"x" * 5000] * 1000)
+        assert opened.arena.io_errors == 0
+        assert 190 < opened.arena.stats()["entries"] < 220
+        assert opened.arena.limit(5_000_000) == file_bytes(meta)
+    with open_it(place, meta) as opened:
         assert opened.arena.disk_bytes == file_bytes(meta)
 
 

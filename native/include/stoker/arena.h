@@ -171,7 +171,8 @@ class Arena {
   void divide(const std::vector<std::string>& names, const std::vector<double>& shares);
   // Lets no more than so many payload bytes fit, in the same proportions, until the next call.
   // What is over that is evicted, and the memory or disk behind given back to the system, or taken
-  // again. Samples move out of what is given back, or are evicted once it is later than `deadline`.
+  // again. Samples move out of what is given back, or are evicted once it is later than `deadline`;
+  // some of it changes hands then, too, and another call does the rest.
   // Returns what room() does: more than meant where a sample is being written there, which another
   // call mends, or where the file system takes nothing back; less where the system has none.
   std::uint64_t limit(std::uint64_t bytes, std::int64_t deadline = INT64_MAX);
@@ -333,6 +334,7 @@ class Arena {
   void recover_file(const std::vector<Hole>& holes);
   bool recover(const Record& record, const std::vector<Hole>& holes);
   void take_room();
+  void give_back_behind();
   void settle_recovered(const std::vector<Node>& recovered);
   bool drop_lease(Slot& owner, std::int64_t position);
   void drop_leases(std::uint32_t slot);

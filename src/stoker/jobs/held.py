@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from stoker.store.disk import CacheDir, DiskMeta, file_bytes, shrink_unused, spa
 _LEAST_CHANGE = 0.002  # of a cache's size; what is less is left as it is
 _MOVING = 2.0  # seconds for which samples are copied out of disk that is given back
 _SOON, _STUCK = 0.2, 5.0  # seconds before a disk is asked again that did not change, from and to
+_HOPELESS = 60.0  # the same, of one that cannot be opened
 
 
 class _Patience:
@@ -28,6 +30,9 @@ class _Patience:
     def note(self, changed: bool) -> None:
         self._pause = 0.0 if changed else min(_STUCK, max(_SOON, 2 * self._pause))
         self._until = time.monotonic() + self._pause
+
+    def give_up(self) -> None:
+        self._pause, self._until = 0.0, time.monotonic() + _HOPELESS
 
     def waits(self) -> bool:
         return time.monotonic() < self._until
@@ -207,8 +212,10 @@ class Left:
         before = self.taken
         try:
             self.taken = shrink_unused(self._folder, self._sizes.payload_in(size))
-        finally:
-            self._patience.note(self.taken < before)
+        except BaseException:
+            self._patience.give_up()
+            raise
+        self._patience.note(self.taken < before)
 
     def is_near(self, size: float) -> bool:
         """Whether it has no more than about so much; or can have no other size for now."""
@@ -220,3 +227,9 @@ def folder_of(arena: Arena) -> str:
     """Return the directory of a disk cache; "" for an arena in memory."""
     fds = arena.handle.fds
     return str(Path(f"/proc/self/fd/{fds[1]}").readlink().parent) if len(fds) > 1 else ""
+
+
+def is_removed(arena: Arena) -> bool:
+    """Whether it is on disk, and its file was removed, though it is used on."""
+    fds = arena.handle.fds
+    return len(fds) > 1 and os.fstat(fds[1]).st_nlink == 0

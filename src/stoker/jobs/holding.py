@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.jobs.held import Cache, Held, Left, folder_of
+from stoker.jobs.held import Cache, Held, Left, folder_of, is_removed
 from stoker.jobs.quotas import Claimant, Quota, divide, quota_for, quota_of_user
 from stoker.node.messages import OtherVersion
 from stoker.node.owned import read_file, write_file
@@ -29,6 +29,7 @@ log = logging.getLogger("stoker")
 
 _COMING = 60.0  # seconds that a job has for making the cache it asked for
 _OPENS = 10.0  # seconds that it has for opening one on disk, before others may have its disk
+_ANSWERS = 1.0  # seconds that who has a cache may take to hand it on, before others are asked
 _SHOWN = 600.0  # seconds for which it is told that a job got no disk cache
 _SILENT = 5.0  # seconds after which a job that waits, and asks no more, is gone
 _LEAST_NOTED = 0.02  # of a disk cache; a smaller change is not noted for a later service
@@ -89,13 +90,15 @@ class Holding:
         self._held: dict[str, Held] = {}
         self._on_disk: dict[str, Held] = {}  # by the folder
         self._left: dict[str, Left] = {}  # likewise, which no job uses
+        self._unreadable: set[str] = set()  # likewise, what they hold cannot be told
         self._others: set[str] = set()  # found of what is no cache
         self._coming: dict[str, tuple[float, int]] = {}  # until when, bytes of memory
         self._opening: dict[str, float] = {}  # disk caches that jobs open, until when
         self._busy: set[Held] = set()  # whose disk is being given back or taken
         self._let_go_of: set[Held] = set()  # of these, who are to be closed then
         self._turned_down: dict[str, _TurnedDown] = {}  # by the name of the cache
-        self._mutex = threading.Lock()
+        self._mutex = threading.Lock()  # for moments: no file system of a user's is asked in it
+        self._looking = threading.Lock()
         folder = prepare_runtime_dir()
         self._ledger = folder / "service-disks.json"
         self._makers_file = folder / "service-jobs.json"
@@ -106,15 +109,22 @@ class Holding:
 
     def look(self) -> None:
         """Hold new caches, and release those that have been idle for too long."""
-        found = {files.name: files for files in RendezvousFiles.all(prepare_runtime_dir())}
-        with self._mutex:
-            self._others &= found.keys()
-            known = found.keys() | self._coming.keys() | self._disks.keys()
-            if gone := self._makers.keys() - known:
-                self._note_makers(dict.fromkeys(gone))
-            known = self._held.keys() | self._others | set(self._names.values())
+        with self._looking:
+            found = {files.name: files for files in RendezvousFiles.all(prepare_runtime_dir())}
+            with self._mutex:
+                self._others &= found.keys()
+                known = found.keys() | self._coming.keys() | self._disks.keys()
+                if gone := self._makers.keys() - known:
+                    self._note_makers(dict.fromkeys(gone))
+                known = self._held.keys() | self._others | set(self._names.values())
             for name in found.keys() - known:
-                self._hold(found[name])
+                if (held := self._join(found[name])) is not None:
+                    with self._mutex:
+                        self._hold(name, held)
+            self._release_idle()
+
+    def _release_idle(self) -> None:
+        with self._mutex:
             now = time.monotonic()
             for path, held in list(self._on_disk.items()):
                 if held.is_alone:
@@ -197,13 +207,13 @@ class Holding:
 
     def balance_disk(self) -> None:
         """Do the same with disk. What a job left takes no more, but gives back likewise."""
+        self._forget_disks()
+        left = self._find_left()
         with self._mutex:
             on_disk = list(self._on_disk.values())
             if not self._lends_disk and not any(each.is_limited for each in on_disk):
                 return
-            held: dict[str, Cache] = dict(self._on_disk)
-            if self._lends_disk:
-                held |= self._find_left()
+            held: dict[str, Cache] = {**self._on_disk, **self._still_left(left)}
             for each in on_disk:
                 each.above = [other for other in self._held.values() if other.is_above(each)]
             quotas = {path: self._disk_quota_of(path) for path in held}
@@ -218,9 +228,9 @@ class Holding:
                 for each in self._let_go_of:
                     each.close()
                 self._let_go_of.clear()
-                for path, left in self._left.items():
-                    if left.taken != self._disks.get(path, left.taken):
-                        self._note_disk(path, left.taken)
+                for path, unused in self._left.items():
+                    if unused.taken != self._disks.get(path, unused.taken):
+                        self._note_disk(path, unused.taken)
 
     def _changes(
         self, held: Mapping[str, Cache], quotas: Mapping[str, Quota | None], whole: float
@@ -312,23 +322,24 @@ class Holding:
         give back, or borrow, and :meth:`granted_on_disk` is what it takes until then.
         """
         asker, name = asker or Asker(), f"disk {path}"
+        self._forget_disks()
+        left = {} if least is None else self._find_left()
         with self._mutex:
-            self._disks = {
-                at: n for at, n in self._disks.items() if at in self._on_disk or _is_cache(at)
-            }
             self._left.pop(path, None)
+            self._unreadable.discard(path)
             held = self._on_disk.get(path)
             if held is not None and held.is_alone:
                 self._let_go(path)  # it is opened again, by this job's rules
             elif held is not None:
                 self._turned_down.pop(name, None)
                 return None
-            room, why = self._room_on_disk(path, self._quota(asker.job))
-            if size > max(room, self._share_of_disk(path, self._quota(asker.job), size, least)):
-                now, left = time.monotonic(), max(0, int(room))
+            quota = self._quota(asker.job)
+            room, why = self._room_on_disk(path, quota)
+            if size > max(room, self._share_of_disk(path, quota, size, least, left)):
+                now, there_is = time.monotonic(), max(0, int(room))
                 asker = replace(asker, waits=False)
-                self._turned_down[name] = _TurnedDown(asker, size, left, now, now, why)
-                return left
+                self._turned_down[name] = _TurnedDown(asker, size, there_is, now, now, why)
+                return there_is
             self._turned_down.pop(name, None)
             self._opening[path] = time.monotonic() + _OPENS
             self._note_disk(path, size if size <= room else int(max(least or 0, room)))
@@ -469,14 +480,21 @@ class Holding:
                 room, why = left, f"the quota of {quota.whose} is {size} of disk"
         return room, why
 
-    def _share_of_disk(self, path: str, quota: Quota | None, size: int, least: int | None) -> float:
+    def _share_of_disk(
+        self,
+        path: str,
+        quota: Quota | None,
+        size: int,
+        least: int | None,
+        left: Mapping[str, Left],
+    ) -> float:
         """Return the bytes that a cache in ``path`` may have, with what others then give back."""
         if least is None or not self._lends_disk or self._disk is None:
             return 0.0
         own = None if quota is None else quota.on_disk
         if own is not None and own.most is not None:  # in time
             return size if least <= min(own.bound, self._disk) else 0.0
-        held: dict[str, Cache] = {**self._on_disk, **self._find_left()}
+        held: dict[str, Cache] = {**self._on_disk, **self._still_left(left)}
         held.pop(path, None)
         now = time.monotonic()
         others = [each.claimant(self._disk_quota_of(at), now) for at, each in held.items()]
@@ -484,18 +502,47 @@ class Holding:
         whole = self._disk - self._disk_apart({**held, path: None})
         return float(divide(whole, [*others, newcomer])[-1])
 
-    def _find_left(self) -> dict[str, Left]:
-        """Return the disk caches that no job uses or opens, by their folders."""
+    def _unused(self) -> set[str]:
+        """Return the folders of the disk caches that no job uses or opens."""
         now = time.monotonic()
         self._opening = {path: until for path, until in self._opening.items() if until > now}
-        unused = self._disks.keys() - self._on_disk.keys() - self._opening.keys()
-        found = {path for path in unused if _is_cache(path)}
-        self._left = {path: left for path, left in self._left.items() if path in found}
-        for path in found - self._left.keys():
+        return self._disks.keys() - self._on_disk.keys() - self._opening.keys()
+
+    def _forget_disks(self) -> None:
+        """Forget disk caches that were removed, and those that were granted and never made."""
+        with self._mutex:
+            unused = self._unused()
+        gone = {path for path in unused if not _is_cache(path)}
+        with self._mutex:
+            for path in gone & self._unused():
+                del self._disks[path]
+                self._left.pop(path, None)
+                self._unreadable.discard(path)
+
+    def _find_left(self) -> dict[str, Left]:
+        """Return the disk caches that no job uses or opens, by their folders, if disk is lent."""
+        if not self._lends_disk:
+            return {}
+        with self._mutex:
+            found = dict(self._left)
+            new = self._unused() - found.keys() - self._unreadable
+        unreadable = set()
+        for path in new:
             try:
-                self._left[path] = Left(path)
+                found[path] = Left(path)
             except StokerError as error:
+                unreadable.add(path)
                 log.info("%s counts, and stays as it is: %s", path, error)
+        with self._mutex:
+            self._unreadable |= unreadable & self._unused()
+        return found
+
+    def _still_left(self, found: Mapping[str, Left]) -> dict[str, Left]:
+        """Note what is still left of what was found so before."""
+        unused = self._unused()
+        for path, left in found.items():
+            self._left.setdefault(path, left)
+        self._left = {path: left for path, left in self._left.items() if path in unused}
         return dict(self._left)
 
     def _sizes_on_disk(self) -> dict[str, int]:
@@ -592,30 +639,47 @@ class Holding:
             if now - each.asked > _SILENT if each.asker.waits else not is_there:
                 del self._turned_down[name]
 
-    def _hold(self, files: RendezvousFiles) -> None:
+    def _join(self, files: RendezvousFiles) -> Held | None:
+        """Join what is found there; None if it is no cache, or not to be had now."""
         try:
-            joined = join(files, Arena.attach)
+            joined = join(files, Arena.attach, _ANSWERS)
             try:
                 folder = folder_of(joined.held)
                 path = self._known_as(folder) if folder else ""
-                held = Held(joined, path)
+                return Held(joined, _aside(path, files.name) if is_removed(joined.held) else path)
             except BaseException:
                 joined.participant.close()
                 joined.held.close()
                 raise
-            if path:
-                self._on_disk[path], self._names[path] = held, files.name
-                self._opening.pop(path, None)
-            else:
-                self._held[files.name] = held
-                self._coming.pop(files.name, None)
-        except StokerError:
-            self._others.add(files.name)
         except OtherVersion as error:
-            self._others.add(files.name)
             log.warning("a cache is not held when its jobs end: %s", error)
+        except StokerError:
+            pass
         except OSError:
-            pass  # it is just going away, or not there yet
+            return None  # it is just going away, or not there yet
+        with self._mutex:
+            self._others.add(files.name)
+        return None
+
+    def _hold(self, name: str, held: Held) -> None:
+        path = held.path
+        if not path:
+            self._held[name] = held
+            self._coming.pop(name, None)
+            return
+        if path in self._on_disk:
+            self._set_aside(path)
+        self._on_disk[path], self._names[path] = held, name
+        self._opening.pop(path, None)
+        self._left.pop(path, None)
+
+    def _set_aside(self, path: str) -> None:
+        """Note by another name a disk cache that jobs use on, though another took its place."""
+        name, held = self._names.pop(path), self._on_disk.pop(path)
+        aside = _aside(path, name)
+        self._on_disk[aside], self._names[aside] = held, name
+        self._note_disk(aside, held.taken)
+        self._note_makers({aside: self._makers.get(path)})
 
     def _drop(self, name: str) -> None:
         self._held.pop(name).close()
@@ -633,7 +697,9 @@ class Holding:
 
     def _known_as(self, folder: str) -> str:
         """Return by which path a job named the folder of its disk cache."""
-        for path in self._disks:
+        with self._mutex:
+            known = list(self._disks)
+        for path in known:
             with contextlib.suppress(OSError):
                 if Path(path).samefile(folder):
                     return path
@@ -661,6 +727,11 @@ def _why_limited(claimant: Claimant) -> str:
 
 def _keys(held: Iterable[Held]) -> list[str]:
     return sorted(each.joined.said.key for each in held if each.joined.said is not None)
+
+
+def _aside(path: str, name: str) -> str:
+    """Return what a disk cache is called whose file was removed from there while it is used."""
+    return f"{path} (removed, {name})"
 
 
 def _is_cache(path: str) -> bool:

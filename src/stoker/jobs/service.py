@@ -279,8 +279,8 @@ class Service:
             while not self._stopping.wait(_LOOK):
                 try:
                     balance()
-                except (StokerError, OSError) as error:
-                    log.warning("caches are not divided again: %s", error)
+                except Exception:  # a defect of ours, too, must not end it for good
+                    log.warning("caches are not divided again", exc_info=True)
 
         return serve
 

@@ -270,10 +270,15 @@ def join_or_create(
         pause = min(0.1, pause * 1.5)
 
 
-def join(files: RendezvousFiles, attach: Callable[[Handle], _T]) -> Joined[_T]:
-    """Become a holder of what is served there; OSError or SegmentError if there is nothing."""
-    # Who gave up its place in a crowd would stand at the end, and be answered in vain before.
-    said, fds, _ = inquire(files.socket, _PATIENCE)
+def join(
+    files: RendezvousFiles, attach: Callable[[Handle], _T], patience: float = _PATIENCE
+) -> Joined[_T]:
+    """Become a holder of what is served there; OSError or SegmentError if there is nothing.
+
+    Who gives up, after ``patience`` seconds, loses its place in a crowd of those who come at once,
+    and is answered in vain before it is answered again.
+    """
+    said, fds, _ = inquire(files.socket, patience)
     try:
         serve, holders = files.join(said.token)
         try:

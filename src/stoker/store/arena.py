@@ -71,12 +71,7 @@ class Arena:
         seed: int = 0,
         limit_bytes: int | None = None,
     ) -> None:
-        if not 1 <= num_ids <= _MAX_IDS:
-            raise ConfigError(f"num_ids={num_ids} is invalid: give 1 to {_MAX_IDS}")
-        if not 0 <= capacity_bytes <= _MAX_BYTES:
-            raise ConfigError(f"capacity_bytes={capacity_bytes} is invalid: give 0 to {_MAX_BYTES}")
-        if not 0 < mean_size <= _MAX_BYTES:
-            raise ConfigError(f"mean_size={mean_size} is invalid: give bytes above 0")
+        check_sizes(num_ids, capacity_bytes, mean_size)
         mean = max(1, round(mean_size))
         limit = capacity_bytes if limit_bytes is None else min(limit_bytes, capacity_bytes)
         needed = memory_needed(num_ids, capacity_bytes, mean, limit, on_disk=path is not None)
@@ -494,6 +489,16 @@ def _as_keys(keys: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or np.isnan(array).any():
         raise ConfigError(f"keys of shape {array.shape} are invalid: give f64[n] without NaN")
     return array
+
+
+def check_sizes(num_ids: int, capacity_bytes: int, mean_size: float) -> None:
+    """Raise :class:`~stoker.errors.ConfigError` unless an arena can be of these sizes."""
+    if not 1 <= num_ids <= _MAX_IDS:
+        raise ConfigError(f"num_ids={num_ids} is invalid: give 1 to {_MAX_IDS}")
+    if not 0 <= capacity_bytes <= _MAX_BYTES:
+        raise ConfigError(f"capacity_bytes={capacity_bytes} is invalid: give 0 to {_MAX_BYTES}")
+    if not 0 < mean_size <= _MAX_BYTES:
+        raise ConfigError(f"mean_size={mean_size} is invalid: give bytes above 0")
 
 
 def memory_needed(

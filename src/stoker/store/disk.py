@@ -18,7 +18,7 @@ from stoker.errors import CapacityError, ConfigError, SegmentError, StateMismatc
 from stoker.node import owned
 from stoker.node.locks import await_lock, try_lock
 from stoker.policy.base import Region
-from stoker.store.arena import Arena, payload_within
+from stoker.store.arena import Arena, check_sizes, payload_within
 from stoker.store.registry import SharedArena, open_arena
 from stoker.types import format_bytes, parse_bytes
 
@@ -112,6 +112,8 @@ class CacheDir:
                 is_number = type(value) is int and 0 <= value < 1 << 63
                 if not (is_number if field.type == "int" else type(value) is str):
                     raise TypeError(f"{field.name} is not valid")
+            if found.version == ABI:
+                check_sizes(found.num_ids, found.capacity_bytes, found.mean_size)
             return found
         except UntrustedPath:
             raise
@@ -291,10 +293,10 @@ def open_disk(
     """Return the arena in the directory ``folder``, with what earlier runs left there.
 
     It is made if necessary, and shared with this user's other processes. Samples that it holds
-    already go to the first of ``regions``. ``keep_free``: bytes of the file system that making it
-    must leave free; by default 1 GiB or 5 %, whichever is more. ``limit_bytes``: payload that fits
-    at first, see :meth:`~stoker.store.arena.Arena.limit`; by default all, or as much as a file
-    that was there has room for on a full disk.
+    already go to the first of ``regions``. ``keep_free``: bytes of the file system that making it,
+    and its growth, must leave free; by default 1 GiB or 5 %, whichever is more. ``limit_bytes``:
+    payload that fits at first, see :meth:`~stoker.store.arena.Arena.limit`; by default all, or as
+    much as a file that was there has room for where that is less.
 
     Raises :class:`~stoker.errors.StateMismatch` if the directory is another data set's or of
     another size, :class:`~stoker.errors.ConfigError` if it cannot be used,
@@ -312,7 +314,8 @@ def open_disk(
             if found is None:
                 _check_room(folder.path, agreed, keep_free, limit_bytes)
                 folder.describe(agreed)
-            return _open_file(folder, agreed, limit_bytes)
+                return _open_file(folder, agreed, limit_bytes)
+            return _open_file(folder, agreed, _spared(folder, agreed, keep_free, limit_bytes))
 
     folder.mark()
     return open_arena(
@@ -369,6 +372,19 @@ def _open_file(folder: CacheDir, meta: DiskMeta, limit_bytes: int | None) -> Are
         except SegmentError as error:
             called = str(error).replace(str(path), str(folder.segment))
             raise SegmentError(called) from error
+
+
+def _spared(
+    folder: CacheDir, meta: DiskMeta, keep_free: int | None, limit: int | None
+) -> int | None:
+    """Return the payload that fits a file which is there, as far as the disk can spare its growth.
+
+    It may have given disk back to others.
+    """
+    allowed = folder.disk_bytes + max(0, spare_bytes(folder.path, keep_free))
+    if file_bytes(meta, limit) <= allowed:
+        return limit
+    return payload_within(allowed, meta.capacity_bytes, partial(file_bytes, meta))
 
 
 def _check_room(path: Path, meta: DiskMeta, keep_free: int | None, limit: int | None) -> None:
