@@ -640,7 +640,7 @@ class Holding:
                 del self._turned_down[name]
 
     def _join(self, files: RendezvousFiles) -> Held | None:
-        """Join what is found there; None if it is no cache, or not to be had now."""
+        """Return what is found there; None if it is no cache, or just going away."""
         try:
             joined = join(files, Arena.attach, _ANSWERS)
             try:
@@ -656,7 +656,7 @@ class Holding:
         except StokerError:
             pass
         except OSError:
-            return None  # it is just going away, or not there yet
+            return None  # or is not there yet
         with self._mutex:
             self._others.add(files.name)
         return None

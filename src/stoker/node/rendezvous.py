@@ -271,14 +271,14 @@ def join_or_create(
 
 
 def join(
-    files: RendezvousFiles, attach: Callable[[Handle], _T], patience: float = _PATIENCE
+    files: RendezvousFiles, attach: Callable[[Handle], _T], patience: float | None = None
 ) -> Joined[_T]:
     """Become a holder of what is served there; OSError or SegmentError if there is nothing.
 
-    Who gives up, after ``patience`` seconds, loses its place in a crowd of those who come at once,
-    and is answered in vain before it is answered again.
+    Who gives up, after ``patience`` seconds (None: 10), loses its place in a crowd of those who
+    come at once, and is answered in vain before it is answered again.
     """
-    said, fds, _ = inquire(files.socket, patience)
+    said, fds, _ = inquire(files.socket, _PATIENCE if patience is None else patience)
     try:
         serve, holders = files.join(said.token)
         try:
