@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.services import serving
-from support.waiting import until
+from support.waiting import train_step, until
 
 from jobs.test_admission import MIB, capacity, capacity_of_all, listing, turned_down
 from stoker import Cache, Feed
@@ -242,6 +242,7 @@ class Training:
             while not self._is_over.is_set():
                 for batch in self._feed:
                     assert all(sample == self._sample for sample in batch.data)
+                    train_step(0.005)
                     self.may_train.wait()
                     if self._is_over.is_set():
                         break

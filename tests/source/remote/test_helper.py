@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,8 @@ def test_a_helper_that_hangs_is_killed_and_replaced(
 def test_a_helper_that_keeps_dying_is_given_up(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dying = [sys.executable, "-c", "raise SystemExit(3)"]
-    monkeypatch.setattr(helper_module.child, "command", lambda *arguments: dying)
+    dying = partial(subprocess.Popen, [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(helper_module.child, "start", lambda *_, **__: dying())
     with pytest.raises(SourceUnavailable, match=r"ended.*3 times"):
         fetch(client, tmp_path)
 
