@@ -28,7 +28,7 @@ from support.processes import processes_of
 from support.users import OTHER, as_other, needs_two_users
 from support.waiting import some_time, until
 
-from stoker.node import child, descriptors, hosting
+from stoker.node import child, descriptors, hosting, supervisor
 from stoker.node.child import Surroundings
 from stoker.node.hosting import (
     HOSTED,
@@ -47,8 +47,10 @@ from stoker.node.supervisor import Supervisor, start_unless_alive
 from stoker.shared import SharedArray
 
 HELPS = """
-import fcntl, os, pathlib
+import fcntl, os, pathlib, sys, time
 from stoker.node.supervised import Members, run
+
+LATE = pathlib.Path(__file__).with_name("late")
 
 class Member:
     def __init__(self, channel):
@@ -71,9 +73,14 @@ def serve(job, listener):
     os.close(alone)
 
 def main():
+    while LATE.exists() and "stays" in sys.argv:
+        time.sleep(0.01)
     run(serve)
 """
-"""A process of which there must never be two; it says what came with its job."""
+"""A process of which there must never be two; it says what came with its job.
+
+A hosted one does not come up as long as there is a file ``late``.
+"""
 
 HOSTS = """
 import socket
@@ -267,6 +274,27 @@ def test_one_that_dies_is_started_again_by_the_job_itself(place: Path, host: Hos
 def test_one_that_ends_as_it_comes_up_is_not_waited_for(host: Host) -> None:
     assert started_by_service("no_such_module") is None  # it ends before it says that it is there
     until(lambda: host.count == 0)
+
+
+@pytest.mark.parametrize("comes", ["late", "never"])
+def test_read_ahead_was_lost_where_a_hosted_process_took_its_time(
+    place: Path, host: Host, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """The time that the service took was the job's own, which gave up on what came then."""
+    monkeypatch.setattr(supervisor, "_PATIENCE", 5.0)
+    monkeypatch.setattr(hosting, "_COMING_UP", 6.0 if comes == "never" else 60.0)
+    (place / "late").touch()
+    begin = time.monotonic()
+    with Job(place) as job:
+        until(lambda: job.says or time.monotonic() > begin + 5.5)
+        if comes == "late":
+            (place / "late").unlink()
+        until(lambda: job.says)
+        assert (job.says["parent"] == os.getpid()) == (comes == "late")
+        (place / "late").unlink(missing_ok=True)  # it looks now, and finds that it is too late
+        until(lambda: len(helpers(place)) == 1)
+    until(lambda: not helpers(place))
+    assert not (place / "two").exists()
 
 
 def test_the_service_dies_and_its_process_goes_on(place: Path) -> None:

@@ -290,12 +290,11 @@ class Supervisor:
 
     def _connect(self) -> bool:
         """Connect to the process, starting it if necessary; False if that is useless."""
+        what = self._what
         with self.mutex:
             self._drop()
-        deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline:
-            if self._stopping(0.0):
-                return False
+        self._deadline = time.monotonic() + _PATIENCE
+        while not self._stopping(0.0):
             with contextlib.suppress(OSError):
                 channel = Channel.connect(self._socket)
                 # No fork meanwhile: a child would have the mutex held for good.
@@ -304,12 +303,15 @@ class Supervisor:
                     self._channel = channel
                     self._introduce(channel)
                 return True
+            if time.monotonic() >= self._deadline:
+                log.warning("the %s process does not answer: workers read for themselves", what)
+                return False
             if self._dies_often():
-                log.warning("the %s process keeps dying: pausing", self._what)
+                log.warning("the %s process keeps dying: pausing", what)
                 if self._stopping(_SOON):
                     return False
                 self._starts = []
-                deadline = time.monotonic() + _PATIENCE
+                self._deadline = time.monotonic() + _PATIENCE
             is_up = self._start()
             if is_up is None:
                 return False
@@ -317,7 +319,6 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # it need not wait for its first rank
                     Channel.connect(self._socket).close()
                 return False
-        log.warning("the %s process does not answer: workers read for themselves", self._what)
         return False
 
     def _stopping(self, seconds: float) -> bool:
@@ -330,6 +331,7 @@ class Supervisor:
 
         None if it cannot be started at all.
         """
+        begin = time.monotonic()
         try:
             # What died soon after its start is not left to the service again.
             process = start_unless_alive(
@@ -342,6 +344,7 @@ class Supervisor:
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
             return None
+        self._deadline += time.monotonic() - begin  # what the service takes is not held against it
         # Nothing of it is open here any more: workers may be forked while it comes up.
         return process is not None and self._await_up(process)
 
