@@ -20,7 +20,7 @@ import subprocess
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker._core import BUILD
 from stoker.errors import ConfigError
@@ -58,38 +58,45 @@ def _build() -> str:
 # --- a job asks ---
 
 
-def started_by_service(module: str, base: Mapping[str, str] = os.environ) -> Channel | None:
-    """Return a channel to a process that runs ``main()`` of ``module`` and waits to be given a job.
+class Started(NamedTuple):
+    """A process that a service started, and that waits to be given a job."""
 
-    It was started by this user's service just now, with the environment ``base``; it ends when the
-    channel is closed before :func:`hand_over`. None if there is no service, or it says no or
-    nothing: then the caller starts the process. That takes half a second at most, or half a minute
-    if the process hangs as it comes up.
+    channel: Channel
+    """It ends when this is closed before :func:`hand_over`."""
+    pid: int
+
+
+def started_by_service(module: str, base: Mapping[str, str] = os.environ) -> Started | None:
+    """Return a process that runs ``main()`` of ``module``, with the environment ``base``.
+
+    This user's service started it just now. None if there is no service, or it says no or nothing:
+    then the caller starts the process. That takes half a second at most, or half a minute if the
+    process hangs as it comes up.
     """
     try:
         channel = Channel.connect(host_path(), _PATIENCE)
     except OSError:
         return None
     try:
-        _ask(channel, module, base)
-        return channel
-    except OSError as error:
+        return Started(channel, _ask(channel, module, base))
+    except (OSError, ValueError, LookupError, TypeError) as error:  # or it talks nonsense
         log.info("the service of this node does not start %s: %s", module, error)
         channel.close()
         return None
 
 
-def _ask(channel: Channel, module: str, base: Mapping[str, str]) -> None:
+def _ask(channel: Channel, module: str, base: Mapping[str, str]) -> int:
+    """Have the process started, and return its number."""
     around = Surroundings.told(base)
     told = json.dumps({**around._asdict(), "environment": dict(around.environment)})
     with child.memory_file(told.encode()) as file:
         channel.send({"build": _build(), "module": module}, [file])
     _await(channel, _PATIENCE)  # it is being started
-    _await(channel, _COMING_UP)  # it is there
+    return int(_await(channel, _COMING_UP)["pid"])  # it is there
 
 
-def _await(channel: Channel, seconds: float) -> None:
-    """Take one message, which is to come within so many seconds; OSError if it is not, or a no."""
+def _await(channel: Channel, seconds: float) -> dict[str, Any]:
+    """Return one message, to come within so many seconds; OSError if it does not, or is a no."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     if not poll.poll(seconds * 1000):
@@ -99,6 +106,7 @@ def _await(channel: Channel, seconds: float) -> None:
         raise ConnectionError("it hung up")
     if "refused" in received[0]:
         raise ConnectionError(str(received[0]["refused"]))
+    return received[0]
 
 
 # --- what a process is given ---

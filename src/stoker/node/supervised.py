@@ -160,6 +160,12 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
+def write_holder(lock: int, pid: int) -> None:
+    """Write into the file of a lock, by descriptor, which process of ours holds it from now on."""
+    with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
+        os.pwrite(lock, f"{pid} {pid_namespace()}".encode(), 0)
+
+
 def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path]:
     """Return what this process was started with: the job, the socket, and the socket's path.
 
@@ -179,8 +185,7 @@ def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path
         os._exit(1)
     pid = os.getpid() if stays else os.fork()
     if pid:
-        with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
-            os.pwrite(given.lock, f"{pid} {pid_namespace()}".encode(), 0)
+        write_holder(given.lock, pid)
         if not stays:
             os._exit(0)
     for number in ignored:

@@ -26,7 +26,7 @@ from stoker.node.locks import try_lock, try_lock_file
 from stoker.node.messages import Channel
 from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace
+from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace, write_holder
 
 log = logging.getLogger("stoker")
 
@@ -94,31 +94,35 @@ def kill_holder(lock_path: Path) -> None:
 
 def _start_by_service(module: str, base: Mapping[str, str], what: Given) -> bool:
     """Have the process started elsewhere; False if it is not, and never will be."""
-    channel = started_by_service(module, base)
-    if channel is None:
+    started = started_by_service(module, base)
+    if started is None:
         return False
-    with contextlib.closing(channel):
+    with contextlib.closing(started.channel):
         try:
-            hand_over(channel, what)
+            hand_over(started.channel, what)
         except OSError as error:
             log.info("what the service of this node started is gone: %s", error)
             return False
+    write_holder(what.lock, started.pid)  # it may hang before it does so itself
     return True
 
 
 def _start(
     module: str, base: Mapping[str, str], what: Given, output: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    with descriptors.no_fork:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.closing(Channel(ours)) as channel:
-            number = theirs.fileno()
-            around = Surroundings.own(base)
-            process = child.start(
-                module, number, fds=[number], surroundings=around, output=output, detached=True
-            )
-            with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
-                hand_over(channel, what)
+    with contextlib.ExitStack() as until_given:
+        with descriptors.no_fork:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel = Channel(descriptors.keep(ours))
+            until_given.callback(channel.close)
+            with theirs:  # closed before it is given anything, or we would not see that it ended
+                number = theirs.fileno()
+                around = Surroundings.own(base)
+                process = child.start(
+                    module, number, fds=[number], surroundings=around, output=output, detached=True
+                )
+        with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
+            hand_over(channel, what)
     return process
 
 
