@@ -174,12 +174,19 @@ def memory_file(content: bytes | memoryview) -> Iterator[int]:
     with descriptors.no_fork:
         file = descriptors.keep(Descriptor(os.memfd_create("stoker-job", os.MFD_CLOEXEC)))
     try:
-        os.write(file.fileno(), content)
+        _write(file.fileno(), content)
         del content  # it may be large, and the file is there for a while
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         yield file.fileno()
     finally:
         descriptors.drop(file)
+
+
+def _write(file: int, content: bytes | memoryview) -> None:
+    with memoryview(content) as left:
+        done = 0
+        while done < len(left):  # at most 2 GiB are written at once
+            done += os.write(file, left[done:])
 
 
 @contextlib.contextmanager
