@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -272,6 +273,17 @@ def test_a_job_in_a_container_has_a_fetcher_of_its_own(place: Path) -> None:
         assert Path(f"/proc/{own}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
         one.finish()
         assert hosted() == 0
+
+
+def test_the_unit_of_systemd_ended_with_a_process_that_it_hosts() -> None:
+    """When one was killed for want of memory. And it hosted nothing once rights were compared."""
+    unit = configparser.ConfigParser()
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(Path(__file__).parents[2] / "docs" / "systemd" / "stoker.service")
+    service = dict(unit["Service"])
+    assert service["KillMode"] == "process"
+    assert service["OOMPolicy"] == "continue"
+    assert "NoNewPrivileges" not in service
 
 
 def test_a_service_that_is_to_host_nothing(place: Path) -> None:

@@ -10,6 +10,7 @@ nothing that matters passes through the service, and the job may give up at any 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -43,7 +44,9 @@ _MOST_STARTING = 16  # at the same time; further ones are turned away
 _LISTENING = 2.0  # seconds that a client may take to ask
 _MOST_BYTES = 1 << 22  # of what a process finds around it
 _SPACES = ("mnt", "net", "pid", "user")
-_RIGHTS = ("Uid:", "Gid:", "Groups:", "CapEff:", "Seccomp:")
+# With all that decides what a program may do that is started; and the filters by their number.
+_RIGHTS = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp")
+_NO_LABELS = (errno.EINVAL, errno.ENOENT)  # of a kernel that gives processes none
 
 
 def host_path() -> Path:
@@ -255,7 +258,11 @@ def _check_sees_the_same(pid: int) -> None:
         if not (own / "root").samefile(theirs / "root"):
             raise ConfigError("the job has another root directory than the service")
         if _rights(own) != _rights(theirs):
-            raise ConfigError("the job has other groups or capabilities than the service")
+            raise ConfigError(
+                "the job has other groups, capabilities or restrictions than the service"
+            )
+        if _label(own) != _label(theirs):
+            raise ConfigError("the job is confined otherwise than the service (SELinux, AppArmor)")
     except OSError as error:
         raise ConfigError(f"the service cannot see what the job sees: {error}") from error
 
@@ -263,3 +270,13 @@ def _check_sees_the_same(pid: int) -> None:
 def _rights(process: Path) -> list[str]:
     lines = (process / "status").read_text().splitlines()
     return [line for line in lines if line.startswith(_RIGHTS)]
+
+
+def _label(process: Path) -> bytes | None:
+    """Return what a security module calls the process; None where there is no such module."""
+    try:
+        return (process / "attr/current").read_bytes()
+    except OSError as error:
+        if error.errno in _NO_LABELS:
+            return None
+        raise
