@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import stat
@@ -228,6 +229,47 @@ def test_files_of_a_hosted_process_had_the_permissions_of_the_services(place: Pa
                 assert job.says["umask"] == 0o027
     finally:
         os.umask(before)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from stoker.node import hosting
+
+sys.path.insert(0, sys.argv[1])
+hosting._PATIENCE = hosting._COMING_UP = 20.0
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 2_000_000))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+started = hosting.started_by_service("helps")
+print([Path(f"/proc/{name}/limits").read_text() for name in ("self", started.pid)])
+started.channel.close()
+"""
+
+
+def test_a_hosted_process_had_the_limits_of_the_service(place: Path) -> None:
+    """Of a unit of systemd, 1,024 files, of which a job with many shards may open more."""
+    with hosting_elsewhere():
+        words = [sys.executable, "-c", LIMITED, str(place)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    own, hosted = ast.literal_eval(done.stdout)
+    assert own == hosted
+    assert " 1000000 " in own and " 200 " in own
+    until(lambda: not helpers(place))
+
+
+def test_a_hosted_process_has_no_more_than_the_service_may(place: Path) -> None:
+    with hosting_elsewhere() as service:
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (500, 1000))
+        channel = Channel.connect(host_path(), 20)
+        limits = {**Surroundings.told().limits, "RLIMIT_FSIZE": [-1, -1]}
+        with child.memory_file(surroundings(limits=limits)) as file:
+            channel.send(request(), [file])
+        assert channel.receive() is not None
+        there = channel.receive()
+        assert there is not None
+        assert resource.prlimit(there[0]["pid"], resource.RLIMIT_FSIZE)[1] == 1000
+        channel.close()
+        until(lambda: not helpers(place))
 
 
 def test_a_job_that_comes_second_joins_the_first_ones_process(place: Path, host: Host) -> None:
@@ -485,6 +527,11 @@ MISFITS: dict[str, tuple[dict[str, Any], Callable[[], bytes]]] = {
     "no path": (request(), lambda: surroundings(path=None)),
     "no folder named": (request(), lambda: surroundings(folder=None)),
     "no umask": (request(), lambda: surroundings(umask=None)),
+    "no limits": (request(), lambda: surroundings(limits=None)),
+    "another limit": (request(), lambda: surroundings(limits={"RLIM_INFINITY": [1, 1]})),
+    "half a limit": (request(), lambda: surroundings(limits={"RLIMIT_NOFILE": [1]})),
+    "a word for a limit": (request(), lambda: surroundings(limits={"RLIMIT_NOFILE": [1, "1"]})),
+    "a great limit": (request(), lambda: surroundings(limits={"RLIMIT_NOFILE": [1, 1 << 80]})),
     "a great umask": (request(), lambda: surroundings(umask=1 << 40)),
     "a zero": (request(), lambda: surroundings(environment={"A": "\0"})),
     "an equals sign": (request(), lambda: surroundings(environment={"A=B": ""})),

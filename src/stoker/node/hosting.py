@@ -238,12 +238,22 @@ def _surroundings(file: int) -> Surroundings:
     """Return what a file in memory says; OSError, ValueError, KeyError or TypeError for another."""
     fcntl.fcntl(file, fcntl.F_GET_SEALS)  # other files have none; to read this one never waits
     told = json.loads(os.pread(file, _MOST_BYTES, 0))
-    python, path, environment, folder, umask = (told[name] for name in Surroundings._fields)
+    python, path, environment, folder, umask, limits = (told[name] for name in Surroundings._fields)
     if isinstance(path, list) and isinstance(environment, dict) and umask in range(0o1000):
         words = [python, folder, *path, *environment, *environment.values()]
-        if all(isinstance(word, str) for word in words):
-            return Surroundings(python, path, environment, folder, int(umask))
+        if all(isinstance(word, str) for word in words) and _are_limits(limits):
+            return Surroundings(python, path, environment, folder, int(umask), limits)
     raise ConfigError("a job says nonsense of what its process finds around it")
+
+
+def _are_limits(limits: Any) -> bool:
+    return isinstance(limits, dict) and all(
+        name in child.LIMITS
+        and isinstance(limit, list)
+        and len(limit) == 2
+        and all(type(each) is int and each in range(-1, 1 << 63) for each in limit)
+        for name, limit in limits.items()
+    )
 
 
 def _check_sees_the_same(pid: int) -> None:
