@@ -101,11 +101,11 @@ class Members(Generic[M]):
         return bool(ready)
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send ``message`` to all, with a sign of life."""
+        """Send ``message`` to all, with a sign of life; those who do not listen miss it."""
         alive = {"pid": os.getpid(), "namespace": pid_namespace()}
         for member in self._members.values():
-            with contextlib.suppress(OSError):
-                member.channel.send(alive | message)
+            with contextlib.suppress(OSError):  # one that is suspended holds up no other
+                member.channel.send(alive | message, waits=False)
 
     @property
     def are_gone(self) -> bool:
