@@ -756,6 +756,7 @@ def test_a_job_of_another_user_is_not_answered(place: Path, host: Host) -> None:
 
 CONFINED = """
 import ctypes, json, struct, subprocess, sys
+from pathlib import Path
 from stoker.node import child, hosting
 from stoker.node.child import Surroundings
 from stoker.node.messages import Channel
@@ -774,8 +775,16 @@ def add_filter():
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(permits)))
     done(libc.prctl(22, 2, program, 0, 0))  # PR_SET_SECCOMP, to a filter which permits all
 
-def bound():
-    done(libc.prctl(24, 0, 0, 0, 0))  # PR_CAPBSET_DROP, of CAP_CHOWN
+def bound(capability=0):
+    done(libc.prctl(24, capability, 0, 0, 0))  # PR_CAPBSET_DROP, of CAP_CHOWN
+
+def wakes_nobody():  # as what ssh starts, which services of systemd's user instance are not
+    bound(35)  # CAP_WAKE_ALARM
+    text = Path("/proc/self/status").read_text()
+    effective = int(text.split("CapEff:")[1].split()[0], 16)
+    sets = [(each & 0xFFFFFFFF, each >> 32) for each in (effective & ~(1 << 35), effective, 1)]
+    values = [half[part] for part in (0, 1) for half in sets]
+    done(libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *values)))
 
 def asks():
     channel = Channel.connect(hosting.host_path(), 20)
@@ -794,7 +803,7 @@ try:
     assert "starts" in asks(), "it has to be hosted as long as it may do the same"
     for step in then:
         step()
-    print(asks()["refused"])
+    print(asks())
 finally:
     service.kill()
     service.wait()
@@ -816,12 +825,24 @@ def test_a_hosted_process_could_do_what_its_job_may_not(place: Path, common: str
 
     Who cannot gain privileges may be confined by Landlock too, which nobody sees.
     """
+    assert "other groups, capabilities or restrictions" in confined(common, own)
+    until(lambda: not helpers(place))
+
+
+def test_a_job_that_cannot_wake_the_machine_is_hosted(place: Path) -> None:
+    """systemd gives that to services of users, and to some of their sessions."""
+    assert "starts" in confined("", "wakes_nobody")
+    until(lambda: not helpers(place))
+
+
+def confined(common: str, own: str) -> str:
+    """What a service says to a job that has confined itself further."""
     words = [sys.executable, "-c", CONFINED, common, own, HOSTS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     if "cannot be done here" in done.stderr:
         pytest.skip(done.stderr[-200:])
-    assert "other groups, capabilities or restrictions" in done.stdout, done.stderr
-    until(lambda: not helpers(place))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @needs_two_users

@@ -44,8 +44,11 @@ _MOST_STARTING = 16  # at the same time; further ones are turned away
 _LISTENING = 2.0  # seconds that a client may take to ask
 _MOST_BYTES = 1 << 22  # of what a process finds around it
 _SPACES = ("mnt", "net", "pid", "user")
-# With all that decides what a program may do that is started; and the filters by their number.
-_RIGHTS = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp")
+# All that decides what a program may do that is started. CapInh does so for files with inheritable
+# capabilities only, and services of users have one more there than what ssh or Slurm starts.
+_RIGHTS = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs")
+_FILTERS = ("Seccomp", "Seccomp_filters")  # whether system calls are filtered, and by how many
+_CAP_WAKE_ALARM = 1 << 35  # systemd gives it to some of a user's sessions; it opens no file
 _NO_LABELS = (errno.EINVAL, errno.ENOENT)  # of a kernel that gives processes none
 
 
@@ -277,9 +280,14 @@ def _check_sees_the_same(pid: int) -> None:
         raise ConfigError(f"the service cannot see what the job sees: {error}") from error
 
 
-def _rights(process: Path) -> list[str]:
+def _rights(process: Path) -> dict[str, str]:
     lines = (process / "status").read_text().splitlines()
-    return [line for line in lines if line.startswith(_RIGHTS)]
+    facts = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    rights = {name: facts.get(name, "") for name in (*_RIGHTS, *_FILTERS)}
+    for name in rights:
+        if name.startswith("Cap"):
+            rights[name] = f"{int(rights[name] or '0', 16) & ~_CAP_WAKE_ALARM:x}"
+    return rights
 
 
 def _label(process: Path) -> bytes | None:
