@@ -1,7 +1,10 @@
 """What a process of its own is told, and what cannot be told to it."""
 
+import errno
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +38,25 @@ def test_what_lies_in_a_module_is_passed_on():
         job = load([os.dup(fd) for fd in given])
     assert job["source"].read_one(1) == b"bc"
     assert job["ids"].tolist() == [0, 1, 2]
+
+
+WRITES_PART = """
+import os, resource
+from stoker.node.child import memory_file
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+before = os.listdir("/proc/self/fd")
+for size in (1_000_000, 1_000_001):
+    try:
+        with memory_file(bytes(size)) as file:
+            print(os.fstat(file).st_size)
+    except OSError as error:
+        print(error.errno)
+assert os.listdir("/proc/self/fd") == before
+"""
+
+
+def test_a_job_was_cut_short_where_one_call_did_not_write_all_of_it():
+    """As of more than 2 GiB, of which the kernel writes no more at once; here a limit is lower."""
+    done = subprocess.run([sys.executable, "-c", WRITES_PART], capture_output=True, text=True)
+    assert done.stdout.split() == ["1000000", str(errno.EFBIG)], done.stderr

@@ -9,9 +9,11 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import reduction
@@ -57,6 +59,18 @@ def processes_of(module: str, runtime: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when it does nothing more: some of it may run for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path("/proc", str(pid), "task")
+    while any(_state(task) not in ("T", "Z", "X") for task in tasks.iterdir()):
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def run_python(

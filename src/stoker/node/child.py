@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -27,13 +28,23 @@ _BOOT = (
 )
 # A folder or a Python of others' may lie where nothing answers. Then this process waits there: one
 # that has not run a program yet would have a copy of all our descriptors meanwhile, also of locks.
-_ENTER = (
-    "import os, sys\n"
-    "try: os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])\n"
-    "except OSError as error: sys.exit(f'a process of a job cannot be started: {error}')"
-)
+_ENTER = """
+import os, resource, sys
+def least(*limits): return min(limits, key=lambda each: each % (1 << 64))  # -1: none
+try:
+    for each in sys.argv[2].split():
+        number, soft, hard = map(int, each.split(":"))
+        hard = least(hard, resource.getrlimit(number)[1])
+        resource.setrlimit(number, (least(soft, hard), hard))
+    os.chdir(sys.argv[1])
+    os.execv(sys.argv[3], sys.argv[3:])
+except (OSError, ValueError) as error:
+    sys.exit(f"a process of a job cannot be started: {error}")
+"""
 _MAIN = ("__main__", "__mp_main__")
 """What a script is called: by itself, and in a process that multiprocessing spawned."""
+LIMITS = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
+"""What the kernel limits for each process, by name."""
 _STDLIB_ZIP = re.compile(r"python3\d+\.zip")
 
 
@@ -50,6 +61,11 @@ class Surroundings(NamedTuple):
     """The current folder; None: that of the process which starts it."""
     umask: int = -1
     """Permissions that its files lack; -1: those which files of who starts it lack."""
+    limits: Mapping[str, Sequence[int]] = {}
+    """Its soft and hard limits by :data:`LIMITS`, where it has a folder; -1 is none.
+
+    It has no more than who starts it may have, and what that has where nothing is given.
+    """
 
     @classmethod
     def own(cls, base: Mapping[str, str] = os.environ) -> Surroundings:
@@ -61,7 +77,8 @@ class Surroundings(NamedTuple):
         """Return those of this process for one that another starts; raises :class:`OSError`."""
         status = Path("/proc/self/status").read_text()  # os.umask() would set it
         umask = int(status.partition("\nUmask:")[2].split()[0], 8)
-        return cls.own(base)._replace(folder=str(Path.cwd()), umask=umask)
+        limits = {name: resource.getrlimit(number) for name, number in LIMITS.items()}
+        return cls.own(base)._replace(folder=str(Path.cwd()), umask=umask, limits=limits)
 
 
 def start(
@@ -83,7 +100,10 @@ def start(
     around = surroundings or Surroundings.own()
     words = _command(around, module, *arguments)
     if around.folder is not None:
-        words = [_python(), "-I", "-S", "-c", _ENTER, around.folder, *words]
+        limits = " ".join(
+            ":".join(map(str, (LIMITS[name], *limit))) for name, limit in around.limits.items()
+        )
+        words = [_python(), "-I", "-S", "-c", _ENTER, around.folder, limits, *words]
     return subprocess.Popen(
         words,
         pass_fds=fds,
@@ -174,12 +194,19 @@ def memory_file(content: bytes | memoryview) -> Iterator[int]:
     with descriptors.no_fork:
         file = descriptors.keep(Descriptor(os.memfd_create("stoker-job", os.MFD_CLOEXEC)))
     try:
-        os.write(file.fileno(), content)
+        _write(file.fileno(), content)
         del content  # it may be large, and the file is there for a while
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         yield file.fileno()
     finally:
         descriptors.drop(file)
+
+
+def _write(file: int, content: bytes | memoryview) -> None:
+    with memoryview(content) as left:
+        done = 0
+        while done < len(left):  # at most 2 GiB are written at once
+            done += os.write(file, left[done:])
 
 
 @contextlib.contextmanager

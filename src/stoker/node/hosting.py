@@ -10,6 +10,7 @@ nothing that matters passes through the service, and the job may give up at any 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -20,7 +21,7 @@ import subprocess
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker._core import BUILD
 from stoker.errors import ConfigError
@@ -43,7 +44,12 @@ _MOST_STARTING = 16  # at the same time; further ones are turned away
 _LISTENING = 2.0  # seconds that a client may take to ask
 _MOST_BYTES = 1 << 22  # of what a process finds around it
 _SPACES = ("mnt", "net", "pid", "user")
-_RIGHTS = ("Uid:", "Gid:", "Groups:", "CapEff:", "Seccomp:")
+# All that decides what a program may do that is started. CapInh does so for files with inheritable
+# capabilities only, and services of users have one more there than what ssh or Slurm starts.
+_RIGHTS = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs")
+_FILTERS = ("Seccomp", "Seccomp_filters")  # whether system calls are filtered, and by how many
+_CAP_WAKE_ALARM = 1 << 35  # systemd gives it to some of a user's sessions; it opens no file
+_NO_LABELS = (errno.EINVAL, errno.ENOENT)  # of a kernel that gives processes none
 
 
 def host_path() -> Path:
@@ -58,38 +64,45 @@ def _build() -> str:
 # --- a job asks ---
 
 
-def started_by_service(module: str, base: Mapping[str, str] = os.environ) -> Channel | None:
-    """Return a channel to a process that runs ``main()`` of ``module`` and waits to be given a job.
+class Started(NamedTuple):
+    """A process that a service started, and that waits to be given a job."""
 
-    It was started by this user's service just now, with the environment ``base``; it ends when the
-    channel is closed before :func:`hand_over`. None if there is no service, or it says no or
-    nothing: then the caller starts the process. That takes half a second at most, or half a minute
-    if the process hangs as it comes up.
+    channel: Channel
+    """It ends when this is closed before :func:`hand_over`."""
+    pid: int
+
+
+def started_by_service(module: str, base: Mapping[str, str] = os.environ) -> Started | None:
+    """Return a process that runs ``main()`` of ``module``, with the environment ``base``.
+
+    This user's service started it just now. None if there is no service, or it says no or nothing:
+    then the caller starts the process. That takes half a second at most, or half a minute if the
+    process hangs as it comes up.
     """
     try:
         channel = Channel.connect(host_path(), _PATIENCE)
     except OSError:
         return None
     try:
-        _ask(channel, module, base)
-        return channel
-    except OSError as error:
+        return Started(channel, _ask(channel, module, base))
+    except (OSError, ValueError, LookupError, TypeError) as error:  # or it talks nonsense
         log.info("the service of this node does not start %s: %s", module, error)
         channel.close()
         return None
 
 
-def _ask(channel: Channel, module: str, base: Mapping[str, str]) -> None:
+def _ask(channel: Channel, module: str, base: Mapping[str, str]) -> int:
+    """Have the process started, and return its number."""
     around = Surroundings.told(base)
     told = json.dumps({**around._asdict(), "environment": dict(around.environment)})
     with child.memory_file(told.encode()) as file:
         channel.send({"build": _build(), "module": module}, [file])
     _await(channel, _PATIENCE)  # it is being started
-    _await(channel, _COMING_UP)  # it is there
+    return int(_await(channel, _COMING_UP)["pid"])  # it is there
 
 
-def _await(channel: Channel, seconds: float) -> None:
-    """Take one message, which is to come within so many seconds; OSError if it is not, or a no."""
+def _await(channel: Channel, seconds: float) -> dict[str, Any]:
+    """Return one message, to come within so many seconds; OSError if it does not, or is a no."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     if not poll.poll(seconds * 1000):
@@ -99,6 +112,7 @@ def _await(channel: Channel, seconds: float) -> None:
         raise ConnectionError("it hung up")
     if "refused" in received[0]:
         raise ConnectionError(str(received[0]["refused"]))
+    return received[0]
 
 
 # --- what a process is given ---
@@ -227,12 +241,22 @@ def _surroundings(file: int) -> Surroundings:
     """Return what a file in memory says; OSError, ValueError, KeyError or TypeError for another."""
     fcntl.fcntl(file, fcntl.F_GET_SEALS)  # other files have none; to read this one never waits
     told = json.loads(os.pread(file, _MOST_BYTES, 0))
-    python, path, environment, folder, umask = (told[name] for name in Surroundings._fields)
+    python, path, environment, folder, umask, limits = (told[name] for name in Surroundings._fields)
     if isinstance(path, list) and isinstance(environment, dict) and umask in range(0o1000):
         words = [python, folder, *path, *environment, *environment.values()]
-        if all(isinstance(word, str) for word in words):
-            return Surroundings(python, path, environment, folder, int(umask))
+        if all(isinstance(word, str) for word in words) and _are_limits(limits):
+            return Surroundings(python, path, environment, folder, int(umask), limits)
     raise ConfigError("a job says nonsense of what its process finds around it")
+
+
+def _are_limits(limits: Any) -> bool:
+    return isinstance(limits, dict) and all(
+        name in child.LIMITS
+        and isinstance(limit, list)
+        and len(limit) == 2
+        and all(type(each) is int and each in range(-1, 1 << 63) for each in limit)
+        for name, limit in limits.items()
+    )
 
 
 def _check_sees_the_same(pid: int) -> None:
@@ -247,11 +271,30 @@ def _check_sees_the_same(pid: int) -> None:
         if not (own / "root").samefile(theirs / "root"):
             raise ConfigError("the job has another root directory than the service")
         if _rights(own) != _rights(theirs):
-            raise ConfigError("the job has other groups or capabilities than the service")
+            raise ConfigError(
+                "the job has other groups, capabilities or restrictions than the service"
+            )
+        if _label(own) != _label(theirs):
+            raise ConfigError("the job is confined otherwise than the service (SELinux, AppArmor)")
     except OSError as error:
         raise ConfigError(f"the service cannot see what the job sees: {error}") from error
 
 
-def _rights(process: Path) -> list[str]:
+def _rights(process: Path) -> dict[str, str]:
     lines = (process / "status").read_text().splitlines()
-    return [line for line in lines if line.startswith(_RIGHTS)]
+    facts = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    rights = {name: facts.get(name, "") for name in (*_RIGHTS, *_FILTERS)}
+    for name in rights:
+        if name.startswith("Cap"):
+            rights[name] = f"{int(rights[name] or '0', 16) & ~_CAP_WAKE_ALARM:x}"
+    return rights
+
+
+def _label(process: Path) -> bytes | None:
+    """Return what a security module calls the process; None where there is no such module."""
+    try:
+        return (process / "attr/current").read_bytes()
+    except OSError as error:
+        if error.errno in _NO_LABELS:
+            return None
+        raise

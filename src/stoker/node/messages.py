@@ -291,9 +291,15 @@ class Channel:
         """Return the descriptor, for ``poll``; -1 when closed."""
         return self._connection.fileno()
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send one message with copies of ``fds``."""
-        socket.send_fds(self._connection, [json.dumps(message).encode()], list(fds))
+    def send(self, message: dict[str, Any], fds: Sequence[int] = (), *, waits: bool = True) -> None:
+        """Send one message with copies of ``fds``.
+
+        Unless it ``waits``, BlockingIOError if the other end has not taken what came before.
+        """
+        given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        # socket.send_fds would ignore the flags.
+        flags = 0 if waits else socket.MSG_DONTWAIT
+        self._connection.sendmsg([json.dumps(message).encode()], given, flags)
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors, which become ours; None at the end.

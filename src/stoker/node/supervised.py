@@ -101,11 +101,11 @@ class Members(Generic[M]):
         return bool(ready)
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send ``message`` to all, with a sign of life."""
+        """Send ``message`` to all, with a sign of life; those who do not listen miss it."""
         alive = {"pid": os.getpid(), "namespace": pid_namespace()}
         for member in self._members.values():
-            with contextlib.suppress(OSError):
-                member.channel.send(alive | message)
+            with contextlib.suppress(OSError):  # one that is suspended holds up no other
+                member.channel.send(alive | message, waits=False)
 
     @property
     def are_gone(self) -> bool:
@@ -160,6 +160,12 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
+def write_holder(lock: int, pid: int) -> None:
+    """Write into the file of a lock, by descriptor, which process of ours holds it from now on."""
+    with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
+        os.pwrite(lock, f"{pid} {pid_namespace()}".encode(), 0)
+
+
 def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path]:
     """Return what this process was started with: the job, the socket, and the socket's path.
 
@@ -179,8 +185,7 @@ def go_to_background(*ignored: signal.Signals) -> tuple[Any, socket.socket, Path
         os._exit(1)
     pid = os.getpid() if stays else os.fork()
     if pid:
-        with contextlib.suppress(OSError):  # a full disk: then it is not ended when it hangs
-            os.pwrite(given.lock, f"{pid} {pid_namespace()}".encode(), 0)
+        write_holder(given.lock, pid)
         if not stays:
             os._exit(0)
     for number in ignored:

@@ -26,7 +26,7 @@ from stoker.node.locks import try_lock, try_lock_file
 from stoker.node.messages import Channel
 from stoker.node.owned import open_file
 from stoker.node.runtime_dir import prepare_runtime_dir
-from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace
+from stoker.node.supervised import ALIVE_EVERY, lock_of, pid_namespace, write_holder
 
 log = logging.getLogger("stoker")
 
@@ -94,31 +94,35 @@ def kill_holder(lock_path: Path) -> None:
 
 def _start_by_service(module: str, base: Mapping[str, str], what: Given) -> bool:
     """Have the process started elsewhere; False if it is not, and never will be."""
-    channel = started_by_service(module, base)
-    if channel is None:
+    started = started_by_service(module, base)
+    if started is None:
         return False
-    with contextlib.closing(channel):
+    with contextlib.closing(started.channel):
         try:
-            hand_over(channel, what)
+            hand_over(started.channel, what)
         except OSError as error:
             log.info("what the service of this node started is gone: %s", error)
             return False
+    write_holder(what.lock, started.pid)  # it may hang before it does so itself
     return True
 
 
 def _start(
     module: str, base: Mapping[str, str], what: Given, output: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    with descriptors.no_fork:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.closing(Channel(ours)) as channel:
-            number = theirs.fileno()
-            around = Surroundings.own(base)
-            process = child.start(
-                module, number, fds=[number], surroundings=around, output=output, detached=True
-            )
-            with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
-                hand_over(channel, what)
+    with contextlib.ExitStack() as until_given:
+        with descriptors.no_fork:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel = Channel(descriptors.keep(ours))
+            until_given.callback(channel.close)
+            with theirs:  # closed before it is given anything, or we would not see that it ended
+                number = theirs.fileno()
+                around = Surroundings.own(base)
+                process = child.start(
+                    module, number, fds=[number], surroundings=around, output=output, detached=True
+                )
+        with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
+            hand_over(channel, what)
     return process
 
 
@@ -290,12 +294,11 @@ class Supervisor:
 
     def _connect(self) -> bool:
         """Connect to the process, starting it if necessary; False if that is useless."""
+        what = self._what
         with self.mutex:
             self._drop()
-        deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline:
-            if self._stopping(0.0):
-                return False
+        self._deadline = time.monotonic() + _PATIENCE
+        while not self._stopping(0.0):
             with contextlib.suppress(OSError):
                 channel = Channel.connect(self._socket)
                 # No fork meanwhile: a child would have the mutex held for good.
@@ -304,12 +307,15 @@ class Supervisor:
                     self._channel = channel
                     self._introduce(channel)
                 return True
+            if time.monotonic() >= self._deadline:
+                log.warning("the %s process does not answer: workers read for themselves", what)
+                return False
             if self._dies_often():
-                log.warning("the %s process keeps dying: pausing", self._what)
+                log.warning("the %s process keeps dying: pausing", what)
                 if self._stopping(_SOON):
                     return False
                 self._starts = []
-                deadline = time.monotonic() + _PATIENCE
+                self._deadline = time.monotonic() + _PATIENCE
             is_up = self._start()
             if is_up is None:
                 return False
@@ -317,7 +323,6 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # it need not wait for its first rank
                     Channel.connect(self._socket).close()
                 return False
-        log.warning("the %s process does not answer: workers read for themselves", self._what)
         return False
 
     def _stopping(self, seconds: float) -> bool:
@@ -330,6 +335,7 @@ class Supervisor:
 
         None if it cannot be started at all.
         """
+        begin = time.monotonic()
         try:
             # What died soon after its start is not left to the service again.
             process = start_unless_alive(
@@ -342,6 +348,7 @@ class Supervisor:
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
             return None
+        self._deadline += time.monotonic() - begin  # what the service takes is not held against it
         # Nothing of it is open here any more: workers may be forked while it comes up.
         return process is not None and self._await_up(process)
 
