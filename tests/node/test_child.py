@@ -14,7 +14,7 @@ from support.processes import processes_of
 from support.waiting import await_true
 
 from stoker.node import child
-from stoker.node.child import command
+from stoker.node.child import Surroundings, command
 from stoker.node.supervisor import Supervisor
 from stoker.source.pace import Pace
 from stoker.source.remote.backend import address_of
@@ -94,8 +94,8 @@ def test_c4_stoker_run_in_a_folder_of_planted_modules(
 STARTER = """
 import subprocess, sys
 from stoker.node import child
-found = subprocess.run(child.command("mine", "told"), env=child.environment(), check=True,
-                       capture_output=True, text=True)
+words = child.command(child.Surroundings.own(), "mine", "told")
+found = subprocess.run(words, env=child.environment(), check=True, capture_output=True, text=True)
 print(found.stdout, end="")
 """
 MINE = """
@@ -144,8 +144,10 @@ def test_numpy_starts_no_threads_in_a_process_of_ours() -> None:
 
 
 def test_a_module_of_the_users_may_be_called_as_a_part_of_ours() -> None:
-    assert str(SOURCE.parent) in command("any")
-    assert not [entry for entry in command("any") if Path(entry).is_relative_to(SOURCE)]
+    assert str(SOURCE.parent) in command(Surroundings.own(), "any")
+    assert not [
+        entry for entry in command(Surroundings.own(), "any") if Path(entry).is_relative_to(SOURCE)
+    ]
 
 
 def test_c4_no_process_is_started_by_m_or_by_code_of_its_own() -> None:

@@ -98,7 +98,7 @@ def start(
     enter that or run its Python, and what it waits for there is nothing to us.
     """
     around = surroundings or Surroundings.own()
-    words = _command(around, module, *arguments)
+    words = command(around, module, *arguments)
     if around.folder is not None:
         limits = " ".join(
             ":".join(map(str, (LIMITS[name], *limit))) for name, limit in around.limits.items()
@@ -116,19 +116,15 @@ def start(
     )
 
 
-def command(module: str, *arguments: object) -> list[str]:
+def command(around: Surroundings, module: str, *arguments: object) -> list[str]:
     """Return the command line of a process that calls ``main()`` of ``module``.
 
     The process imports the standard library first, so that no ``logging.py`` in a folder of data
-    replaces it; then from the path of this process, in the same order: the user's classes that are
-    unpickled there come from the same place as here. The current folder is in that list
-    only if this process imports from it, and then it is the last entry. ``sys.argv[1:]`` are the
-    ``arguments``, as text.
+    replaces it; then from the path of the process for which it is started, in the same order: the
+    user's classes that are unpickled there come from the same place as in that one. The current
+    folder is in that list only if that process imports from it, and then it is the last entry.
+    ``sys.argv[1:]`` are the ``arguments``, as text.
     """
-    return _command(Surroundings.own(), module, *arguments)
-
-
-def _command(around: Surroundings, module: str, *arguments: object) -> list[str]:
     path = around.path
     return [around.python, "-P", "-c", _BOOT, str(len(path)), *path, module, *map(str, arguments)]
 
