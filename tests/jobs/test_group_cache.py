@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import mmap
 import multiprocessing
 import os
@@ -162,6 +163,28 @@ def begin_child(test: Any) -> int:
             status = 0 if test() else 1
         os._exit(status)
     return child
+
+
+@needs_group
+def test_who_forgets_it_leaves(place: Path, root: Path) -> None:
+    """Its connections stayed, and counted as those of the user, until the process ended."""
+
+    def connections() -> int:
+        found = 0
+        for file in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # that of looking, for one
+                found += str(file.readlink()).startswith("socket:")
+        return found
+
+    with serving(place, str(root)):
+        gc.collect()
+        before = connections()
+        pool = GroupPool(place / "s.sock", files_of(root))
+        assert pool.find(EVERY).found.all()
+        assert connections() > before
+        del pool
+        gc.collect()
+        until(lambda: connections() <= before)  # the service's end, too
 
 
 @needs_group

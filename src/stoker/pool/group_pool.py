@@ -169,15 +169,15 @@ class GroupPool:
         if teller is not None:
             teller.close()
         with self._changed:
-            links = self._idle
-            self._idle, self._view = [], None
+            links, self._idle[:] = list(self._idle), []
+            self._view = None
             self._count -= len(links)
-        for link in links:
-            descriptors.drop(link)
+        _drop_all(links)
 
     def _set_up(self) -> None:
         self._changed = threading.Condition()
-        self._idle = []
+        self._idle = idle = []
+        weakref.finalize(self, _drop_all, idle).atexit = False  # of one that nobody closed
         self._count = 0  # connections, those in use included
         self._view = None
         self._memory = 0  # inode of what is mapped
@@ -458,6 +458,11 @@ def _open_all(paths: Sequence[str]) -> list[int]:
             os.close(fd)
         raise
     return opened
+
+
+def _drop_all(links: list[socket.socket]) -> None:
+    while links:
+        descriptors.drop(links.pop())
 
 
 def _forget_in_child() -> None:
