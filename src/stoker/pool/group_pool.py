@@ -176,8 +176,8 @@ class GroupPool:
 
     def _set_up(self) -> None:
         self._changed = threading.Condition()
-        self._idle = idle = []
-        weakref.finalize(self, _drop_all, idle).atexit = False  # of one that is not closed
+        self._idle = []
+        weakref.finalize(self, _drop_all, self._idle).atexit = False  # of one that is not closed
         self._count = 0  # connections, those in use included
         self._view = None
         self._memory = 0  # inode of what is mapped
