@@ -18,7 +18,6 @@ from stoker.store.disk import CacheDir, DiskMeta, file_bytes, shrink_unused, spa
 _LEAST_CHANGE = 0.002  # of a cache's size; what is less is left as it is
 _MOVING = 2.0  # seconds for which samples are copied out of disk that is given back
 _SOON, _STUCK = 0.2, 5.0  # seconds before a disk is asked again that did not change, from and to
-_HOPELESS = 60.0  # the same, of one that cannot be opened
 
 
 class _Patience:
@@ -30,9 +29,6 @@ class _Patience:
     def note(self, changed: bool) -> None:
         self._pause = 0.0 if changed else min(_STUCK, max(_SOON, 2 * self._pause))
         self._until = time.monotonic() + self._pause
-
-    def give_up(self) -> None:
-        self._pause, self._until = 0.0, time.monotonic() + _HOPELESS
 
     def waits(self) -> bool:
         return time.monotonic() < self._until
@@ -212,10 +208,8 @@ class Left:
         before = self.taken
         try:
             self.taken = shrink_unused(self._folder, self._sizes.payload_in(size))
-        except BaseException:
-            self._patience.give_up()
-            raise
-        self._patience.note(self.taken < before)
+        finally:
+            self._patience.note(self.taken < before)
 
     def is_near(self, size: float) -> bool:
         """Whether it has no more than about so much; or can have no other size for now."""
