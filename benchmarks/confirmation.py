@@ -6,9 +6,11 @@ trial found in tuning, on twelve fresh seeds beside the strongest of each kind a
 ``--part longer``: ``foresight:repeat=6`` trains 13 epochs in less time than others train 10; those
 train 10 and 13, on twelve more; ``--part tuning`` is how that was chosen. ``--part live``: six
 more seeds, with storage of 1,000 reads a second in real time, two workers and prefetch; nothing
-else may run beside it. ``--part many``, never run unless it is named: five more seeds on an
-accelerator, judged on all held-out images, with ``--samples 50000 --test-samples 10000 --epochs 16
---batch-size 128 --model resnet18 --device cuda --at-a-time 8``. The claims, written before the
+else may run beside it. ``--part papers``, never run unless it is named, for it takes three hours of
+a processor: six more seeds of every paper's recipe on 50,000 images, judged on all held-out ones,
+with ``--samples 50000 --test-samples 10000 --at-a-time 2``. ``--part many``, likewise: five more on
+an accelerator, judged on all held-out images, with ``--samples 50000 --test-samples 10000 --epochs
+16 --batch-size 128 --model resnet18 --device cuda --at-a-time 8``. The claims, written before the
 runs, are on the page of the trial.
 
 Results lie in ``--output``, one JSON file each, and only missing ones are made.
@@ -100,6 +102,28 @@ PARTS = {
         LONGER,
         "measured",
     ),
+    "papers": Part(
+        (
+            DEFAULT,
+            STATIC,
+            "quiver",
+            "selective backprop",
+            "infobatch",
+            "shade",
+            "shade x3",
+            "shade x3, hits first",
+            "icache",
+            "impact",
+            "spidercache",
+            CLAIMED,
+            LONGER,
+            READS,
+            "uniform, seconds of repeat 6",
+            "random pruning as infobatch",
+        ),
+        range(500, 506),
+        LONGER,
+    ),
     "many": Part((DEFAULT, STATIC, MANY, "uniform, seconds of repeat 5"), range(400, 405), MANY),
     "many-longer": Part(
         (DEFAULT, STATIC, MANY_LONGER, "uniform, seconds of repeat 6, 21 epochs"),
@@ -107,8 +131,8 @@ PARTS = {
         MANY_LONGER,
     ),
 }
-ON_REQUEST = ("many", "many-longer")
-"""What needs an accelerator: run where it is named only, and judged on all held-out images."""
+ON_REQUEST = ("papers", "many", "many-longer")
+"""What needs hours or an accelerator: run where it is named only, judged on all held-out images."""
 WORKERS = 2
 TUNED = (
     ("lru", 10),
