@@ -1,10 +1,13 @@
+import math
 import multiprocessing
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.scores import MAX_EPOCHS, Scores, filled, percentiles
+from stoker.scores import MAX_EPOCHS, Scores, filled, largest, percentiles
 
 
 def test_starts_unseen() -> None:
@@ -199,6 +202,16 @@ def test_unseen_samples_are_filled_with_the_median() -> None:
     scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
     assert filled(scores).tolist() == [5.0, -1.0, 2.0, 2.0, 2.0]
     assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
+
+
+@given(st.lists(st.integers(-3, 3) | st.just(-math.inf), max_size=30), st.data())
+def test_percentiles_and_the_largest_are_those_of_a_stable_sort(values, data):
+    array = np.array(values, float)
+    at_most = array <= array[:, None]
+    assert percentiles(values).tolist() == (at_most.sum(axis=1) / max(len(values), 1)).tolist()
+    count = data.draw(st.integers(0, len(values)))
+    order = np.argsort(-array, kind="stable")
+    assert largest(values, count).tolist() == sorted(order[:count].tolist())
 
 
 def test_percentiles_are_shares_of_smaller_or_equal_values() -> None:

@@ -341,7 +341,27 @@ def percentiles(values: ArrayLike) -> NDArray[np.float64]:
     equal ones the same, and all of them 1 when all are equal.
     """
     given = np.asarray(values, dtype=np.float64)
-    return np.searchsorted(np.sort(given), given, side="right") / max(len(given), 1)
+    order = np.argsort(given)
+    ascending = given[order]
+    is_last = np.append(ascending[1:] != ascending[:-1], True)[: len(given)]  # of equal ones
+    ends = np.flatnonzero(is_last) + 1
+    shares = np.empty(len(given))
+    shares[order] = np.repeat(ends, np.diff(ends, prepend=0)) / max(len(given), 1)
+    return shares
+
+
+def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Return i64[count], ascending: where the ``count`` largest of f64[n] ``values`` are.
+
+    Of equal ones those that come first. ``count`` is from 0 to n; no value is NaN.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if not count:
+        return np.empty(0, np.int64)
+    floor = np.partition(given, len(given) - count)[len(given) - count]
+    chosen = given > floor
+    chosen[np.flatnonzero(given == floor)[: count - int(np.count_nonzero(chosen))]] = True
+    return np.flatnonzero(chosen)
 
 
 def _read_only(array: NDArray[Row]) -> NDArray[Row]:

@@ -72,6 +72,16 @@ def test_no_more_rows_than_there_are(make: Callable[[VectorTable], NearestIndex]
     assert index.search(random(1, seed=1), 10).rows.shape == (1, 3)
 
 
+def test_batches_are_searched_by_products_of_matrices() -> None:
+    table, queries = VectorTable(300), random(64)
+    table.put(np.arange(300, dtype=np.uint32), random(300, seed=1))
+    faiss = knn.load("faiss")
+    faiss.cvar.distance_compute_blas_threshold = 10**9
+    found = FlatIndex(table).search(queries, 2)
+    assert faiss.cvar.distance_compute_blas_threshold <= 64  # else it takes three times as long
+    assert found.rows.tolist() == plain(table.vectors, queries, 2)[0].tolist()
+
+
 def test_an_empty_table_and_no_queries(make: Callable[[VectorTable], NearestIndex]) -> None:
     table = VectorTable(5)
     index = make(table)

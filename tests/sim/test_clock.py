@@ -206,12 +206,12 @@ def test_a_long_epoch_takes_what_its_bottleneck_does(miss, changes):
     assert found.utilisation == pytest.approx(count / 1500 / found.seconds)
 
 
-@pytest.mark.parametrize("name", ["lru", "belady", "shade"])
+@pytest.mark.parametrize("name", ["lru", "belady", "shade", "icache", "impact:max_warm_up=4"])
 def test_runs_of_batches_take_the_time_of_their_batches(name, monkeypatch):
     given = Conditions(1000.0, iops=800.0, tail=0.5, workers=2, window_bytes=1e6)
-    at_once = replay(name, 900, 3, 0.3, batch_size=30, conditions=given)
+    at_once = replay(name, 900, 7, 0.3, batch_size=30, conditions=given)
     monkeypatch.setattr(ReplayedCache, "serves_runs", False)
-    assert replay(name, 900, 3, 0.3, batch_size=30, conditions=given) == at_once
+    assert replay(name, 900, 7, 0.3, batch_size=30, conditions=given) == at_once
     assert at_once.seconds > 0
 
 

@@ -228,7 +228,7 @@ class Flags:
     @property
     def ids(self) -> Ids:
         """The samples that are flagged, ``u32[n]``."""
-        return np.flatnonzero(self._own).astype(np.uint32)
+        return np.flatnonzero(self._own.view(np.bool_)).astype(np.uint32)
 
     def join(self, outlet: NDArray[np.uint8]) -> None:
         """Write to ``outlet`` (``u8[N]``) too from now on, and copy its marks."""

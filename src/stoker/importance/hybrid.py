@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.baselines import LossHistory
-from stoker.scores import Scores, percentiles
+from stoker.scores import Scores, largest, percentiles
 
 
 class Hybrid(Scorer):
@@ -108,7 +108,8 @@ class Hybrid(Scorer):
 
     def _add_ranks(self, scores: Scores) -> None:
         """One step of Welford's running variance for every sample seen so far."""
-        seen = np.flatnonzero(scores.seen)
+        is_seen = scores.seen > 0
+        seen = slice(None) if is_seen.all() else np.flatnonzero(is_seen)
         rank = percentiles(scores.values[seen])
         self._count[seen] += 1
         delta = rank - self._mean[seen]
@@ -123,9 +124,8 @@ class Hybrid(Scorer):
         before, size = self._candidates, self._size()
         variance = self.rank_variance
         known = np.flatnonzero(~np.isnan(variance))
-        # Stable, so that ranks which hold equal scores break ties alike.
-        largest = np.argsort(-variance[known], kind="stable")[:size]
-        self._candidates = known[largest].astype(np.uint32)
+        top = largest(variance[known], min(size, len(known)))
+        self._candidates = known[top].astype(np.uint32)
         both = np.intersect1d(before, self._candidates, assume_unique=True)
         return len(before) > 0 and len(both) / size > self._overlap
 

@@ -12,7 +12,7 @@ import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
-from stoker.scores import Scores
+from stoker.scores import Scores, largest
 
 TRANSIT = 0.05
 """Share of the cache for what waits for its step, where batches are not known."""
@@ -196,15 +196,16 @@ class HighLow(_ByScore):
         if self.split == "moving":
             return self._places_of_all(scores.values[:num_samples], seen)
         # In the order of the plan, which is random, so that ties favour no sample.
-        selected = plan.ids[np.sort(np.unique(plan.ids, return_index=True)[1])]
+        selected = _distinct(plan.ids, num_samples)
         known = selected[seen[selected]]
         unseen = len(selected) - len(known)
         wanted = max(0, round(self.h_share * len(selected)) - unseen)
-        ranked = known[np.argsort(-scores.values[known], kind="stable")]
-        floor = scores.values[ranked[wanted - 1]] if wanted > 0 else np.inf
+        values = scores.values[known]
+        top = largest(values, min(wanted, len(known)))
+        floor = values[top].min(initial=np.inf)
         places[seen & (scores.values[:num_samples] <= floor)] = self.LOW
-        places[selected[seen[selected]]] = self.LOW
-        places[ranked[:wanted]] = self.HIGH
+        places[known] = self.LOW
+        places[known[top]] = self.HIGH
         return places
 
     def _places_of_all(
@@ -265,6 +266,14 @@ class StaticSet(_ByScore):
         """Return f64[n]: the scores; -inf for samples never seen, and for all in the warm-up."""
         ready = scores if scores is not None and scores.ready else None
         return super().keys(ids, ready, plan, position)
+
+
+def _distinct(ids: NDArray[np.uint32], num_samples: int) -> NDArray[np.uint32]:
+    """Return the ids below ``num_samples``, each where it comes first."""
+    first = np.empty(num_samples, np.int64)
+    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of several the last that is written stays
+    is_first: NDArray[np.bool_] = first[ids] == np.arange(len(ids))
+    return ids[is_first]
 
 
 def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.epoch.batch import ServedBatch
-from stoker.epoch.controller import Controller, Opened
+from stoker.epoch.controller import Begun, Controller, Opened
 from stoker.epoch.ranks import LazyRanks, launched_ranks
 from stoker.epoch.settings import EpochSettings, Population
 from stoker.errors import ConfigError
@@ -292,9 +292,10 @@ class Job:
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
+        begun = self._controller.begin({}, self._rescore)
         if self.cache.serves_runs:
-            return self._run_at_once()
-        steps = self.steps()
+            return self._run_at_once(begun)
+        steps = self._steps(begun)
         while True:
             try:
                 next(steps)
@@ -304,7 +305,11 @@ class Job:
 
     def steps(self) -> Generator[Step, None, EpochResult]:
         """Run the next epoch, and yield each of its batches; return what was counted."""
-        begun, cache, ahead = self._controller.begin({}, self._rescore), self.cache, self._ahead
+        return (yield from self._steps(self._controller.begin({}, self._rescore)))
+
+    def _steps(self, begun: Begun) -> Generator[Step, None, EpochResult]:
+        """Run the epoch that was begun, likewise."""
+        cache, ahead = self.cache, self._ahead
         assert begun.plan is not None
         epoch, reads = begun.plan.epoch, cache.package_reads
         before = 0 if ahead is None else ahead.num_read
@@ -344,16 +349,15 @@ class Job:
         self._controller.observe({"losses": losses})
         right.add(losses)
 
-    def _run_at_once(self) -> EpochResult:
-        """Run the next epoch in runs of batches: what :meth:`steps` does, where none stands in.
+    def _run_at_once(self, begun: Begun) -> EpochResult:
+        """Run an epoch in runs of batches: what :meth:`steps` does, where none stands in.
 
         What is served is what the plan says, so that scores do not depend on what is cached.
         """
-        plan = self._controller.begin({}, self._rescore).plan
+        plan = begun.plan
         assert plan is not None
         tally, right = Tally(plan.epoch, self.cache.sizes), _Right()
         self._serve_plan(plan, tally, right)
-        del plan  # before the next one is made
         return self._end(tally, right, 0)
 
     def _serve_plan(self, plan: Plan, tally: Tally, right: _Right) -> None:

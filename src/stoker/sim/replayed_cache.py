@@ -83,7 +83,7 @@ class ReplayedCache(PolicyCache):
         self._arranges = beside is None
         self.window = window if self.capacity and beside is None else 0
         """Bytes on top of the cache for what is read ahead."""
-        self._time = 0.0
+        self._num_served = 0
         self._reads_told = 0
         self._arena: AccountingArena | None = None
         regions = self.policy.regions()
@@ -96,7 +96,7 @@ class ReplayedCache(PolicyCache):
         coarse = min(data_bytes // _PACKAGES, _LARGEST_PACKAGE)
         fitted = fit(recipe, self.capacity, sizes, least_package=coarse)
         source, self._recipe = BlankSource(sizes), fitted.recipe
-        store = make_store(fitted.recipe, self.policy, source, tier, clock=lambda: self._time)
+        store = make_store(fitted.recipe, self.policy, source, tier, clock=self._time)
         super().__init__(store, self.policy, fitted.shares)
         self._package_bytes = 0
         if recipe.packaging is not None:
@@ -135,8 +135,19 @@ class ReplayedCache(PolicyCache):
 
     @property
     def serves_runs(self) -> bool:
-        """Whether batches may be served by :meth:`serve_run`: none but what is asked for is."""
-        return self._recipe.substitution is None and self._arena is not None and not self.window
+        """Whether the epoch's batches may be served by :meth:`serve_run`.
+
+        That is where none but what is asked for can be: without substitution, or with one for
+        samples of a place that none has, as in the warm-up of ImPACT.
+        """
+        if self._arena is None or self.window:
+            return False
+        rules, places = self._recipe.substitution, self._store.places
+        if rules is None:
+            return True
+        if places is None or not rules.has_places:
+            return False
+        return not (places.array == self._names.index(rules.region)).any()
 
     @property
     def store(self) -> Store:
@@ -166,12 +177,14 @@ class ReplayedCache(PolicyCache):
             overflow=self.policy.overflow,
             at_once=batch,
         )
+        self._num_served += len(ids)
+        if self._packages is not None:
+            self._packages.note_missed(ids[~hits])
         return np.where(hits, _HIT, _FETCHED)
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
-        # A search for substitutes looks at all samples: 50 an epoch are enough of them.
-        self._time += 0.1 * len(ids) / len(self.sizes)
+        self._num_served += len(ids)
         served = self._store.serve(ids, keys)
         if self._packages is not None:
             missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
@@ -227,6 +240,13 @@ class ReplayedCache(PolicyCache):
         keys = np.zeros(len(self.sizes))
         keys[held] = own
         return keys
+
+    def _time(self) -> float:
+        """Return the seconds that searches for substitutes are spaced by.
+
+        Each looks at all samples: 50 an epoch are enough of them.
+        """
+        return 0.1 * self._num_served / len(self.sizes)
 
     def _ids(self) -> NDArray[np.uint32]:
         return np.arange(len(self.sizes), dtype=np.uint32)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import SampleCorrupt
 
+_FEW = 8  # so many passes take less time than one sort
+
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 Buffer = bytes | memoryview
@@ -71,9 +73,8 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     for (_, offsets), mine in zip(parts, by_part(part, len(parts)), strict=True):
         starts[mine] = offsets[index[mine]]
         ends[mine] = offsets[index[mine] + 1]
-    offsets = np.zeros(len(part) + 1, np.int64)
-    np.cumsum(ends - starts, out=offsets[1:])
-    if not len(part):
+    offsets = offsets_of(ends - starts)
+    if not offsets[-1]:
         return Packed(np.empty(0, np.uint8), offsets)
     apart = (part[1:] != part[:-1]) | (starts[1:] != ends[:-1])
     breaks = np.flatnonzero(apart)
@@ -85,6 +86,8 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
 
 def by_part(part: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
     """Return, for each number below ``count``, where ``part`` (``i64[m]``) is that: ``i64[*]``."""
+    if count <= _FEW:
+        return [np.flatnonzero(part == number) for number in range(count)]
     order = np.argsort(part, kind="stable")
     bounds = np.searchsorted(part[order], np.arange(count + 1))
     return [order[begin:end] for begin, end in pairwise(bounds.tolist())]

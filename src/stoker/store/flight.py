@@ -223,20 +223,21 @@ class Flight:
 
         Unless ``claimed_only``, the others are read too, without being published.
         """
-        unpublished = self.ids[slots]
+        ids = unpublished = self.ids[slots]
         try:
-            own = self._tier.claim(unpublished)
-            unpublished = unpublished[own]
-            reading = slots[own] if claimed_only else slots
-            if reading.size:
-                read, good = self._read_source(reading)
+            own = self._tier.claim(ids)
+            unpublished = ids[own]
+            rows = np.flatnonzero(own) if claimed_only else np.arange(len(slots))
+            if rows.size:
+                read, good = self._read_source(slots[rows])
                 keep = good if claimed_only else good & own
                 if keep.any():
                     samples = read if keep.all() else pick(read, np.flatnonzero(keep))
-                    kept = self.ids[reading[keep]]
-                    keys = self._keys_of(reading[keep])
-                    published = kept[self._tier.put_many(kept, samples, keys)]
-                    unpublished = np.setdiff1d(unpublished, published, assume_unique=True)
+                    kept = rows[keep]
+                    admitted = self._tier.put_many(ids[kept], samples, self._keys_of(slots[kept]))
+                    left = own.copy()
+                    left[kept[admitted]] = False
+                    unpublished = ids[left]
         finally:
             # Reached on KeyboardInterrupt too: a claim left behind stalls every other process.
             if unpublished.size:
@@ -320,6 +321,10 @@ def _distinct(ids: Ids) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
 
     In the order asked for, not sorted, so that what is read needs no rearranging.
     """
+    ascending = np.sort(ids)
+    if not (ascending[1:] == ascending[:-1]).any():  # as nearly always, and found much sooner
+        each = np.arange(len(ids))
+        return ids, each, each
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)

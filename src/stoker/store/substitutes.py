@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -20,7 +19,8 @@ from stoker.store.claims import Claims, Turns
 from stoker.store.registry import Layout
 from stoker.store.tier import Ids, Mask, RegionTier
 
-_POOL = 4096  # candidates that a process keeps at hand
+_POOL = 4096  # candidates that a process keeps at hand, or
+_POOL_SHARE = 16  # one in so many, if those are more: each search scans all samples
 _REST = 5  # a search that found little is not repeated for so many times its duration,
 _LEAST_REST = 0.002  # or this, in seconds
 _PATIENCE = 0.05  # seconds that a process may take between a mark and what it says of it
@@ -83,7 +83,7 @@ class OnceEach:
         self._fresh = None if fresh is None else fresh.array
         self._whose = (0, 0)
         # Of threads each takes what it pops; a fork finds it whole.
-        self._pool: deque[int] = deque()
+        self._pool: deque[Ids] = deque()
         self._search_from = 0.0
 
     def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
@@ -171,14 +171,13 @@ class OnceEach:
             self._search_from = 0.0
         if not self._pool and self._clock() >= self._search_from:
             self._search(stamp)
-        pool = self._pool
-        if not pool:
+        try:
+            ids = self._pool.popleft()
+        except IndexError:  # empty, perhaps by another thread
             return None
-        some: list[int] = []
-        with contextlib.suppress(IndexError):  # another thread may empty it
-            while len(some) < wanted:
-                some.append(pool.popleft())
-        ids = np.array(some, np.uint32)
+        if len(ids) > wanted:
+            self._pool.appendleft(ids[wanted:])
+        ids = ids[:wanted]
         return ids[self._claims.are_free(ids, stamp) & self._takes_part(ids)]
 
     def _search(self, stamp: int) -> None:
@@ -191,7 +190,8 @@ class OnceEach:
         # Two processes hardly begin in the same nanosecond, so that their orders differ.
         random = np.random.default_rng((self._claims.rank_seed, stamp, int(begin * 1e9)))
         random.shuffle(ids)
-        self._pool.extend(ids[:_POOL].tolist())
+        if ids.size:
+            self._pool.append(ids[: max(_POOL, len(ids) // _POOL_SHARE)])
         if len(ids) < _POOL:
             now = self._clock()
             self._search_from = now + max(_LEAST_REST, _REST * (now - begin))
