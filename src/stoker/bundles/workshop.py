@@ -69,6 +69,8 @@ class PackageLoader:
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
         self._listed, self._list_until = np.empty(0, np.uint32), 0.0
+        self.lacking = 0
+        """Bytes of its region that must be served before what had no room last can have it."""
 
     def load(self, number: int, low: Mask, epoch_stamp: int) -> Loaded:
         """Load a package of the catalogue, as far as its samples are of use.
@@ -82,6 +84,7 @@ class PackageLoader:
             return Loaded.NOT_NEEDED
         needed = int(self._sizes[wanted].sum())
         leaving, room = self._room(needed, low, epoch_stamp)
+        self.lacking = max(0, needed - room)
         if room < needed:
             stats = self._arena.stats()
             is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
@@ -186,6 +189,14 @@ class Workshop:
         self._to_begin: tuple[Epoch, Mask] | None = None
         self._to_build: deque[Ids] = deque()
         self._to_load: deque[int] = deque()
+
+    @property
+    def lacking(self) -> int:
+        """Bytes of the region that must be served before :meth:`load` can load what it could not.
+
+        After :data:`Loaded.NO_ROOM`; for the thread that loads.
+        """
+        return self._loader.lacking
 
     def adopt(self) -> None:
         """Take over the packages that an earlier run left; useless ones are removed."""

@@ -209,11 +209,13 @@ class Packages:
             "0",
         )
         self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
-        self._missed = np.zeros(len(source), np.bool_)
+        self._sizes = source.sizes
+        self._low_ones = self._missed = np.zeros(len(source), np.bool_)
+        self._lacking = 0
 
     def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
         """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
-        low = places == self._low
+        low = self._low_ones = places == self._low
         self._workshop.begin(Epoch(epoch, stamp, low), self._missed & low)
         self._missed = np.zeros_like(self._missed)
         self.work()
@@ -222,13 +224,20 @@ class Packages:
         """Note samples ``u32[n]`` that were asked for and not cached."""
         self._missed[ids] = True
 
+    def note_served(self, ids: NDArray[np.uint32]) -> None:
+        """Note samples ``u32[n]`` that were served, and go on if that may make room."""
+        self._lacking -= int(self._sizes[ids[self._low_ones[ids]]].sum())
+        if self._lacking <= 0:
+            self.work()
+
     def work(self) -> None:
         """Build and load as long as there is room for a package."""
         while True:
             built = self._workshop.build()
             loaded = self._workshop.load()
             if not built and loaded in (None, Loaded.NO_ROOM, Loaded.TOO_LARGE):
-                return
+                break
+        self._lacking = self._workshop.lacking if loaded is Loaded.NO_ROOM else 0
 
     def stats(self) -> dict[str, int]:
         """Return the counts of :meth:`stoker.bundles.Packager.stats`."""

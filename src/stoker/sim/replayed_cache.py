@@ -189,7 +189,7 @@ class ReplayedCache(PolicyCache):
         if self._packages is not None:
             missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
             self._packages.note_missed(ids[missed])
-            self._packages.work()
+            self._packages.note_served(served.ids)
         return served
 
     @property

@@ -352,7 +352,9 @@ class ByNeighbour:
     ) -> int | None:
         """Make a key sample of one of ``ids``; see :meth:`Store.keep_key_sample`."""
         outside = (self._tier.copies(ids, self._region) == 0) & (degrees > 0)
-        for index in sorted(np.flatnonzero(outside), key=lambda i: -degrees[i])[:_TRIES]:
+        candidates = np.flatnonzero(outside)
+        by_degree = candidates[np.argsort(-degrees[candidates], kind="stable")]
+        for index in by_degree[:_TRIES].tolist():
             key = ids[index : index + 1]
             if not self._tier.move(key, self._region).all():
                 continue
