@@ -16,6 +16,7 @@ from stoker.recipes import Recipe
 from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import Conditions, limits, replay
+from stoker.sim.blank import Packages
 from stoker.sim.jobs import replay_jobs
 from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
@@ -112,6 +113,17 @@ def test_substitution_serves_no_sample_twice(recipe):
     for epoch in found.per_epoch:
         # Each sample once at most: as many different ones as accesses.
         assert epoch.coverage * 1000 == pytest.approx(epoch.accesses)
+
+
+@pytest.mark.parametrize(
+    "name", ["icache:warm_up=2", "impact:max_warm_up=2", "icache:substitute=high"]
+)
+def test_packages_lose_nothing_by_waiting_until_there_may_be_room(name, monkeypatch):
+    sizes = np.random.default_rng(3).integers(1_000, 200_000, 1500)
+    found = replay(name, 1500, 7, 0.3, sizes, batch_size=40)
+    monkeypatch.setattr(Packages, "note_served", lambda packages, ids: packages.work())
+    assert replay(name, 1500, 7, 0.3, sizes, batch_size=40) == found
+    assert sum(epoch.packaged for epoch in found.per_epoch) > 0
 
 
 def test_packages_are_read_and_serve():
