@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import default_collate
 
 from stoker import Cache
 from stoker.errors import ConfigError, SampleCorrupt
@@ -151,6 +152,35 @@ def test_further_transforms_draw_the_same_in_threads_and_leave_training_its_numb
     assert_equal(made[2], made[0])
     assert left[0] == left[1] == left[2]
     assert noise.threads == {threading.get_ident()}  # those of workers stay there
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_batches_that_draw_nothing_leave_training_its_numbers(
+    root: Path, options: dict[str, Any]
+) -> None:
+    def drawn(iterator: Iterator[Any]) -> list[Any]:
+        torch.manual_seed(9)
+        np.random.seed(9)  # noqa: NPY002
+        return [(torch.rand(1).item(), np.random.rand()) for _ in iterator]  # noqa: NPY002
+
+    with Loader(ImageFolder(root, Train(SIZE)), batch_size=3, **options) as loader:
+        assert drawn(iter(loader)) == drawn(iter(range(PHOTOGRAPHS // 3)))
+
+
+@pytest.mark.parametrize("given", ["collate_fn", "target_transform"])
+def test_other_code_of_the_users_stays_in_the_training_thread(root: Path, given: str) -> None:
+    threads, made = set(), []
+
+    def noted(value: Any) -> Any:
+        threads.add(threading.get_ident())
+        return value if given == "target_transform" else default_collate(value)
+
+    for options in ({}, {"decode_threads": 2}):
+        dataset = ImageFolder(root, Train(SIZE), noted if given == "target_transform" else None)
+        collate = noted if given == "collate_fn" else None
+        made.append(batches(Loader(dataset, 5, collate_fn=collate, **options)))
+    assert threads == {threading.get_ident()}
+    assert_equal(made[1], made[0])
 
 
 @pytest.mark.parametrize("threads", [0, 2])

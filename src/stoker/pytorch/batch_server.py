@@ -29,11 +29,15 @@ _COLLATE_STREAM = 0xC011A7E  # keeps the seed of collate_fn apart from that of t
 
 
 class Prepared(NamedTuple):
-    """A batch before its transforms; ``served`` or ``error`` is None."""
+    """A batch before its transforms, or finished where no code of the user's is left to be run.
+
+    Of ``served``, ``finished`` and ``error`` one is given.
+    """
 
     request: Request
     seeds: list[int]
     served: ServedRequest | None = None
+    finished: Envelope | None = None
     error: Exception | None = None
 
 
@@ -58,23 +62,33 @@ class BatchServer(Dataset[Any]):
         prepared = wanted if isinstance(wanted, Prepared) else self.prepare(wanted)
         if prepared.error is not None:
             raise prepared.error
+        if prepared.finished is not None:
+            return prepared.finished
+        assert prepared.served is not None
         if get_worker_info() is not None:
-            return self._finish(prepared)
+            return self._finish(*prepared[:2], prepared.served)
         with preserved_generators():  # in the training process they belong to the model
-            return self._finish(prepared)
+            return self._finish(*prepared[:2], prepared.served)
 
     def prepare(self, request: Request) -> Prepared:
-        """Return the batch before its transforms, or what went wrong; safe in any thread."""
+        """Return what threads may make of the batch, or what went wrong; safe in any thread."""
         seeds = sample_seeds(self._seed, request.epoch, request.positions)
         try:
-            return Prepared(request, seeds, self._requests.serve(request, seeds))
+            served = self._requests.serve(request, seeds)
+            if self._runs_code():
+                return Prepared(request, seeds, served)
+            return Prepared(request, seeds, finished=self._finish(request, seeds, served))
         except Exception as error:
             return Prepared(request, seeds, error=error)
 
-    def _finish(self, prepared: Prepared) -> Envelope:
-        assert prepared.served is not None
-        request, seeds = prepared.request, prepared.seeds
-        fetched, failures, missed = prepared.served
+    def _runs_code(self) -> bool:
+        """Whether to finish a batch may run code of the user's, which may draw random numbers."""
+        dataset = self._requests.cached.dataset
+        is_own = dataset.image_transform is not None and self._collate is private_collate
+        return not is_own or dataset.is_shown or dataset.is_random
+
+    def _finish(self, request: Request, seeds: list[int], served: ServedRequest) -> Envelope:
+        fetched, failures, missed = served
         meta = Meta(
             token=request.token,
             epoch=request.epoch,
@@ -106,7 +120,8 @@ class BatchServer(Dataset[Any]):
             if is_random:
                 seed_generators(seed)
             samples.append(dataset.finish(index, decoded))
-        seed_generators(seeds[0] ^ _COLLATE_STREAM)
+        if self._runs_code():
+            seed_generators(seeds[0] ^ _COLLATE_STREAM)
         return collate(samples[0] if request.single else samples)
 
     def __getattr__(self, name: str) -> Any:
