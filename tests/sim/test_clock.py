@@ -267,29 +267,22 @@ def test_what_a_worker_reads_alone_takes_no_time_from_what_was_read_before():
     assert seconds == [16, 16]  # the eight that miss are read while the others are trained on
 
 
-def test_what_nobody_reads_ahead_begins_with_its_batch():
-    given = Conditions(1e6, latency=0.0, iops=1000.0, workers=2)
-    sizes, recipes_read = np.full(600, 100), {}
-    for name in ("minio", "quiver"):  # what may be substituted is left to workers
-        seen = []
+@pytest.mark.parametrize("read_ahead", [0, 6000])
+@pytest.mark.parametrize("name", ["minio", "quiver"])
+def test_what_others_may_be_served_for_is_left_to_workers(name, read_ahead, monkeypatch):
+    add, reads, conditions = Clock.add, [], Conditions(1e6, iops=1000.0, workers=2)
 
-        class Noted(Clock):
-            def add(self, ids, outcomes, *packages, alone=None, seen=seen):
-                seen.append((alone & (outcomes == Outcome.FETCHED)).sum())
-                super().add(ids, outcomes, *packages, alone=alone)
+    def noted(self, ids, outcomes, *packages, alone=None):
+        fetched = outcomes == Outcome.FETCHED
+        reads.append((int((alone & fetched).sum()), int(fetched.sum())))
+        add(self, ids, outcomes, *packages, alone=alone)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stoker.sim.replay.Clock", Noted)
-            for read_ahead in (0, 6000):
-                patch.setattr(ReplayedCache, "serves_runs", False)
-                found = replay(name, 600, 2, 0.2, sizes, batch_size=30, conditions=given,
-                               read_ahead=read_ahead)  # fmt: skip
-                recipes_read[name, read_ahead] = sum(seen), sum(e.fetched for e in found.per_epoch)
-                seen.clear()
-    assert [recipes_read["minio", ahead][0] for ahead in (0, 6000)] == [0, 0]
-    for ahead in (0, 6000):
-        alone, fetched = recipes_read["quiver", ahead]
-        assert alone == fetched > 0
+    monkeypatch.setattr(Clock, "add", noted)
+    monkeypatch.setattr(ReplayedCache, "serves_runs", False)
+    sizes = np.full(600, 100)
+    replay(name, 600, 2, 0.2, sizes, batch_size=30, conditions=conditions, read_ahead=read_ahead)
+    by_workers, fetched = np.sum(reads, 0)
+    assert by_workers == (fetched if name == "quiver" else 0)
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,13 @@ def test_what_is_read_of_a_block_stays_until_it_is_due(
     sizes = np.random.default_rng(2).integers(40, 200, num)
     window = int(0.05 * share * sizes.sum())
     blocks_read: list[int] = []
-    read_group = ReplayedAhead._read
+    put_group = replayed_cache.put_read
 
-    def noted(self: ReplayedAhead, group: Group) -> None:
+    def noted(tier: MemoryTier, group: Group, samples: Packed) -> NDArray[np.bool_]:
         blocks_read.append(len(np.unique(group.ids // block)))
-        read_group(self, group)
+        return put_group(tier, group, samples)
 
-    monkeypatch.setattr(ReplayedAhead, "_read", noted)
+    monkeypatch.setattr(replayed_cache, "put_read", noted)
     found = replay(
         f"foresight:block={block}", num, epochs, share, sizes, batch_size=128, read_ahead=window
     )
