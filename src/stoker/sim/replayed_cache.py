@@ -318,7 +318,8 @@ class ReplayedAhead:
         if not self._under_way:  # the window is full, and storage idles
             self._given = min(self._given, 0.0)
         self._waiting = int(self._fresh[np.unique(ids)].sum())
-        return self._fresh[ids] == 1
+        are_ahead: NDArray[np.bool_] = self._fresh[ids] == 1
+        return are_ahead
 
     def served(self, spec: BatchSpec, epoch: int, fetched: int) -> None:
         """Note that a batch was served, and how many samples of it had to be fetched."""
