@@ -160,7 +160,7 @@ def main() -> None:
                 real_hits=hits,
                 simulated_hits=found.hit_ratio,
             )
-    report.target("largest difference of an epoch's time from the second on", max(worst), 0.1)
+    report.target("largest difference of an epoch's time from the second on", max(worst), 0.05)
     harness.show(args, report)
 
 

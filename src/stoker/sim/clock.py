@@ -6,7 +6,7 @@ The pipeline is that of the Loader, access by access:
   they lie within ``window_bytes``, cached samples not counted, of the first batch that no worker
   has finished (but always those of the batch that is due), with ``concurrency`` requests under way
   at most. A request takes its latency, and no less than the rates of the storage allow when all
-  are served in order.
+  are served in order. What is not read ahead, a worker asks for when it begins the batch.
 - **Workers** take the batches in turn. One begins its next batch when it has finished the last one
   and training has taken the one ``workers x ahead`` batches before; waits for its fetched samples;
   and decodes.
@@ -145,9 +145,15 @@ class Clock:
         outcomes: NDArray[np.int8],
         package_reads: int = 0,
         package_bytes: float = 0.0,
+        alone: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Take a batch of samples ``u32[n]`` served so, and the packages read meanwhile."""
-        read = self._sizes[ids[outcomes == Outcome.FETCHED]]
+        """Take a batch of samples ``u32[n]`` served so, and the packages read meanwhile.
+
+        ``alone``: ``bool[n]``, which of those fetched are not read ahead; None: none of them.
+        """
+        is_read = outcomes == Outcome.FETCHED
+        by_worker = self._sizes[ids[is_read & alone]] if alone is not None else self._sizes[:0]
+        read = self._sizes[ids[is_read if alone is None else is_read & ~alone]]
         if package_reads:
             brought = np.full(package_reads, package_bytes)
             self._storage.read(
@@ -159,6 +165,9 @@ class Clock:
             gates = self._window.opens(np.cumsum(read))
             gates = np.minimum(np.maximum(gates, self._known), begins)
             ready = self._storage.read(gates, self._latencies(read), read)
+        if len(by_worker):
+            own = self._storage.read_late(begins, self._latencies(by_worker), by_worker)
+            ready = max(ready, own)
         finished = max(begins, ready) + len(ids) * self._given.decode_seconds
         self._window.finish(float(read.sum()), finished)
         taken = max(finished, self._now)
@@ -194,8 +203,9 @@ class _Storage:
 
     def __init__(self, given: Conditions) -> None:
         self._lanes = [0.0] * given.concurrency  # a heap: when each is free
-        self._request_seconds, self._byte_seconds = 1 / given.iops, 1 / given.bandwidth
-        self._requests_free = self._bytes_free = self._latest = 0.0
+        self._rates = _Rates(1 / given.iops, 1 / given.bandwidth)
+        self._late_rates = _Rates(1 / given.iops, 1 / given.bandwidth)
+        self._latest = 0.0
 
     def read(
         self,
@@ -204,10 +214,51 @@ class _Storage:
         sizes: NDArray[np.float64],
     ) -> float:
         """Return when the last of these is there; each goes out at its gate, and in order."""
-        lanes, requests, transfers = self._lanes, self._requests_free, self._bytes_free
-        a_request, last = self._request_seconds, -math.inf
         gates = np.maximum.accumulate(np.maximum(gates, self._latest))
         self._latest = float(gates[-1])
+        return self._rates.pass_through(self._lanes, gates, latencies, sizes)
+
+    def read_late(
+        self, gate: float, latencies: NDArray[np.float64], sizes: NDArray[np.float64]
+    ) -> float:
+        """Return when the last of these is there, which go out at ``gate``, out of order.
+
+        Others that went out before may come in later calls: these take none of the time before.
+        """
+        self._late_rates.wait_for(self._rates)
+        gates = np.full(len(sizes), gate)
+        last = self._late_rates.pass_through(self._lanes, gates, latencies, sizes)
+        self._rates.take(sizes)
+        return last
+
+
+class _Rates:
+    """Until when the requests and the bytes of a second are used up."""
+
+    def __init__(self, request_seconds: float, byte_seconds: float) -> None:
+        self._request_seconds, self._byte_seconds = request_seconds, byte_seconds
+        self._requests_free = self._bytes_free = 0.0
+
+    def wait_for(self, other: _Rates) -> None:
+        """Begin when what ``other`` was asked for is over."""
+        self._requests_free = max(self._requests_free, other._requests_free)
+        self._bytes_free = max(self._bytes_free, other._bytes_free)
+
+    def take(self, sizes: NDArray[np.float64]) -> None:
+        """Use up what requests of these sizes take."""
+        self._requests_free += len(sizes) * self._request_seconds
+        self._bytes_free += float(sizes.sum()) * self._byte_seconds
+
+    def pass_through(
+        self,
+        lanes: list[float],
+        gates: NDArray[np.float64],
+        latencies: NDArray[np.float64],
+        sizes: NDArray[np.float64],
+    ) -> float:
+        """Return when the last request is over, each in the first lane that is free."""
+        requests, transfers = self._requests_free, self._bytes_free
+        a_request, last = self._request_seconds, -math.inf
         rows = zip(
             gates.tolist(), latencies.tolist(), (sizes * self._byte_seconds).tolist(), strict=True
         )

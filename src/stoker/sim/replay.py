@@ -316,15 +316,18 @@ class Job:
         tally, right = Tally(epoch, self.cache.sizes), _Right()
         unscored: deque[ServedBatch] = deque()
         for number, spec in enumerate(self._controller.batch_specs(begun)):
-            if ahead is not None:
-                ahead.read(spec.ids, self._could_be_read())
+            if ahead is None:
+                alone = cache.may_be_served_by_others(spec.ids)
+            else:
+                alone = ~ahead.read(spec.ids, self._could_be_read())
             served = cache.serve(spec.ids, spec.keys)
             if ahead is not None:
                 fetched = int(np.count_nonzero(served.outcomes == Outcome.FETCHED))
                 ahead.served(spec, epoch, fetched)
             tally.add(served.ids, served.outcomes)
             if self._clock is not None:
-                self._clock.add(served.ids, served.outcomes, *cache.take_package_reads())
+                packages = cache.take_package_reads()
+                self._clock.add(served.ids, served.outcomes, *packages, alone=alone)
             if self._is_scored:
                 ids = served.ids
                 unscored.append(ServedBatch(number, epoch, ids, served.outcomes, spec.positions))

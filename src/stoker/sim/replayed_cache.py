@@ -37,6 +37,7 @@ _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousan
 # so that large data sets have coarser ones
 _LARGEST_PACKAGE = 1 << 28
 _GROUP = 32  # samples that are read ahead at once
+_AT_ONCE = 4  # groups under way: with more of them, storage that is short gives no more
 
 _FETCHED, _HIT = np.int8(Outcome.FETCHED), np.int8(Outcome.HIT)
 
@@ -281,8 +282,9 @@ class ReplayedAhead:
     """Reads what a plan needs next into the cache's window, as far as there is room.
 
     It takes the steps of :class:`~stoker.prefetch.fetcher.Fetcher` over the same
-    :class:`~stoker.prefetch.walk.Walk`, for one rank: what is read is there at once, but no more is
-    than the storage had time for, and the batch that is due, each with the rest of its block.
+    :class:`~stoker.prefetch.walk.Walk`, for one rank. Groups are asked for as soon as the window
+    has room for them, each with the rest of its blocks. They come in that order, once storage had
+    time for them; those that the due batch needs in any case, and before what a worker reads.
     ``cache`` was made with a window. Used by one thread.
     """
 
@@ -297,6 +299,8 @@ class ReplayedAhead:
         """Samples read so far: some twice, if they were evicted before their access."""
         self._published: list[int] = []
         self._ready: deque[Group] = deque()
+        self._under_way: deque[Group] = deque()
+        self._are_coming = np.zeros(len(cache.sizes), np.bool_)
         self._given = 0.0  # samples that storage had time for and that are not read
         self._due = self._handed_out = 0  # accesses, counted since the walk began
         self._waiting = 0  # of the batch that comes next, those that were read ahead
@@ -318,28 +322,33 @@ class ReplayedAhead:
     def follow(self, plan: Plan, done: int) -> None:
         """Do nothing: no other job shares the cache."""
 
-    def read(self, ids: NDArray[np.uint32], samples: float) -> None:
+    def read(self, ids: NDArray[np.uint32], samples: float) -> NDArray[np.bool_]:
         """Read what there is room for, the batch ``ids`` (``u32[n]``) that is served next first.
 
-        ``samples`` is how many more storage can have given by now; it may be infinite.
+        ``samples`` is how many more storage can have given by now; it may be infinite. Return
+        ``bool[n]``: what of the batch was read ahead.
         """
         self._let_go(self._walk.advance())
         self._given += samples
         self._due += len(ids)
-        while self._given > 0 or self._handed_out < self._due:
-            group = self._walk.take(_GROUP)
-            if group is None:  # the window is full, and storage idles
-                self._given = min(self._given, 0.0)
-                break
-            self._handed_out = group.position + 1
-            if group.ids.size:
-                self._bring(group)
+        self._ask()
+        while self._under_way and self._has_come(ids):
+            self._receive()
+            self._ask()
+        if not self._under_way:  # the window is full, and storage idles
+            self._given = min(self._given, 0.0)
         self._waiting = int(self._fresh[np.unique(ids)].sum())
+        are_ahead: NDArray[np.bool_] = self._fresh[ids] == 1
+        return are_ahead
 
     def served(self, spec: BatchSpec, epoch: int, fetched: int) -> None:
         """Note that a batch was served, and how many samples of it had to be fetched."""
+        alone = fetched - self._waiting  # what workers read themselves
+        # Storage gives what was asked for before, and the batch waits: that takes up room.
+        while alone > 0 and self._under_way:
+            self._receive()
         self._progress.finish(epoch, spec.first, len(spec.ids))
-        self._given -= fetched - self._waiting  # what workers read themselves
+        self._given -= alone
 
     def _publish(self, at: Cursor) -> None:
         coming = self._share.upcoming(at)
@@ -356,8 +365,20 @@ class ReplayedAhead:
         while self._ready and self._ready[0].position < position:
             self._tier.drop_from(WINDOW, self._ready.popleft().ids)
 
+    def _ask(self) -> None:
+        """Ask for as many groups as may be under way and as the window has room for."""
+        while len(self._under_way) < _AT_ONCE and (group := self._walk.take(_GROUP)) is not None:
+            self._handed_out = group.position + 1
+            if group.ids.size:
+                self._bring(group)
+
+    def _has_come(self, ids: NDArray[np.uint32]) -> bool:
+        """Whether storage had time for the next group, or the due batch ``ids`` waits for more."""
+        is_awaited = self._handed_out < self._due or bool(self._are_coming[ids].any())
+        return is_awaited or self._given >= len(self._under_way[0].ids)
+
     def _bring(self, group: Group) -> None:
-        """Keep what is cached of the group, and read the rest."""
+        """Keep what is cached of the group, and ask for the rest."""
         arena = self._arena
         self._ready.append(group)
         wanted = group if group.is_near else group.part(~arena.contains(group.ids))
@@ -375,8 +396,15 @@ class ReplayedAhead:
 
     def _read(self, group: Group) -> None:
         own: NDArray[np.bool_] = self._tier.claim(group.ids)
-        group = group.part(own)
+        if own.any():
+            self._under_way.append(group.part(own))
+            self._are_coming[group.ids[own]] = True
+
+    def _receive(self) -> None:
+        """Put the next group that is under way into the cache."""
+        group = self._under_way.popleft()
         kept = put_read(self._tier, group, no_bytes(len(group.ids)))
+        self._are_coming[group.ids] = False
         self._fresh[group.ids[kept]] = 1
         self._given -= len(group.ids)
         self.num_read += len(group.ids)
