@@ -244,6 +244,26 @@ def test_a_tail_costs_and_repeats():
     assert seconds[0] < seconds[1] == seconds[2] != seconds[3]
 
 
+def test_what_packages_are_built_of_is_read_too(monkeypatch):
+    asked, add = [], Clock.add
+
+    def noted(clock, ids, outcomes, package_reads=0, package_bytes=0.0, alone=None):
+        asked.append((package_reads, package_reads * package_bytes))
+        add(clock, ids, outcomes, package_reads, package_bytes, alone)
+
+    monkeypatch.setattr(Clock, "add", noted)
+    sizes = np.random.default_rng(0).integers(1000, 3000, 1500)
+    found = replay(
+        "icache:warm_up=1", 1500, 4, 0.3, sizes, batch_size=50, conditions=Conditions(1000.0)
+    )
+    packages = sum(epoch.package_reads for epoch in found.per_epoch)
+    reads, num_bytes = np.sum(asked, axis=0)
+    assert packages > 0
+    assert reads - packages > 200  # of a third of the samples, those that were not cached
+    each = 0.05 * 0.3 * sizes.sum()  # bytes of a package, at least
+    assert num_bytes == pytest.approx(packages * each + (reads - packages) * 2000, rel=0.1)
+
+
 def test_packages_take_the_storage_s_time_and_nobody_waits_for_them():
     sizes, ids = np.full(64, 100), np.arange(64, dtype=np.uint32)
     hits, missed = np.zeros(64, np.int8), np.full(64, Outcome.FETCHED, np.int8)

@@ -85,7 +85,7 @@ class ReplayedCache(PolicyCache):
         self.window = window if self.capacity and beside is None else 0
         """Bytes on top of the cache for what is read ahead."""
         self._num_served = 0
-        self._reads_told = 0
+        self._reads_told = self._builds_told = 0
         self._arena: AccountingArena | None = None
         regions = self.policy.regions()
         if beside is not None:
@@ -203,9 +203,17 @@ class ReplayedCache(PolicyCache):
         return round(self._packages.stats()["package_reads"] * each)
 
     def take_package_reads(self) -> tuple[int, float]:
-        """Return the packages read since the last call, and bytes of one of them."""
-        taken, self._reads_told = self.package_reads - self._reads_told, self.package_reads
-        return taken, float(self._package_bytes)
+        """Return the reads for packages since the last call, and bytes of one of them.
+
+        Those of packages, and of the samples that they were built of.
+        """
+        if self._packages is None:
+            return 0, 0.0
+        built = self._packages.stats()["rebuild_reads"]
+        loads, builds = self.package_reads - self._reads_told, built - self._builds_told
+        self._reads_told, self._builds_told = self.package_reads, built
+        num_bytes = loads * self._package_bytes + builds * float(self.sizes.mean())
+        return loads + builds, num_bytes / max(1, loads + builds)
 
     def close(self) -> None:
         """Let go of the cache's memory."""
