@@ -392,6 +392,23 @@ def test_what_came_with_a_package_is_counted_as_such():
         )
 
 
+def test_what_came_with_a_package_counts_as_such_though_it_leaves_while_the_batch_waits():
+    packaged = SharedArray.create(N, np.uint8)
+    with low_store(packaged=packaged) as store:
+        fill(store, [1, 3])
+        packaged.array[[1, 3]] = 1
+        store.begin_epoch(0)
+        read = store.source.read_packed
+
+        def read_late(ids):
+            store.tier.discard(ids_of(1))  # as the packager does with what was served
+            packaged.array[1] = 0
+            return read(ids)
+
+        store.source.read_packed = read_late
+        assert store.serve([1, 2]).outcomes.tolist() == [PACKAGED, FETCHED]
+
+
 # --- the rest ---
 
 
