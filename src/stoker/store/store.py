@@ -22,7 +22,7 @@ from stoker.store.flight import Completer, Upstream, await_others
 from stoker.store.memory_tier import MemoryTier, drop_strays, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
-from stoker.store.tier import GuardedTier, Ids, Into, Keys, NullTier, Pool, RegionTier
+from stoker.store.tier import GuardedTier, Ids, Into, Keys, Mask, NullTier, Pool, RegionTier
 from stoker.types import Outcome
 
 FIELDS = (
