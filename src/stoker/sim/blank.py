@@ -225,7 +225,7 @@ class Packages:
         self._missed[ids] = True
 
     def note_served(self, ids: NDArray[np.uint32]) -> None:
-        """Note samples ``u32[n]`` that were served, and go on if that may make room."""
+        """Note samples ``u32[n]`` that were served; if that may make room, build and load."""
         self._lacking -= int(self._sizes[ids[self._low_ones[ids]]].sum())
         if self._lacking <= 0:
             self.work()
