@@ -152,7 +152,7 @@ class Store:
         waited = self._await_what_comes(batch)
         cached, found = self._tier.get_many(batch, None if self._follows_scores else keys, into)
         # Now: while the rest is waited for, what was served makes room for the next package.
-        came = found & self._came(batch)
+        came = None if self.packaged is None else found & (self.packaged.array[batch] == 1)
         choice = None
         if self._substitutes is not None:
             choice = self._substitutes.choose(batch, found, turns)
@@ -171,7 +171,7 @@ class Store:
             )
             if flight.read:
                 self.read_seconds = flight.source_seconds / flight.read
-        self._count(served, came & (served.ids == batch))
+        self._count(served, None if came is None else came & (served.ids == batch))
         return served
 
     def reread(self, served: Served, rows: Sequence[int]) -> Served:
@@ -427,18 +427,14 @@ class Store:
         fetched = np.full(len(batch), Outcome.FETCHED, np.int8)
         self.counters.add(read=len(batch), source_seconds=seconds)
         served = Served(batch, *samples, fetched, errors)
-        self._count(served, np.zeros(len(batch), np.bool_))
+        self._count(served)
         return served
 
-    def _came(self, ids: Ids) -> Mask:
-        """Return which of the samples packages have brought."""
-        if self.packaged is None:
-            return np.zeros(len(ids), np.bool_)
-        came: Mask = self.packaged.array[ids] == 1
-        return came
+    def _count(self, served: Served, came: Mask | None = None) -> None:
+        """Set the outcomes of what was prefetched or came with a package, and count.
 
-    def _count(self, served: Served, came: Mask) -> None:
-        """Set the outcomes of what was prefetched, or ``came`` with a package, and count."""
+        ``came``: what had come with one when it was looked up; it may have left since.
+        """
         ids, outcomes = served.ids, served.outcomes
         if self._fresh is not None:
             # What was read here is counted already: then the mark is a later access's.
@@ -449,7 +445,10 @@ class Store:
                 self._fresh.array[ids[due]] = 0
         if self.packaged is not None:
             self.packaged.array[ids[outcomes == Outcome.FETCHED]] = 0  # a copy of its own now
-            outcomes[(came | self._came(ids)) & (outcomes == Outcome.HIT)] = Outcome.PACKAGED
+            is_packaged = self.packaged.array[ids] == 1
+            if came is not None:
+                is_packaged |= came
+            outcomes[is_packaged & (outcomes == Outcome.HIT)] = Outcome.PACKAGED
         self._tally(ids, outcomes, np.diff(served.offsets), served.errors)
 
     def _tally(
