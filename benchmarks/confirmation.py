@@ -8,7 +8,9 @@ train 10 and 13, on twelve more; ``--part tuning`` is how that was chosen. ``--p
 more seeds, with storage of 1,000 reads a second in real time, two workers and prefetch; nothing
 else may run beside it. ``--part papers``, never run unless it is named, for it takes three hours of
 a processor: six more seeds of every paper's recipe on 50,000 images, judged on all held-out ones,
-with ``--samples 50000 --test-samples 10000 --at-a-time 2``. ``--part many``, likewise: five more on
+with ``--samples 50000 --test-samples 10000 --at-a-time 2``. ``--part epochs``, likewise: repeat 4
+in as many epochs as the default, on thirty-two seeds (``--seeds 32``), to tell tenths of a point
+apart; ``--part tuning-epochs`` is what was tried for it. ``--part many``, likewise: five more on
 an accelerator, judged on all held-out images, with ``--samples 50000 --test-samples 10000 --epochs
 16 --batch-size 128 --model resnet18 --device cuda --at-a-time 8``. The claims, written before the
 runs, are on the page of the trial.
@@ -63,6 +65,8 @@ class Part:
     seeds: range
     chosen: str = CLAIMED
     clock: str = "simulated"
+    is_halved: bool = True
+    """Whether half of the held-out images judge, which tuning did not see, or all of them."""
 
 
 PARTS = {
@@ -123,16 +127,24 @@ PARTS = {
         ),
         range(500, 506),
         LONGER,
+        is_halved=False,
     ),
-    "many": Part((DEFAULT, STATIC, MANY, "uniform, seconds of repeat 5"), range(400, 405), MANY),
+    "epochs": Part((DEFAULT, STATIC, CLAIMED, "uniform, seconds of repeat 4"), range(600, 632)),
+    "many": Part(
+        (DEFAULT, STATIC, MANY, "uniform, seconds of repeat 5"),
+        range(400, 405),
+        MANY,
+        is_halved=False,
+    ),
     "many-longer": Part(
         (DEFAULT, STATIC, MANY_LONGER, "uniform, seconds of repeat 6, 21 epochs"),
         range(400, 405),
         MANY_LONGER,
+        is_halved=False,
     ),
 }
-ON_REQUEST = ("papers", "many", "many-longer")
-"""What needs hours or an accelerator: run where it is named only, judged on all held-out images."""
+ON_REQUEST = ("tuning-epochs", "papers", "epochs", "many", "many-longer")
+"""What needs hours or an accelerator: run where it is named only."""
 WORKERS = 2
 TUNED = (
     ("lru", 10),
@@ -146,6 +158,16 @@ TUNED = (
     ("foresight:repeat=12:annealed=0.125", 15),
 )
 """Recipes and epochs that were tried for the longer trainings, on :data:`TUNING_SEEDS`."""
+TUNED_ON_ALL = (
+    ("lru", 10),
+    ("foresight:repeat=4:annealed=0.25", 10),
+    ("foresight:repeat=4:annealed=0.125", 10),
+    ("foresight:repeat=5:annealed=0.125", 10),
+    ("foresight:repeat=6:annealed=0.125", 10),
+    ("foresight:repeat=8:annealed=0.125", 10),
+)
+"""Likewise for trainings with as many epochs as the default, on 50,000 images."""
+TUNINGS = {"tuning": TUNED, "tuning-epochs": TUNED_ON_ALL}
 TUNING_SEEDS = range(TUNED_ON, TUNED_ON + 3)
 
 
@@ -159,7 +181,7 @@ def main() -> None:
         seeds=12,
         output="confirmation-output",
     )
-    options.add_argument("--part", choices=("tuning", *PARTS, "all"), default="all")
+    options.add_argument("--part", choices=(*TUNINGS, *PARTS, "all"), default="all")
     options.add_argument("--model", choices=MODELS, default="tiny")
     options.add_argument("--device", default="cpu", help="where networks are trained")
     options.add_argument("--at-a-time", type=int, default=1, help="trainings (default 1)")
@@ -169,18 +191,19 @@ def main() -> None:
         if args.smoke:
             args.samples, args.test_samples, args.epochs, args.data = 200, 100, 3, None
             args.batch_size, args.output = 16, Path(own)
-        if args.part in ("tuning", "all"):
-            _tune(args)
+        for name, tried in TUNINGS.items():
+            if args.part == name or (args.part == "all" and name not in ON_REQUEST):
+                _tune(name, tried, args)
         for name, part in PARTS.items():
             if args.part == name or (args.part == "all" and name not in ON_REQUEST):
                 _run_part(name, part, args)
 
 
-def _tune(args: argparse.Namespace) -> None:
+def _tune(part: str, tried: tuple[tuple[str, int], ...], args: argparse.Namespace) -> None:
     """Train each recipe with each length on the images of tuning; print and publish the table."""
-    tried, seeds = (TUNED[:2], TUNING_SEEDS[:1]) if args.smoke else (TUNED, TUNING_SEEDS)
+    tried, seeds = (tried[:2], TUNING_SEEDS[:1]) if args.smoke else (tried, TUNING_SEEDS)
     names = tuple(f"{recipe}, {epochs} epochs" for recipe, epochs in tried)
-    trial = Trial(args.output / "tuning", args.samples, args.epochs, seeds, names)
+    trial = Trial(args.output / part, args.samples, args.epochs, seeds, names)
     paths = {name: [trial.path(TUNE, name, seed) for seed in seeds] for name in names}
     if not args.report:
         trial = prepared(trial, args, Storage())
@@ -191,8 +214,9 @@ def _tune(args: argparse.Namespace) -> None:
                 for path, seed in zip(paths[name], seeds, strict=True)
             ],
             args.minutes,
+            args.at_a_time,
         )
-    report = harness.Report("tuning: accuracy measured, seconds simulated", args.smoke)
+    report = harness.Report(f"{part}: accuracy measured, seconds simulated", args.smoke)
     for name, (recipe, epochs) in zip(names, tried, strict=True):
         runs = [json.loads(path.read_text()) for path in paths[name]]
         told = ", ".join(f"{100 * run['by_epoch'][-1]:.1f}" for run in runs)
@@ -200,7 +224,7 @@ def _tune(args: argparse.Namespace) -> None:
         mean = round(sum(seconds) / len(runs), 1)
         report.row(recipe=recipe, epochs=epochs, accuracy=told, seconds=mean)
     report.remarks = ["accuracy: % of the held-out images of tuning, seed by seed."]
-    harness.show(args, report, part="tuning")
+    harness.show(args, report, part=part)
 
 
 def _tried(trial: Trial, recipe: str, epochs: int, seed: int) -> dict[str, Any]:
@@ -220,7 +244,7 @@ def _run_part(name: str, part: Part, args: argparse.Namespace) -> None:
         names, seeds = (DEFAULT, STATIC, "icache", part.chosen), seeds[:1]
     trial = Trial(args.output / name, args.samples, args.epochs, seeds, names, _settings())
     if not args.report:
-        trial = prepared(trial, args, Storage(), is_halved=name not in ON_REQUEST)
+        trial = prepared(trial, args, Storage(), is_halved=part.is_halved)
         trial = replace(trial, device=args.device)
         tasks = trial.tasks() if part.clock == "simulated" else _live(trial)
         run_missing(tasks, args.minutes, args.at_a_time)
