@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "stoker/error.h"
 
 namespace stoker {
@@ -12,6 +16,17 @@ namespace {
 
 constexpr std::uint32_t kOne = 1u << 16;
 constexpr std::size_t kLanes = 8;  // two pixels
+constexpr std::size_t kGroup = 4;  // pixels of the result that are written at once
+
+// The loops below are compiled twice where processors may have AVX2: for all, and for those.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(STOKER_NO_AVX2)
+#define STOKER_FOR_AVX2 [[gnu::target("avx2")]]
+#define STOKER_HAS_AVX2 __builtin_cpu_supports("avx2")
+#else
+#define STOKER_FOR_AVX2
+#define STOKER_HAS_AVX2 false
+#endif
+#define STOKER_INLINE [[gnu::always_inline]] inline
 
 void check(const Span& span, std::uint32_t size) {
   const bool is_sound = size > 0 && span.first < span.last && std::isfinite(span.start) &&
@@ -57,21 +72,30 @@ void round(const std::vector<double>& values, std::uint16_t* weights) {
 
 // The upper half of a product: 65536ths of `value`. It loses its fraction, half of one in the mean,
 // which the sums get back beforehand.
-inline std::uint16_t share(std::uint16_t value, std::uint16_t weight) {
+STOKER_INLINE std::uint16_t share(std::uint16_t value, std::uint16_t weight) {
   return static_cast<std::uint16_t>((std::uint32_t{value} * std::uint32_t{weight}) >> 16);
 }
 
-// Adds so many rows to sums in 256ths. All loops over weights are unrolled, that over bytes becomes
-// vectors.
-template <std::size_t Taps>
-void add_rows(const std::uint8_t* const* rows, const std::uint16_t* weights, std::size_t bytes,
-              std::uint16_t* __restrict sums) {
+// What a row between the passes is summed of: so many rows, and `half` or the sums so far.
+struct Rows {
+  const std::uint8_t* const* from;
+  const std::uint16_t* weights;
+  std::size_t bytes;
+  std::uint16_t half;
+};
+
+// Sums rows in 256ths. All loops over weights are unrolled, that over bytes becomes vectors.
+template <std::size_t Taps, bool Adds>
+STOKER_INLINE void sum_rows(const Rows& rows, std::uint16_t* __restrict sums) {
   const std::uint8_t* from[Taps];
   std::uint16_t parts[Taps];
-  std::copy_n(rows, Taps, from);
-  std::copy_n(weights, Taps, parts);
-  for (std::size_t i = 0; i < bytes; ++i) {
-    std::uint16_t sum = sums[i];
+  for (std::size_t tap = 0; tap < Taps; ++tap) {
+    from[tap] = rows.from[tap];
+    parts[tap] = rows.weights[tap];
+  }
+  const std::uint16_t half = rows.half;
+  for (std::size_t i = 0, bytes = rows.bytes; i < bytes; ++i) {
+    std::uint16_t sum = Adds ? sums[i] : half;
     for (std::size_t tap = 0; tap < Taps; ++tap) {
       const auto value = static_cast<std::uint16_t>(from[tap][i] << 8);
       sum = static_cast<std::uint16_t>(sum + share(value, parts[tap]));
@@ -80,44 +104,123 @@ void add_rows(const std::uint8_t* const* rows, const std::uint16_t* weights, std
   }
 }
 
-using AddRows = void (*)(const std::uint8_t* const*, const std::uint16_t*, std::size_t,
-                         std::uint16_t*);
-constexpr std::array<AddRows, 4> kAddRows = {add_rows<1>, add_rows<2>, add_rows<3>, add_rows<4>};
+// What a row of the result is summed by, padded to whole groups of kGroup pixels.
+struct Columns {
+  const std::uint32_t* first;
+  const std::uint16_t* halves;   // four times each: what rounding adds
+  const std::uint16_t* weights;  // of two pixels, four times each
+  std::size_t pairs;
+};
 
-using Pixel [[gnu::vector_size(8)]] = std::uint16_t;
 using Lanes [[gnu::vector_size(16)]] = std::uint16_t;
+using Bytes [[gnu::vector_size(16)]] = std::uint8_t;
+using Halves [[gnu::vector_size(16)]] = std::uint64_t;
 
-inline Lanes shares(const std::uint16_t* pixels, const std::uint16_t* weights) {
-  std::uint16_t parts[kLanes];
-  for (std::size_t i = 0; i < kLanes; ++i) parts[i] = share(pixels[i], weights[i]);
-  Lanes lanes;
-  std::memcpy(&lanes, parts, sizeof(lanes));
-  return lanes;
+STOKER_INLINE Lanes shares(const std::uint16_t* pixels, const std::uint16_t* weights) {
+  Lanes parts, by;
+  std::memcpy(&parts, pixels, sizeof(parts));
+  std::memcpy(&by, weights, sizeof(by));
+#if defined(__SSE2__)  // of which compilers do not always think
+  return reinterpret_cast<Lanes>(
+      _mm_mulhi_epu16(reinterpret_cast<__m128i>(parts), reinterpret_cast<__m128i>(by)));
+#else
+  for (std::size_t i = 0; i < kLanes; ++i) parts[i] = share(parts[i], by[i]);
+  return parts;
+#endif
+}
+
+// The sums of two pixels of the result, in 256ths.
+template <std::size_t Known>
+STOKER_INLINE Lanes two_pixels(const Columns& across, std::size_t x, const std::uint16_t* row) {
+  const std::size_t pairs = Known != 0 ? Known : across.pairs;
+  Lanes sums[2] = {};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::uint16_t* const pixels = row + std::size_t{4} * across.first[x + i];
+    const std::uint16_t* const weights = across.weights + kLanes * pairs * (x + i);
+    for (std::size_t pair = 0; pair < pairs; ++pair) {
+      sums[i] += shares(pixels + kLanes * pair, weights + kLanes * pair);
+    }
+  }
+  const auto one = reinterpret_cast<Halves>(sums[0]), other = reinterpret_cast<Halves>(sums[1]);
+  Lanes halves;
+  std::memcpy(&halves, across.halves + 4 * x, sizeof(halves));
+  return halves + reinterpret_cast<Lanes>(__builtin_shufflevector(one, other, 0, 2)) +
+         reinterpret_cast<Lanes>(__builtin_shufflevector(one, other, 1, 3));
 }
 
 // Writes a row of the result; the number of pairs is known where it is small, which unrolls loops.
 template <std::size_t Known>
-void sum_columns(const Weights& across, const std::vector<std::uint16_t>& weights,
-                 const std::uint16_t* row, const Square& out, std::uint8_t* to) {
-  const std::size_t pairs = Known != 0 ? Known : (across.taps + 1) / 2;
-  const std::uint16_t* weight = weights.data();
-  const std::ptrdiff_t column = out.column, channel = out.channel;
-  const std::uint32_t* const first = across.first.data();
-  const std::uint32_t* const count = across.count.data();
-  for (std::size_t x = 0, size = out.size; x < size; ++x) {
-    const std::uint16_t* const pixels = row + std::size_t{4} * first[x];
-    Lanes sums = {};
-    for (std::size_t pair = 0; pair < pairs; ++pair) {
-      sums += shares(pixels + kLanes * pair, weight + kLanes * pair);
+STOKER_INLINE void sum_columns(const Columns& across, const std::uint16_t* row, const Square& out,
+                               std::uint8_t* to) {
+  for (std::size_t x = 0; x < out.size; x += kGroup) {
+    const auto low = reinterpret_cast<Bytes>(two_pixels<Known>(across, x, row));
+    const auto high = reinterpret_cast<Bytes>(two_pixels<Known>(across, x + 2, row));
+    // Of each sum the upper byte, colour by colour.
+    const Bytes colours = __builtin_shufflevector(low, high, 1, 9, 17, 25, 3, 11, 19, 27, 5, 13, 21,
+                                                  29, 7, 15, 23, 31);
+    std::uint8_t bytes[sizeof(colours)];
+    std::memcpy(bytes, &colours, sizeof(bytes));
+    const std::size_t count = out.size - x < kGroup ? out.size - x : kGroup;
+    for (std::size_t colour = 0; colour < 3; ++colour) {
+      std::uint8_t* const target = to + static_cast<std::ptrdiff_t>(colour) * out.channel +
+                                   static_cast<std::ptrdiff_t>(x) * out.column;
+      if (out.column == 1 && count == kGroup) {
+        std::memcpy(target, bytes + kGroup * colour, kGroup);
+        continue;
+      }
+      for (std::size_t i = 0; i < count; ++i) {
+        target[static_cast<std::ptrdiff_t>(i) * out.column] = bytes[kGroup * colour + i];
+      }
     }
-    weight += kLanes * pairs;
-    Pixel both[2];
-    std::memcpy(both, &sums, sizeof(both));
-    const auto half = static_cast<std::uint16_t>(128 + count[x] / 2);
-    const Pixel pixel = (both[0] + both[1] + half) >> 8;
-    for (std::ptrdiff_t i = 0; i < 3; ++i) to[i * channel] = static_cast<std::uint8_t>(pixel[i]);
-    to += column;
   }
+}
+
+template <std::size_t Taps, bool Adds>
+void rows_anywhere(const Rows& rows, std::uint16_t* __restrict sums) {
+  sum_rows<Taps, Adds>(rows, sums);
+}
+
+template <std::size_t Taps, bool Adds>
+STOKER_FOR_AVX2 void rows_by_avx2(const Rows& rows, std::uint16_t* __restrict sums) {
+  sum_rows<Taps, Adds>(rows, sums);
+}
+
+template <std::size_t Known>
+void columns_anywhere(const Columns& across, const std::uint16_t* row, const Square& out,
+                      std::uint8_t* to) {
+  sum_columns<Known>(across, row, out, to);
+}
+
+template <std::size_t Known>
+STOKER_FOR_AVX2 void columns_by_avx2(const Columns& across, const std::uint16_t* row,
+                                     const Square& out, std::uint8_t* to) {
+  sum_columns<Known>(across, row, out, to);
+}
+
+using SumRows = std::array<void (*)(const Rows&, std::uint16_t*), 4>;
+using SumColumns =
+    std::array<void (*)(const Columns&, const std::uint16_t*, const Square&, std::uint8_t*), 4>;
+
+struct Loops {
+  SumRows begin;  // of 1 to 4 rows
+  SumRows add;
+  SumColumns columns;  // of 1 to 3 pairs, and first of any number
+};
+
+const Loops& loops() {
+  static constexpr Loops kAnywhere = {
+      {rows_anywhere<1, false>, rows_anywhere<2, false>, rows_anywhere<3, false>,
+       rows_anywhere<4, false>},
+      {rows_anywhere<1, true>, rows_anywhere<2, true>, rows_anywhere<3, true>,
+       rows_anywhere<4, true>},
+      {columns_anywhere<0>, columns_anywhere<1>, columns_anywhere<2>, columns_anywhere<3>}};
+  static constexpr Loops kByAvx2 = {
+      {rows_by_avx2<1, false>, rows_by_avx2<2, false>, rows_by_avx2<3, false>,
+       rows_by_avx2<4, false>},
+      {rows_by_avx2<1, true>, rows_by_avx2<2, true>, rows_by_avx2<3, true>, rows_by_avx2<4, true>},
+      {columns_by_avx2<0>, columns_by_avx2<1>, columns_by_avx2<2>, columns_by_avx2<3>}};
+  static const bool has_avx2 = STOKER_HAS_AVX2;
+  return has_avx2 ? kByAvx2 : kAnywhere;
 }
 
 }  // namespace
@@ -153,8 +256,12 @@ Resampler::Resampler(const Span& across, const Span& down, std::uint32_t pixels,
       blended_(bytes_ + 4 * (across_.taps + std::size_t{1})) {
   if (across.last > pixels) throw ConfigError("a row has fewer pixels than the filter looks at");
   const std::size_t pairs = (across_.taps + 1) / 2;
-  pairs_.resize(out.size * pairs * kLanes);
+  const std::size_t padded = (out.size + kGroup - 1) / kGroup * kGroup;
+  across_.first.resize(padded);
+  pairs_.resize(padded * pairs * kLanes);
+  halves_.resize(padded * 4);
   for (std::size_t x = 0; x < out.size; ++x) {
+    std::fill_n(&halves_[4 * x], 4, static_cast<std::uint16_t>(128 + across_.count[x] / 2));
     for (std::size_t tap = 0; tap < across_.taps; ++tap) {
       std::fill_n(&pairs_[x * pairs * kLanes + 4 * tap], 4, across_.values[x * across_.taps + tap]);
     }
@@ -188,20 +295,22 @@ void Resampler::blend(std::uint32_t y) {
   for (std::uint32_t tap = 0; tap < count; ++tap) {
     reached_[tap] = &rows_[(down_.first[y] + tap) % down_.taps * bytes_];
   }
-  std::fill_n(blended_.data(), bytes_, static_cast<std::uint16_t>(count / 2));
-  for (std::uint32_t tap = 0; tap < count;) {
-    const std::size_t taps = std::min<std::size_t>(count - tap, kAddRows.size());
-    kAddRows[taps - 1](&reached_[tap], weights + tap, bytes_, blended_.data());
-    tap += static_cast<std::uint32_t>(taps);
+  Rows rows = {reached_.data(), weights, bytes_, static_cast<std::uint16_t>(count / 2)};
+  const SumRows* sum = &loops().begin;
+  for (std::size_t left = count; left > 0; sum = &loops().add) {
+    const std::size_t taps = std::min(left, sum->size());
+    (*sum)[taps - 1](rows, blended_.data());
+    rows.from += taps;
+    rows.weights += taps;
+    left -= taps;
   }
 }
 
 void Resampler::write(std::uint32_t y) {
-  static constexpr std::array kSum = {sum_columns<0>, sum_columns<1>, sum_columns<2>,
-                                      sum_columns<3>};
   const std::size_t pairs = (across_.taps + 1) / 2;
-  kSum[pairs < kSum.size() ? pairs : 0](across_, pairs_, blended_.data(), out_,
-                                        out_.data + y * out_.row);
+  const Columns across = {across_.first.data(), halves_.data(), pairs_.data(), pairs};
+  const SumColumns& sum = loops().columns;
+  sum[pairs < sum.size() ? pairs : 0](across, blended_.data(), out_, out_.data + y * out_.row);
 }
 
 }  // namespace stoker

@@ -115,22 +115,25 @@ void a_mirror_image_is_one() {
   }
 }
 
-void planes_hold_the_same() {
+void planes_hold_the_same(std::uint32_t size) {
   const Image image = noise(40, 60, 4);
-  const Bytes pixels = whole(image, 16);
-  Bytes planes(pixels.size());
-  Resampler resampler({0, 40, 0, 40}, {0, 60, 0, 60}, 40, false, {planes.data(), 16, 16, 1, 256});
+  const Bytes pixels = whole(image, size);
+  const std::size_t area = std::size_t{size} * size;
+  Bytes planes(pixels.size() + 1, 7);
+  const Square square{planes.data(), size, std::ptrdiff_t(size), 1, std::ptrdiff_t(area)};
+  Resampler resampler({0, 40, 0, 40}, {0, 60, 0, 60}, 40, false, square);
   for (std::size_t row = 0; !resampler.done(); ++row) {
     for (std::size_t x = 0; x < 40; ++x) {
       std::copy_n(&image.pixels[3 * (40 * row + x)], 3, resampler.row() + 4 * x);
     }
     resampler.push();
   }
-  for (std::size_t i = 0; i < 256; ++i) {
+  for (std::size_t i = 0; i < area; ++i) {
     for (std::size_t channel = 0; channel < 3; ++channel) {
-      CHECK(planes[256 * channel + i] == pixels[3 * i + channel]);
+      CHECK(planes[area * channel + i] == pixels[3 * i + channel]);
     }
   }
+  CHECK(planes.back() == 7);
 }
 
 void nonsense_is_refused() {
@@ -155,7 +158,7 @@ int main() {
   same_size_is_the_same_image();
   one_colour_stays_that_colour();
   a_mirror_image_is_one();
-  planes_hold_the_same();
+  for (const std::uint32_t size : {16u, 18u, 3u}) planes_hold_the_same(size);
   nonsense_is_refused();
   return check::failures();
 }

@@ -62,14 +62,15 @@ class Resampler {
   void write(std::uint32_t y);
 
   const Square out_;
-  const Weights across_;
+  Weights across_;
   const Weights down_;
   const std::size_t pixels_;
   const std::size_t bytes_;
   std::uint32_t pushed_ = 0;
   std::uint32_t next_ = 0;
-  std::vector<std::uint16_t> pairs_;  // [size][pairs][8]: weights of two pixels, four times each
-  std::vector<std::uint8_t> rows_;    // as many as the filter reaches over, in turn
+  std::vector<std::uint16_t> pairs_;   // [size][pairs][8]: weights of two pixels, four times each
+  std::vector<std::uint16_t> halves_;  // [size][4]: what rounding adds to a pixel's colours
+  std::vector<std::uint8_t> rows_;     // as many as the filter reaches over, in turn
   std::vector<const std::uint8_t*> reached_;
   std::vector<std::uint16_t> blended_;  // one row between the passes, in 256ths
 };
