@@ -87,7 +87,7 @@ class Record:
             near_ids=_joined([n.ids for n in near]),
             near_sizes=_sizes([n.ids for n in near]),
             near_degree=_joined([n.degree for n in near]),
-            near_neighbours=_joined([n.neighbours for n in near]),
+            near_neighbours=_joined([n.all for n in near]),
         )
 
     @classmethod
@@ -121,7 +121,7 @@ def _neighbours(part: dict[str, NDArray[Any]]) -> Iterator[Neighbours]:
     degrees = _split(part["near_degree"], part["near_sizes"])
     lists = _split(part["near_neighbours"], np.array([d.sum() for d in degrees]))
     for step, (own, degree, others) in enumerate(zip(ids, degrees, lists, strict=True)):
-        yield Neighbours(step, own, degree, np.concatenate([[0], np.cumsum(degree)]), others)
+        yield Neighbours.listed(step, own, degree, others)
 
 
 def _joined(parts: list[Any]) -> NDArray[Any]:

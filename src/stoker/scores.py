@@ -364,6 +364,17 @@ def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
+def distinct(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return u32[m], each of ``ids`` u32[n] once, ascending.
+
+    As ``np.unique``, which hashes: of a batch that takes five times as long.
+    """
+    ascending = np.sort(ids)
+    is_first = np.append(True, ascending[1:] != ascending[:-1])[: len(ids)]
+    found: NDArray[np.uint32] = ascending[is_first]
+    return found
+
+
 def _read_only(array: NDArray[Row]) -> NDArray[Row]:
     view = array.view()
     view.flags.writeable = False

@@ -28,7 +28,7 @@ class Most(Least):
     def __init__(self):
         self.called = []
         none = np.empty(0, np.int64)
-        self.neighbours = Neighbours(0, none.astype(np.uint32), none, none, none.astype(np.uint32))
+        self.neighbours = Neighbours.listed(0, none.astype(np.uint32), none, none.astype(np.uint32))
 
     def begin_epoch(self, scores, epoch):
         self.called.append("begin_epoch")

@@ -48,11 +48,11 @@ def test_neighbours_of_the_batch() -> None:
     assert found is not None and found.step == 8
     assert found.ids.tolist() == [3, 5]
     assert found.degree.tolist() == [4, 2]
-    assert found.offsets.tolist() == [0, 4, 6]
-    assert set(found.neighbours[:2].tolist()) == {1, 2}
-    assert found.neighbours[2:4].tolist() == [0, 5]
-    assert found.neighbours[4:].tolist() == [2, 3]
-    assert found.neighbours.dtype == np.uint32
+    assert set(found.of(0)[:2].tolist()) == {1, 2}
+    assert found.of(0)[2:].tolist() == [0, 5]
+    assert found.of(1).tolist() == [2, 3]
+    assert found.all.tolist() == [*found.of(0), *found.of(1)]
+    assert found.all.dtype == np.uint32
 
 
 def test_at_most_neighbor_max_nearest_count() -> None:
@@ -61,7 +61,7 @@ def test_at_most_neighbor_max_nearest_count() -> None:
     graph.update(scores, shown(range(6), LINE, PETS))
     assert graph.neighbours is not None
     assert graph.neighbours.degree.tolist() == [2, 2, 2, 2, 0, 0]
-    assert graph.neighbours.neighbours[:2].tolist() == [1, 3]
+    assert graph.neighbours.of(0).tolist() == [1, 3]
     assert scores.values[0] == pytest.approx(np.log(1 / 2 + 1 / 2 + 1))
 
 
@@ -201,7 +201,7 @@ def test_a_state_takes_the_place_of_what_was_known(index: type[FlatIndex]) -> No
     tables = []
     for one in (graph, other):
         one.update(scores, shown([7], [[1.0, 1.0]], [0], step=1))
-        assert one.neighbours is not None and set(one.neighbours.neighbours) == {1, 2}
+        assert one.neighbours is not None and set(one.neighbours.all) == {1, 2}
         tables.append(scores.values[7])
     assert tables[0] == tables[1] == pytest.approx(np.log(1 / 2 + 1 / 500 + 1))
     other.load_state_dict(Graph(10).state_dict())

@@ -41,12 +41,10 @@ def store_of(tier_type: type[MemoryTier] = MemoryTier, num_cached: int = 40) -> 
 
 def keep(store: Store, *lists: tuple[int, list[int]]) -> int | None:
     """Have one of a batch become a key sample, given each one's neighbours."""
-    degrees = np.array([len(near) for _, near in lists], np.int64)
     return store.keep_key_sample(
         np.array([sample for sample, _ in lists], np.uint32),
-        degrees,
-        np.concatenate([[0], np.cumsum(degrees)]),
-        np.array([other for _, near in lists for other in near], np.uint32),
+        np.array([len(near) for _, near in lists], np.int64),
+        lambda index: np.array(lists[index][1], np.uint32),
     )
 
 

@@ -21,7 +21,7 @@ def scored(graph, ids):
 
 
 def lists(found):
-    return [set(part.tolist()) for part in np.split(found.neighbours, found.offsets[1:-1])]
+    return [set(part.tolist()) for part in map(found.of, range(len(found.ids)))]
 
 
 def test_neighbours_are_mutual_and_never_oneself():

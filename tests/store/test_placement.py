@@ -162,9 +162,9 @@ def test_spidercache_four_cases():
             substitution=Substitution("neighbour", "homophily"),
         )
         store.serve([1, 2, 3], np.array([3.0, 2.0, 1.0]))
-        neighbours = np.array([1, 7, 8], np.uint32)
-        ids = np.array([1, 2, 3], np.uint32)
-        kept = store.keep_key_sample(ids, np.array([0, 3, 1]), np.array([0, 0, 3, 3]), neighbours)
+        ids, degrees = np.array([1, 2, 3], np.uint32), np.array([0, 3, 1])
+        near = [np.array(some, np.uint32) for some in ([], [1, 7, 8], [])]
+        kept = store.keep_key_sample(ids, degrees, near.__getitem__)
         assert kept == 2
         served = store.serve([1, 2, 7, 9])  # 1 is a neighbour too, and cached for its importance
         assert served.ids.tolist() == [1, 2, 2, 9]

@@ -326,9 +326,8 @@ def spider():
 
 def test_a_key_sample_serves_for_its_neighbours_as_often_as_needed(spider):
     spider.serve([1, 2, 3])
-    neighbours = ids_of(10, 11, 12, 20)
-    degrees, offsets = np.array([0, 3, 1]), np.array([0, 0, 3, 4])
-    assert spider.keep_key_sample(ids_of(1, 2, 3), degrees, offsets, neighbours) == 2
+    near, degrees = [ids_of(), ids_of(10, 11, 12), ids_of(20)], np.array([0, 3, 1])
+    assert spider.keep_key_sample(ids_of(1, 2, 3), degrees, near.__getitem__) == 2
     assert spider.tier.list("homophily").tolist() == [2]
     for _ in range(2):
         served = spider.serve([10, 2, 20, 12, 11])
@@ -336,15 +335,15 @@ def test_a_key_sample_serves_for_its_neighbours_as_often_as_needed(spider):
         assert served.ids.tolist() == [2, 2, 20, 2, 2]
         assert served.outcomes[[0, 1, 3, 4]].tolist() == [SUBSTITUTED, HIT, *[SUBSTITUTED] * 2]
     # Not again: it is there; the next one of the batch that is cached enters.
-    assert spider.keep_key_sample(ids_of(1, 2, 3), degrees, offsets, neighbours) == 3
+    assert spider.keep_key_sample(ids_of(1, 2, 3), degrees, near.__getitem__) == 3
     spider.discard([10, 20])
     assert spider.serve([20]).ids.tolist() == [3]
 
 
 def test_only_cached_samples_with_neighbours_become_key_samples(spider):
     spider.serve([1])
-    degrees, offsets = np.array([0, 2]), np.array([0, 0, 2])
-    assert spider.keep_key_sample(ids_of(1, 5), degrees, offsets, ids_of(10, 11)) is None
+    near = [ids_of(), ids_of(10, 11)]
+    assert spider.keep_key_sample(ids_of(1, 5), np.array([0, 2]), near.__getitem__) is None
     assert spider.serve([10, 11]).ids.tolist() == [10, 11]
 
 
@@ -356,14 +355,14 @@ def test_what_the_importance_region_refuses_can_still_become_a_key_sample(spider
     passing = spider.tier.list("transit")
     assert passing.size
     sample = passing[-1:]
-    kept = spider.keep_key_sample(sample, np.array([1]), np.array([0, 1]), ids_of(399))
+    kept = spider.keep_key_sample(sample, np.array([1]), lambda _: ids_of(399))
     assert kept == sample[0]
     assert spider.serve([399]).ids.tolist() == [kept]
 
 
 def test_a_key_sample_that_left_the_queue_serves_no_more(spider):
     spider.serve([1, 2])
-    spider.keep_key_sample(ids_of(2), np.array([1]), np.array([0, 1]), ids_of(10))
+    spider.keep_key_sample(ids_of(2), np.array([1]), lambda _: ids_of(10))
     assert spider.tier.move(ids_of(2), "importance", np.array([9.0])).all()
     served = spider.serve([10])
     assert (served.ids.tolist(), served.outcomes.tolist()) == ([10], [FETCHED])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker._core import crc32c
 from stoker.errors import SegmentError
+from stoker.scores import distinct
 from stoker.source.base import Source
 from stoker.source.packed import Packed
 from stoker.store.tier import Ids
@@ -120,7 +121,7 @@ def _decode_head(
     ids = np.frombuffer(head, "<u4", count, _FIXED.size + 8 * (count + 1)).astype(np.uint32)
     # Writers of packages keep these; a CRC says that it was written whole, not by whom.
     sound = offsets[0] == 0 and offsets[-1] == payload and bool((np.diff(offsets) >= 0).all())
-    if not sound or len(np.unique(ids)) != count or (count and int(ids.max()) >= num_samples):
+    if not sound or len(distinct(ids)) != count or (count and int(ids.max()) >= num_samples):
         raise SegmentError(f"the head of a package of {count} samples makes no sense")
     return ids, offsets, payload_crc
 

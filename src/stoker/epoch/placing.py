@@ -171,8 +171,7 @@ class PolicyCache(EpochCache):
         if keys is not None:
             self._tier.set_keys(ids, keys)
         if neighbours is not None:
-            found = neighbours
-            self._store.keep_key_sample(found.ids, found.degree, found.offsets, found.neighbours)
+            self._store.keep_key_sample(neighbours.ids, neighbours.degree, neighbours.of)
 
     def _divide(self, scores: Scores, plan: Plan, epochs: int | None) -> dict[str, float] | None:
         """Begin the epoch of ``plan``; return the shares of the regions, None to leave them."""

@@ -239,7 +239,7 @@ class _Rows:
         if near is not None:
             self._append(near_update=self._updates, near_size=len(near.ids))
             self._extend(
-                near_ids=near.ids, near_degree=near.degree.astype(np.uint32), near=near.neighbours
+                near_ids=near.ids, near_degree=near.degree.astype(np.uint32), near=near.all
             )
         self._updates += 1
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,7 +27,7 @@ _REMEMBERED = 256
 """Batches that :meth:`Background.take_scored` returns at most; older ones are forgotten."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Neighbours:
     """The edges that a graph found for the samples of one batch; an immutable value."""
 
@@ -36,10 +37,34 @@ class Neighbours:
     """``u32[n]``, samples of the batch, each once."""
     degree: NDArray[np.int64]
     """``i64[n]``, number of neighbours of each, without itself."""
+    of: Callable[[int], NDArray[np.uint32]]
+    """Returns the neighbours ``u32[degree[i]]`` of sample ``i``, nearest first."""
+
+    @classmethod
+    def listed(
+        cls,
+        step: int,
+        ids: NDArray[np.uint32],
+        degree: NDArray[np.int64],
+        neighbours: NDArray[np.uint32],
+    ) -> Neighbours:
+        """Return those whose ``neighbours``, ``u32[degree.sum()]``, lie one after the other."""
+        return cls(step, ids, degree, _Listed(np.append(0, np.cumsum(degree)), neighbours))
+
+    @property
+    def all(self) -> NDArray[np.uint32]:
+        """``u32[degree.sum()]``, the neighbours of each sample in turn."""
+        lists = [self.of(index) for index in range(len(self.ids))]
+        return np.concatenate(lists) if lists else np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, eq=False)
+class _Listed:
     offsets: NDArray[np.int64]
-    """``i64[n + 1]``: the neighbours of sample i are ``neighbours[offsets[i]:offsets[i + 1]]``."""
     neighbours: NDArray[np.uint32]
-    """``u32[degree.sum()]``, nearest first."""
+
+    def __call__(self, index: int, /) -> NDArray[np.uint32]:
+        return self.neighbours[self.offsets[index] : self.offsets[index + 1]]
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,7 @@ class Graph(Scorer):
         same = edges & (self._labels[neighbours] == self._labels[ids][:, None])
         degree, x_same = edges.sum(axis=1), 1 + same.sum(axis=1)
         x_other = degree - same.sum(axis=1)
-        offsets = np.concatenate(([0], np.cumsum(degree)))
-        self.neighbours = Neighbours(step, ids, degree, offsets, neighbours[edges])
+        self.neighbours = Neighbours.listed(step, ids, degree, neighbours[edges])
         scores: NDArray[np.float64] = np.log(1 / x_same + x_other / self._neighbor_max + 1)
         return scores
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
-from stoker.scores import Scores
+from stoker.scores import Scores, distinct
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -258,18 +258,18 @@ class MadeUpGraph(Scorer):
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of a batch, and have its neighbours at hand."""
-        ids = np.unique(observation.ids)
+        ids = distinct(observation.ids)
         group = self._group[ids]
         scores.update(ids, self._score[group], observation.step)
-        count = self._ends[group] - self._starts[group]
-        offsets = np.concatenate([[0], np.cumsum(count)])
-        owner = np.repeat(np.arange(len(ids)), count)
-        index = np.arange(int(offsets[-1])) - offsets[owner] + self._starts[group][owner]
-        found: NDArray[np.uint32] = self._members[index]
-        found = found[found != ids[owner]]
-        self.neighbours = Neighbours(
-            observation.step, ids, count - 1, offsets - np.arange(len(offsets)), found
-        )
+        degree = self._ends[group] - self._starts[group] - 1
+        self.neighbours = Neighbours(observation.step, ids, degree, partial(self._others, ids))
+
+    def _others(self, ids: NDArray[np.uint32], index: int) -> NDArray[np.uint32]:
+        """Return the other members of the group of one of ``ids``."""
+        group = self._group[ids[index]]
+        members = self._members[self._starts[group] : self._ends[group]]
+        others: NDArray[np.uint32] = members[members != ids[index]]
+        return others
 
 
 def with_made_up_graph(recipe: Recipe, seed: int = 0) -> Recipe:

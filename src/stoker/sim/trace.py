@@ -355,9 +355,8 @@ def _neighbours(columns: dict[str, NDArray[Any]], number: int) -> dict[int, Neig
         columns["near_update"].tolist(), columns["near_size"].tolist(), strict=True
     ):
         degree = degrees.take(size).astype(np.int64)
-        offsets = np.concatenate([[0], np.cumsum(degree)])
-        near = others.take(int(offsets[-1]))
-        found[row] = Neighbours(number + row, ids.take(size), degree, offsets, near)
+        near = others.take(int(degree.sum()))
+        found[row] = Neighbours.listed(number + row, ids.take(size), degree, near)
     return found
 
 

@@ -68,6 +68,8 @@ def gather(parts: Sequence[Packed], part: NDArray[np.int64], index: NDArray[np.i
     ``part`` and ``index`` are ``i64[m]``. Neighbours that lie together already are copied
     together, and when all of them do the result is a view and nothing is copied.
     """
+    if not any(len(data) for data, _ in parts):  # as all of a simulation is
+        return Packed(np.empty(0, np.uint8), np.zeros(len(part) + 1, np.int64))
     starts = np.zeros(len(part), np.int64)
     ends = np.zeros(len(part), np.int64)
     for (_, offsets), mine in zip(parts, by_part(part, len(parts)), strict=True):

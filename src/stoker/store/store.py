@@ -217,21 +217,20 @@ class Store:
         self,
         ids: Ids,
         degrees: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        neighbours: Ids,
+        neighbours_of: Callable[[int], Ids],
     ) -> int | None:
         """Let the sample with most neighbours serve for them from now on; return it.
 
         Of a batch ``ids`` (``u32[n]``) with ``degrees`` (``i64[n]``): the one of highest degree
         that the substitution's region has not yet, and that is cached, moves there (SpiderCache,
-        ICPP 2025). Sample ``i`` serves for ``neighbours[offsets[i]:offsets[i + 1]]`` (``u32``),
-        until it leaves. None if there is none. The ranks of a job may call it at the same time: no
+        ICPP 2025). Sample ``ids[i]`` serves for ``neighbours_of(i)`` (``u32``) until it leaves.
+        None if there is none. The ranks of a job may call it at the same time: no
         two make a key sample of one copy.
         """
         chosen = self._substitutes
         if not isinstance(chosen, ByNeighbour):
             return None
-        return chosen.keep(ids, degrees, offsets, neighbours)
+        return chosen.keep(ids, degrees, neighbours_of)
 
     def rearrange(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._core import mark_once
+from stoker.scores import largest
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
@@ -20,7 +21,7 @@ from stoker.store.registry import Layout
 from stoker.store.tier import Ids, Mask, RegionTier
 
 _POOL = 4096  # candidates that a process keeps at hand, or
-_POOL_SHARE = 16  # one in so many, if those are more: each search scans all samples
+_POOL_SHARE = 4  # one in so many, if those are more: each search scans all samples
 _REST = 5  # a search that found little is not repeated for so many times its duration,
 _LEAST_REST = 0.002  # or this, in seconds
 _PATIENCE = 0.05  # seconds that a process may take between a mark and what it says of it
@@ -347,14 +348,13 @@ class ByNeighbour:
         self,
         ids: Ids,
         degrees: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        neighbours: Ids,
+        neighbours_of: Callable[[int], Ids],
     ) -> int | None:
         """Make a key sample of one of ``ids``; see :meth:`Store.keep_key_sample`."""
         outside = (self._tier.copies(ids, self._region) == 0) & (degrees > 0)
         candidates = np.flatnonzero(outside)
-        by_degree = candidates[np.argsort(-degrees[candidates], kind="stable")]
-        for index in by_degree[:_TRIES].tolist():
+        most = candidates[largest(degrees[candidates], min(_TRIES, len(candidates)))]
+        for index in most[np.argsort(-degrees[most], kind="stable")].tolist():
             key = ids[index : index + 1]
             if not self._tier.move(key, self._region).all():
                 continue
@@ -362,6 +362,6 @@ class ByNeighbour:
             # Another rank may have moved it there at the same time: who marks it has made it.
             if copy and mark_once(self._keyed, key, copy)[0]:
                 entry = np.uint64(copy << 32 | int(key[0]))
-                self._serves[neighbours[offsets[index] : offsets[index + 1]]] = entry
+                self._serves[neighbours_of(index)] = entry
                 return int(key[0])
         return None
