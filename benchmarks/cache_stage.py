@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from harness import Report, interleave, paired_ratio, parser, show
-from images import SIZE, contestants, photographs, stored
+from images import SIZE, TOGETHER, contestants, photographs, stored
 
 import stoker
 from stoker.images import Eval, Train
@@ -46,14 +46,16 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=4000)
     args = arguments.parse_args()
     rounds, samples = (1, 60) if args.smoke else (args.rounds, args.samples)
-    report = Report("A cache of photographs at training resolution", args.smoke)
+    stages = Report("A cache of photographs at training resolution", args.smoke)
+    times = Report("From bytes to a part of 224 x 224", args.smoke)
+    forms = Report("What Eval(256, 224) makes of them, to originals", args.smoke)
     files = [stored(photograph) for photograph in photographs()]
     with tempfile.TemporaryDirectory(prefix="stoker-stage-") as folder:
         paths = write(Path(folder), files, samples)
-        epochs(report, paths, rounds)
-    decoding(report, files, 1 if args.smoke else 12, rounds)
-    pixels(report, files)
-    show(args, report)
+        epochs(stages, paths, rounds)
+    decoding(times, files, 1 if args.smoke else 5, rounds)
+    pixels(forms, files)
+    show(args, stages, times, forms)
 
 
 def write(folder: Path, files: list[bytes], samples: int) -> list[Path]:
@@ -123,22 +125,22 @@ def train(paths: list[Path], stage: str) -> dict[str, float]:
 
 def decoding(report: Report, files: list[bytes], passes: int, rounds: int) -> None:
     """Compare processor time from bytes to pixels; then how much the pixels differ."""
+    files = list(islice(cycle(files), TOGETHER))
     small = [bytes(Resized(288)(file)) for file in files]
-    cuts = contestants()
-    out = np.empty((3, SIZE, SIZE), np.uint8)
+    fills = contestants()
+    batch = np.empty((len(files), 3, SIZE, SIZE), np.uint8)
     pillow, own = "Pillow, originals", "Train(224), resized:288"
     ways = {
-        pillow: (cuts["Pillow"], files),
-        "Train(224), originals": (cuts["Train(224)"], files),
-        own: (cuts["Train(224)"], small),
+        pillow: (fills["Pillow"], files),
+        "Train(224), originals": (fills["Train(224)"], files),
+        own: (fills["Train(224)"], small),
     }
 
     def timed(way: str) -> float:
-        cut, data = ways[way]
+        fill, data = ways[way]
         started = time.process_time()
-        for seed in range(passes):
-            for raw in data:
-                cut(raw, np.random.default_rng(seed), out)
+        for each in range(passes):
+            fill(data, range(1000 * each, 1000 * each + len(data)), batch)
         return (time.process_time() - started) / (passes * len(data))
 
     results = interleave({way: partial(timed, way) for way in ways}, rounds)

@@ -363,6 +363,7 @@ SPEED = (
     *FAST,
     *("fifo", "s3fifo", "sieve", "lfu", "random", "belady", "infobatch", "shade"),
     *("foresight:repeat=4", "foresight:importance=true", "lru+sizes", "belady+sizes"),
+    *("impact", "quiver", "spidercache", "icache"),
 )
 
 

@@ -341,12 +341,16 @@ def percentiles(values: ArrayLike) -> NDArray[np.float64]:
     equal ones the same, and all of them 1 when all are equal.
     """
     given = np.asarray(values, dtype=np.float64)
+    count = len(given)
     order = np.argsort(given)
     ascending = given[order]
-    is_last = np.append(ascending[1:] != ascending[:-1], True)[: len(given)]  # of equal ones
-    ends = np.flatnonzero(is_last) + 1
-    shares = np.empty(len(given))
-    shares[order] = np.repeat(ends, np.diff(ends, prepend=0)) / max(len(given), 1)
+    ends = np.arange(1, count + 1, dtype=np.uint32)
+    ends[:-1][ascending[1:] == ascending[:-1]] = count  # of equal ones only the last counts
+    np.minimum.accumulate(ends[::-1], out=ends[::-1])
+    # In the same memory: there may be 100 million samples.
+    np.divide(ends, max(count, 1), out=ascending)
+    shares = np.empty(count)
+    shares[order] = ascending
     return shares
 
 

@@ -72,19 +72,20 @@ class WeightedSampler(EpochSampler):
 
     def probabilities(self, scores: Scores) -> NDArray[np.float64]:
         """Return f64[N], p: the probability of each sample in one draw; the sum is 1."""
-        values = scores_or_median(scores)
-        share = values / values.sum()
-        p: NDArray[np.float64] = (1 - self.uniform_part) * share
-        return p + self.uniform_part / self.num_samples
+        p = scores_or_median(scores)  # in place from here on: there may be 100 million samples
+        p /= p.sum()
+        p *= 1 - self.uniform_part
+        p += self.uniform_part / self.num_samples
+        return p
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the accesses, in an order of no meaning."""
         p, size = self.probabilities(scores), self.size(scores)
         if self.replacement:
-            visits = size * p
             every = np.arange(self.num_samples, dtype=np.uint32)
             ids = np.repeat(every, rng.multinomial(size, p))
             shuffle(ids, rng)
+            visits = np.multiply(p, size, out=p)
         else:
             visits = capped(p, size)
             ids = systematic(visits, size, rng)
