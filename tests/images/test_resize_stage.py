@@ -104,6 +104,14 @@ def test_the_orientation_stays(orientation: int) -> None:
     assert decode_image(FORM(data)).shape[:2] == (found.height, found.width)
 
 
+def test_the_orientation_is_found_behind_fill_bytes() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = as_jpeg(photograph(), exif=exif)
+    filled = data[:2] + b"\xff\xff" + data[2:]  # as the standard allows before any marker
+    assert opened(FORM(filled)).getexif().get(0x0112) == 6
+
+
 def test_parts_of_a_sample_become_small_one_by_one() -> None:
     photographs_of = {"a.jpg": photographs()[0], "b.jpg": photographs()[1]}
     parts = {"cls": b"7", **photographs_of, "small.jpg": as_jpeg(photograph().resize((300, 200)))}

@@ -26,6 +26,7 @@ _SHRINKS = (8, 4, 2)
 _ROOM = 1.5  # of a result's size: what is left once an image was shrunk, else it looks too sharp
 _MAX_IMAGE_PIXELS = 89_478_485  # Pillow's, which refuses images of more than twice as many
 _BASELINE = (0xC0, 0xC1)  # frames whose rows follow each other; progressive ones come in layers
+_PROGRESSIVE, _SCAN = 0xC2, 0xDA
 _END = b"\xff\xd9"
 _ROWS_BELOW = 16  # that interpolating the colours of the last one looks at, at most
 _WAY_OUT = "if the data set may be trusted, give max_pixels= to ImageFolder or decode_image"
@@ -216,14 +217,27 @@ def pillow() -> Any:
     return Image
 
 
+def offset_of_scan(data: bytes | memoryview) -> int | None:
+    """Return where the pixels of a JPEG begin, None where the segments before them are odd."""
+    for kind, offset in _segments(data):
+        if kind == _SCAN:
+            return offset
+    return None
+
+
 def _offset_of_height(data: bytes | memoryview) -> int | None:
     """Return where the header names the height, None if the file is not of the baseline kind."""
-    offset = 2
-    while offset + 4 <= len(data) and data[offset] == 0xFF:
-        kind = data[offset + 1]
+    for kind, offset in _segments(data):
         if kind in _BASELINE:
             return offset + 5
-        if kind < 0xC0 or kind in (0xC2, 0xDA):
+        if kind in (_PROGRESSIVE, _SCAN):
             return None
-        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4])
     return None
+
+
+def _segments(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yield kind and place of each segment as long as they follow each other as they should."""
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF and 0xC0 <= data[offset + 1] < 0xFF:
+        yield data[offset + 1], offset
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4])

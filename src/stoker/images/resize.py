@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, SampleCorrupt
-from stoker.images.decode import JPEG_START, EncodedImage, pillow, shrink_for, simplejpeg, to_pil
+from stoker.images.decode import (
+    JPEG_START,
+    EncodedImage,
+    offset_of_scan,
+    pillow,
+    shrink_for,
+    simplejpeg,
+    to_pil,
+)
 from stoker.source.packed import Buffer, join_parts, split_parts
 
 Job = tuple[Any, ...]
@@ -301,7 +309,8 @@ def _library() -> Any:
 
 def _orientation(data: memoryview) -> int:
     """Return how EXIF or XMP says that the image is to be turned; 1: not at all."""
-    head = bytes(data[:_HEAD_BYTES])
+    scan = offset_of_scan(data)
+    head = bytes(data[: _HEAD_BYTES if scan is None else scan])
     if b"Exif\0" not in head and b"rientation" not in head:
         return 1
     try:
