@@ -15,7 +15,6 @@ BY_HAND = {
     "accelerator",
     "feeding",
     "hit-path",
-    "images",
     "importance",
     "line-rate",
     "nodes",
