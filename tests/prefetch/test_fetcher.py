@@ -212,7 +212,7 @@ def test_s7_who_has_a_stand_in_is_read_once_that_has_left(arena: Arena, source: 
     rank.stand_ins = ByNeighbour(rank.tier, "main", StandIns.create(NUM))
     near = np.array([2, 3, 7], np.uint32)
     arena.move(key, "window")
-    assert rank.stand_ins.keep(key, np.array([3]), np.array([0, 3]), near) == 19
+    assert rank.stand_ins.keep(key, np.array([3]), lambda _: near) == 19
     others = [i for i in range(13) if i not in (2, 3, 7)]
     assert run(fetcher, rank) == [*others, 19], "they take up no room of the window"
     assert (sum(len(group.ids) for group in rank.spared), rank.walk.held) == (3, 1_000)

@@ -105,9 +105,9 @@ def test_graphs_bring_their_neighbours_and_rescoring_is_aside(tmp_path):
     near = [u.neighbours for u in epoch.updates if u.neighbours is not None]
     assert len(near) > 10
     for found in near:
-        assert len(found.offsets) == len(found.ids) + 1
-        assert found.offsets[-1] == len(found.neighbours) == found.degree.sum()
-    assert any(len(found.neighbours) for found in near)
+        assert [len(found.of(i)) for i in range(len(found.ids))] == found.degree.tolist()
+        assert len(found.all) == found.degree.sum()
+    assert any(len(found.all) for found in near)
 
 
 def test_samples_scored_anew_are_aside(tmp_path):
