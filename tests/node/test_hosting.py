@@ -709,7 +709,11 @@ def kept_at(address: str) -> int:
     """How many sockets with this address are kept from forks."""
     with descriptors.no_fork:
         kept = [each for each in descriptors._kept if isinstance(each, socket.socket)]
-        return [each.getsockname() for each in kept].count(address)
+    names = []
+    for each in kept:
+        with contextlib.suppress(OSError):  # closed by now
+            names.append(each.getsockname())
+    return names.count(address)
 
 
 ASKS = """
