@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 from harness import Report, interleave, paired_ratio, parser, show
-from images import SIZE, TOGETHER, contestants, photographs, stored
+from images import SIZE, contestants, photographs, stored
 
 import stoker
+from stoker.epoch.cached import TOGETHER
 from stoker.images import Eval, Train
 from stoker.images.resize import Resized
 from stoker.source import FileSource

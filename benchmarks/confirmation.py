@@ -191,12 +191,12 @@ def main() -> None:
         if args.smoke:
             args.samples, args.test_samples, args.epochs, args.data = 200, 100, 3, None
             args.batch_size, args.output = 16, Path(own)
-        for name, tried in TUNINGS.items():
-            if args.part == name or (args.part == "all" and name not in ON_REQUEST):
-                _tune(name, tried, args)
-        for name, part in PARTS.items():
-            if args.part == name or (args.part == "all" and name not in ON_REQUEST):
-                _run_part(name, part, args)
+        every = [name for name in (*TUNINGS, *PARTS) if name not in ON_REQUEST]
+        for name in every if args.part == "all" else [args.part]:
+            if name in TUNINGS:
+                _tune(name, TUNINGS[name], args)
+            else:
+                _run_part(name, PARTS[name], args)
 
 
 def _tune(part: str, tried: tuple[tuple[str, int], ...], args: argparse.Namespace) -> None:

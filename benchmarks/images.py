@@ -27,6 +27,7 @@ from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
 
+from stoker.epoch.cached import TOGETHER
 from stoker.images import Canvas, Train, decode, resize, transforms
 from stoker.pytorch import Loader, SampleDataset
 from stoker.source.held import MemorySource
@@ -35,8 +36,6 @@ SIZE, SHORT_SIDE, BYTES, ENLARGED = 224, 375, 110_000, 4
 Cut = Callable[[bytes, np.random.Generator, np.ndarray], object]
 Fill = Callable[[Sequence[bytes], Sequence[int], np.ndarray], object]
 """Makes images, each with the seed of its random part, into a batch."""
-TOGETHER = 16
-"""Images that a Loader cuts in one call."""
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ constexpr std::uint32_t kOne = 1u << 16;
 constexpr std::size_t kLanes = 8;  // two pixels
 constexpr std::size_t kGroup = 4;  // pixels of the result that are written at once
 
-// The loops below are compiled twice where processors may have AVX2: for all, and for those.
+// The loops below are compiled twice where processors may have AVX2: for all, and for those. They
+// use no templates of the standard library: the linker could keep the AVX2 copy of one for all.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(STOKER_NO_AVX2)
 #define STOKER_FOR_AVX2 [[gnu::target("avx2")]]
 #define STOKER_HAS_AVX2 __builtin_cpu_supports("avx2")

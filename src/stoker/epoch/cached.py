@@ -25,7 +25,7 @@ from stoker.store.store import Store
 from stoker.store.tier import Into, Keys, NullTier
 from stoker.types import Outcome
 
-_TOGETHER = 16  # images at once: those that a data set decodes itself take memory meanwhile
+TOGETHER = 16  # images at once: those that a data set decodes itself take memory meanwhile
 
 _Request = TypeVar("_Request")
 _Served = TypeVar("_Served")
@@ -156,7 +156,7 @@ class CachedSamples:
         """Fill rows of the canvas with samples, id and bytes; return why some cannot be filled."""
         failed = {}
         places = iter(data.items())
-        while group := list(islice(places, _TOGETHER)):
+        while group := list(islice(places, TOGETHER)):
             drawings = {}
             for row, sample in group:
                 try:
