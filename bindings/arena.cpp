@@ -18,6 +18,7 @@
 
 #include "gil.h"
 #include "handed.h"
+#include "once_each.h"
 #include "region_spec.h"
 #include "rooms.h"
 #include "stoker/error.h"
@@ -246,6 +247,32 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
   return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
 
+// Returns what was served and how, the room that is left, and how many candidates were not used.
+nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+                           const std::string& entrance, const std::string& overflow,
+                           std::size_t at_once, OnceEachArguments& once) {
+  const auto arena = self.open();
+  check_lengths(*arena, lengths);
+  if (once.count() < arena->header().num_ids) {
+    throw stoker::ConfigError("marks of " + std::to_string(once.count()) +
+                              " samples: give one for each that the arena may hold");
+  }
+  stoker::Arena::Run run;
+  run.lengths = {lengths.data(), lengths.size()};
+  run.entrance = arena->region(entrance);
+  if (!overflow.empty()) run.overflow = arena->region(overflow);
+  run.at_once = at_once;
+  Buffer<std::uint32_t> served(ids.size());
+  Buffer<std::int8_t> how(ids.size());
+  {
+    const GilReleased released;
+    arena->replay_once_each(span(ids), run, once.get(), served.get(),
+                            reinterpret_cast<stoker::Arena::How*>(how.get()));
+  }
+  return nb::make_tuple(served.array(), how.array(), once.get().room,
+                        once.get().candidates.size());
+}
+
 // The data is None where it lies in `into`.
 nb::tuple get(const PyArena& self, const IdArray& ids,
               const std::optional<Array1<std::uint8_t>>& into) {
@@ -445,6 +472,26 @@ void bind_arena(nb::module_& m) {
       .def("reserve", &reserve, "ids"_a, "sizes"_a, "keys"_a.none(), "region"_a, "overflow"_a)
       .def("replay", &replay, "ids"_a, "lengths"_a, "keys"_a.none(), "after"_a.none(),
            "regions"_a.none(), "entrance"_a, "overflow"_a, "at_once"_a)
+      .def(
+          "replay_once_each",
+          [](const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+             const std::string& entrance, const std::string& overflow, std::size_t at_once,
+             const ById<std::uint32_t>& served, const ById<std::uint64_t>& displaced,
+             std::uint32_t stamp, const OnceEachArguments::Places& places, std::uint8_t place,
+             const OnceEachArguments::Scores& scores, const OnceEachArguments::Seen& seen,
+             const OnceEachArguments::Scores& after, const IdArray& candidates,
+             const nb::callable& search, const OnceEachArguments::Packaged& packaged,
+             std::int64_t room, const nb::object& make_room) {
+            OnceEachArguments once(served, displaced, stamp, places, place, scores, seen, after);
+            once.search_by(candidates, search);
+            once.pack_by(packaged, room, make_room);
+            return replay_once_each(self, ids, lengths, entrance, overflow, at_once, once);
+          },
+          "ids"_a, "lengths"_a, "entrance"_a, "overflow"_a, "at_once"_a,
+          "served"_a.noconvert(), "displaced"_a.noconvert(), "stamp"_a,
+          "places"_a.noconvert().none(), "place"_a, "scores"_a.noconvert().none(),
+          "seen"_a.noconvert().none(), "after"_a.noconvert().none(), "candidates"_a, "search"_a,
+          "packaged"_a.noconvert().none(), "room"_a, "make_room"_a.none())
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
       .def("get", &get, "ids"_a, "into"_a.none())

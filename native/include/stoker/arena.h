@@ -9,6 +9,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -119,6 +120,29 @@ class Arena {
   };
   // hits[i]: whether the access needed no put; of several misses of a sample in a batch the first.
   void replay(Ids ids, const Run& run, bool* hits);
+  // What decides who stands in for samples that are not cached, where each one is served once an
+  // epoch (stoker.store.substitutes.OnceEach, marks.h). Arrays are by id.
+  struct OnceEach {
+    std::span<std::uint32_t> served;      // the stamp of the epoch in which it was served last
+    std::span<std::uint64_t> displaced;   // as take_turns() has it
+    std::uint32_t stamp = 0;              // of this epoch
+    const std::uint8_t* places = nullptr; // the region of each; null: all in `entrance`
+    std::uint8_t place = 0;               // of those that take part
+    std::uint8_t* packaged = nullptr;     // 1: it came with a package; with `make_room`
+    const double* scores = nullptr;       // null: the regions need no keys. What they were when
+    const std::int32_t* seen = nullptr;   // the epoch began, as far as samples were seen; and
+    const double* after = nullptr;        // what they are once a sample was served in it
+    std::int64_t room = 0;  // bytes of those that take part, served when `make_room` is due
+    // Returns samples that may stand in, valid until the next call, none where there are no more;
+    // told how many accesses of the run have begun.
+    std::function<Ids(std::size_t)> search;
+    Ids candidates{};  // what it returned last, as far as it was not used
+    // Brings what fits where samples were served; returns the next `room`.
+    std::function<std::int64_t()> make_room;
+  };
+  enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
+  // The same as replay(), but that samples stand in for others: served[i] is what access i got.
+  void replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served, How* how);
   void discard(Ids ids);
   // Only those in this region that no process leases.
   void discard_from(std::uint32_t region, Ids ids);
@@ -250,6 +274,9 @@ class Arena {
 
   // replaying (arena_replay.cpp)
   void look(Ids batch, bool* found);
+  class Chooser;
+  void fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how);
+  void note_packaged(const Run& run, OnceEach& once, Ids served, How* how);
   void put_missed(Ids batch, std::size_t begin, const Run& run,
                   const std::vector<std::uint32_t>& missed, bool* found);
 

@@ -155,6 +155,13 @@ class Scorer(ABC):
         Values are finite. Raises :class:`~stoker.errors.ConfigError` if a needed signal is None.
         """
 
+    def foretold(self, losses: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Return the scores ``f64[n]`` of samples that are served once more with these losses.
+
+        None where a score depends on more: on the rest of the batch, or on what came before.
+        """
+        return None
+
     # --- between epochs ---
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:

@@ -29,6 +29,10 @@ class LossHistory(Scorer):
         ids, losses = observation.finite("losses")
         scores.update(ids, losses, observation.step)
 
+    def foretold(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the losses."""
+        return losses
+
 
 @dataclass(frozen=True)
 class GradientNorm(Scorer):

@@ -129,6 +129,11 @@ class Policy(ABC):
         return False
 
     @property
+    def keys_are_scores(self) -> bool:
+        """Whether a key is the latest score, -inf before there is one, and depends on no more."""
+        return False
+
+    @property
     def overflow(self) -> str:
         """The region for samples that their own region does not admit; empty: they are dropped."""
         return ""

@@ -27,6 +27,11 @@ class _ByScore(Policy):
 
     follows_scores: ClassVar[bool] = True
 
+    @property
+    def keys_are_scores(self) -> bool:
+        """Whether no more counts than the score."""
+        return True
+
     def keys(
         self,
         ids: NDArray[np.uint32],
@@ -69,6 +74,11 @@ class Score(_ByScore):
     """Whether a sample enters whose score equals the smallest cached one."""
     frequency: bool = False
     """Whether equal scores are ordered by how often samples were accessed."""
+
+    @property
+    def keys_are_scores(self) -> bool:
+        """Whether accesses do not count."""
+        return not self.frequency
 
     def regions(self) -> tuple[Region, ...]:
         """One region ordered by score, whose newcomers must beat their victims."""
@@ -241,6 +251,11 @@ class StaticSet(_ByScore):
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ConfigError(f"share={self.share} is out of range: give a share, 0 < share < 1")
+
+    @property
+    def keys_are_scores(self) -> bool:
+        """False, for the sake of the warm-up."""
+        return False
 
     def regions(self) -> tuple[Region, ...]:
         """H and L, and S, which does not evict."""

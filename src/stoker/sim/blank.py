@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
+from stoker.scores import Scores
 from stoker.shared import SharedArray
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
@@ -93,6 +95,77 @@ class AccountingArena(Arena):
         return self._core.replay(
             self._ids(ids), self._lengths, keys, after, regions, entrance, overflow, at_once
         )
+
+    def replay_once_each(
+        self,
+        ids: Ids,
+        swaps: Swaps,
+        search: Callable[[int], Ids],
+        bring: Callable[[], int] | None,
+        *,
+        entrance: str,
+        overflow: str,
+        at_once: int,
+    ) -> tuple[Ids, NDArray[np.int8]]:
+        """Make accesses ``u32[n]`` as :meth:`replay` does, where samples stand in for others.
+
+        Each is served once an epoch, as by :class:`~stoker.store.substitutes.OnceEach`. Return who
+        was served, ``u32[n]``, and how, ``i8[n]``, :class:`~stoker.types.Outcome`. The same as a
+        :class:`~stoker.store.store.Store` does batch after batch, and keys after each of them.
+
+        ``search`` returns who seems to be free, none where there are no more, and is told how many
+        accesses have begun. ``bring`` brings packages as soon as ``swaps.room`` bytes were served,
+        and returns the next room.
+        """
+        scores = swaps.scores
+        served, outcomes, swaps.room, left = self._core.replay_once_each(
+            self._ids(ids),
+            self._lengths,
+            entrance,
+            overflow,
+            at_once,
+            swaps.served,
+            swaps.displaced,
+            swaps.stamp,
+            swaps.places,
+            swaps.place,
+            None if scores is None else scores.values,
+            None if scores is None else scores.seen,
+            swaps.after,
+            swaps.candidates,
+            search,
+            swaps.packaged,
+            swaps.room,
+            bring,
+        )
+        swaps.candidates = swaps.candidates[len(swaps.candidates) - left :]
+        return served, outcomes
+
+
+@dataclass
+class Swaps:
+    """What decides who is served for whom in the runs of an epoch, each sample once.
+
+    See :class:`~stoker.store.substitutes.OnceEach`. Arrays are by sample; runs write to them.
+    """
+
+    served: NDArray[np.uint32]
+    displaced: NDArray[np.uint64]
+    stamp: int
+    places: NDArray[np.uint8] | None
+    """``u8[N]``, the region of each sample; None: all are put to the entrance and take part."""
+    place: int
+    """The region of those that take part."""
+    scores: Scores | None
+    """Those before the epoch, where keys are scores."""
+    after: NDArray[np.float64] | None
+    """``f64[N]``, the score of a sample once it was served."""
+    candidates: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Who was found to be free last, as far as not used yet."""
+    packaged: NDArray[np.uint8] | None = None
+    """``u8[N]``: 1 at what came with a package."""
+    room: int = 0
+    """Bytes of those that take part, to be served before the next package may have room."""
 
 
 class BlankSource(BaseSource):
@@ -229,6 +302,11 @@ class Packages:
         self._lacking -= int(self._sizes[ids[self._low_ones[ids]]].sum())
         if self._lacking <= 0:
             self.work()
+
+    @property
+    def lacking(self) -> int:
+        """Bytes of low importance that are to be served before :meth:`work` has anything to do."""
+        return self._lacking
 
     def work(self) -> None:
         """Build and load as long as there is room for a package."""

@@ -295,6 +295,8 @@ class Job:
         begun = self._controller.begin({}, self._rescore)
         if self.cache.serves_runs:
             return self._run_at_once(begun)
+        if self._swaps_runs(begun):
+            return self._run_swapping(begun)
         steps = self._steps(begun)
         while True:
             try:
@@ -385,6 +387,53 @@ class Job:
                 served = ids, outcomes
             if served is not None:
                 self._count_run(tally, *served)
+
+    def _swaps_runs(self, begun: Begun) -> bool:
+        """Whether :meth:`_run_swapping` can serve the epoch."""
+        plan, scorer = begun.plan, self._controller.observer.scorer
+        are_known = not self._is_scored or scorer.foretold(np.zeros(1)) is not None
+        is_plain = plan is not None and not plan.repeats and self._clock is None and not self._lag
+        return is_plain and are_known and self.cache.swaps_runs
+
+    def _run_swapping(self, begun: Begun) -> EpochResult:
+        """Run an epoch in runs of batches, in which samples stand in for others.
+
+        What is served depends on what is cached; but each sample is served once, and its score
+        after that is known beforehand. So a thread walks the cache through a run while the one
+        before is scored here.
+        """
+        plan, cache, batch = begun.plan, self.cache, self._batch_size
+        assert plan is not None
+        tally, right, reads = Tally(plan.epoch, cache.sizes), _Right(), cache.package_reads
+        cache.begin_swaps(self._scores, self._scores_after(plan.epoch))
+        span = max(1, _RUN // batch) * batch
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(cache.serve_swaps, plan.ids[:span], batch)
+            for start in range(span, len(plan) + span, span):
+                ids, outcomes = coming.result()
+                if start < len(plan):
+                    run = plan.ids[start : start + span]
+                    coming = thread.submit(cache.serve_swaps, run, batch)
+                tally.add(ids, outcomes)
+                if self._is_scored:
+                    self._score_served(ids, plan.epoch, right)
+        return self._end(tally, right, cache.package_reads - reads)
+
+    def _scores_after(self, epoch: int) -> NDArray[np.float64] | None:
+        """Return ``f64[N]``, the score of each sample once it was served, if keys are scores."""
+        if self.cache.policy.natural_keys:
+            return None
+        every = np.arange(len(self.cache.sizes), dtype=np.uint32)
+        return self._controller.observer.scorer.foretold(self._losses(every, epoch))
+
+    def _score_served(self, ids: NDArray[np.uint32], epoch: int, right: _Right) -> None:
+        """Score a run of batches that was served."""
+        observer, losses = self._controller.observer, self._losses(ids, epoch)
+        for start in range(0, len(ids), self._batch_size):
+            part = slice(start, start + self._batch_size)
+            observer.score(ids[part], epoch, {"losses": losses[part]})
+        observer.add_losses(losses)
+        right.add(losses)
 
     def _count_run(self, tally: Tally, ids: NDArray[np.uint32], outcomes: Future[Outcomes]) -> None:
         tally.add(ids, outcomes.result())

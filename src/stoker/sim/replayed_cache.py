@@ -25,11 +25,11 @@ from stoker.prefetch.walk import Blocks, Group, Marks, Progress, Segment, Walk
 from stoker.recipes import Recipe
 from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores
-from stoker.sim.blank import AccountingArena, BlankSource, Packages, no_bytes
+from stoker.sim.blank import AccountingArena, BlankSource, Packages, Swaps, no_bytes
 from stoker.store import MemoryTier
 from stoker.store.claims import Served
 from stoker.store.store import Store
-from stoker.store.substitutes import ByNeighbour
+from stoker.store.substitutes import ByNeighbour, OnceEach
 from stoker.store.tier import Keys, NullTier, RegionTier
 from stoker.types import Outcome
 
@@ -39,6 +39,7 @@ _LARGEST_PACKAGE = 1 << 28
 _GROUP = 32  # samples that are read ahead at once
 _AT_ONCE = 4  # groups under way: with more of them, storage that is short gives no more
 
+_NONE = np.empty(0, np.uint32)
 _FETCHED, _HIT = np.int8(Outcome.FETCHED), np.int8(Outcome.HIT)
 
 Outcomes = NDArray[np.int8]
@@ -104,6 +105,7 @@ class ReplayedCache(PolicyCache):
             self._package_bytes = recipe.packaging.fitted(self.capacity).min_bytes
         self._seed = seed
         self._packages = self._make_packages(source)
+        self._swaps: Swaps | None = None
         if recipe.preload:
             tier.put_many(self._ids(), no_bytes(len(sizes)))
 
@@ -182,6 +184,71 @@ class ReplayedCache(PolicyCache):
         if self._packages is not None:
             self._packages.note_missed(ids[~hits])
         return np.where(hits, _HIT, _FETCHED)
+
+    @property
+    def swaps_runs(self) -> bool:
+        """Whether batches may be served by :meth:`serve_swaps`: others stand in, once an epoch."""
+        has_keys = self.policy.natural_keys or self.policy.keys_are_scores
+        by_turns = isinstance(self._store.substitutes, OnceEach)
+        return self._arena is not None and not self.window and by_turns and has_keys
+
+    def begin_swaps(self, scores: Scores, after: NDArray[np.float64] | None) -> None:
+        """Prepare for the runs of the epoch that was begun; its plan repeats no sample.
+
+        Keys are by ``scores`` before a sample is served in it, then by ``after`` (``f64[N]``); with
+        None there are no keys.
+        """
+        store, packages, rules = self._store, self._packages, self._recipe.substitution
+        assert store.claims is not None
+        assert rules is not None
+        self._swaps = Swaps(
+            store.claims.served.array,
+            store.claims.displaced.array,
+            store.claims.stamp,
+            store.places.array if rules.has_places and store.places is not None else None,
+            self._names.index(rules.region),
+            None if after is None else scores,
+            after,
+        )
+        if packages is not None and store.packaged is not None:
+            self._swaps.packaged, self._swaps.room = store.packaged.array, packages.lacking
+
+    def serve_swaps(
+        self, ids: NDArray[np.uint32], batch: int
+    ) -> tuple[NDArray[np.uint32], Outcomes]:
+        """Serve a run of batches ``u32[n]`` in one call; return who was served, and how.
+
+        As :meth:`serve` for each, and then the keys after it, from :meth:`begin_swaps` on.
+        """
+        swaps, before, chooser = self._swaps, self._num_served, self._store.substitutes
+        assert self._arena is not None
+        assert isinstance(chooser, OnceEach)
+        assert swaps is not None
+
+        def search(begun: int) -> NDArray[np.uint32]:
+            self._num_served = before + begun
+            found = chooser.offer(swaps.stamp)
+            swaps.candidates = _NONE if found is None else found
+            return swaps.candidates
+
+        served, outcomes = self._arena.replay_once_each(
+            ids,
+            swaps,
+            search,
+            None if self._packages is None else self._bring_packages,
+            entrance=self._names[0],
+            overflow=self.policy.overflow,
+            at_once=batch,
+        )
+        self._num_served = before + len(ids)
+        if self._packages is not None:
+            self._packages.note_missed(ids[(served != ids) | (outcomes == _FETCHED)])
+        return served, outcomes
+
+    def _bring_packages(self) -> int:
+        assert self._packages is not None
+        self._packages.work()
+        return self._packages.lacking
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""

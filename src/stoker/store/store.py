@@ -213,6 +213,11 @@ class Store:
         """:attr:`Claims.stamp <stoker.store.claims.Claims.stamp>`; 0 without claims."""
         return 0 if self.claims is None else self.claims.stamp
 
+    @property
+    def substitutes(self) -> Substitutes | None:
+        """What chooses substitutes in this process; None where there are none."""
+        return self._substitutes
+
     def keep_key_sample(
         self,
         ids: Ids,

@@ -166,6 +166,16 @@ class OnceEach:
 
     def _candidates(self, wanted: int, stamp: int) -> Ids | None:
         """Return up to ``wanted`` samples that seem to be free; None when there are no more."""
+        ids = self.offer(stamp)
+        if ids is None:
+            return None
+        if len(ids) > wanted:
+            self.take_back(ids[wanted:])
+        ids = ids[:wanted]
+        return ids[self._claims.are_free(ids, stamp) & self._takes_part(ids)]
+
+    def offer(self, stamp: int) -> Ids | None:
+        """Return samples that were free when they were looked for; None when there are no more."""
         if self._whose != (stamp, os.getpid()):
             self._whose = stamp, os.getpid()
             self._pool = deque()
@@ -173,13 +183,13 @@ class OnceEach:
         if not self._pool and self._clock() >= self._search_from:
             self._search(stamp)
         try:
-            ids = self._pool.popleft()
+            return self._pool.popleft()
         except IndexError:  # empty, perhaps by another thread
             return None
-        if len(ids) > wanted:
-            self._pool.appendleft(ids[wanted:])
-        ids = ids[:wanted]
-        return ids[self._claims.are_free(ids, stamp) & self._takes_part(ids)]
+
+    def take_back(self, ids: Ids) -> None:
+        """Keep what was offered and not used."""
+        self._pool.appendleft(ids)
 
     def _search(self, stamp: int) -> None:
         begin = self._clock()

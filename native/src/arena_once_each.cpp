@@ -1,0 +1,231 @@
+// Runs of accesses for which other samples may stand in, each once an epoch, for simulation: the
+// steps of a store with stoker.store.substitutes.OnceEach, batch by batch.
+#include <algorithm>
+#include <limits>
+#include <memory>
+
+#include "stoker/arena.h"
+#include "stoker/error.h"
+#include "stoker/marks.h"
+
+namespace stoker {
+namespace {
+
+constexpr std::uint32_t kLongestChain = 1000;  // of samples that displaced one another
+constexpr std::size_t kAhead = 16;             // marks looked up before they are needed
+
+}  // namespace
+
+// What is served for one batch after the other, and how: decided by marks, looked up by `look`.
+class Arena::Chooser {
+ public:
+  Chooser(Arena& arena, OnceEach& once, std::size_t most)
+      : arena_(arena), once_(once), flags_(new bool[most]), missing_(new bool[most]) {}
+
+  Ids batch;                      // what is asked for
+  std::uint32_t* served;          // what is served
+  std::vector<double> keys;       // of what is asked for, as the batch begins
+  std::vector<std::uint32_t> to_fetch;  // rows whose samples are not at hand
+
+  void begin(Ids asked, std::uint32_t* chosen) {
+    batch = asked;
+    served = chosen;
+    std::copy(batch.begin(), batch.end(), served);
+    if (once_.scores == nullptr) return;
+    keys.resize(batch.size());
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const std::uint32_t id = batch[i];
+      const bool is_served = once_.served[id] >= once_.stamp;
+      const double before =
+          once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
+      keys[i] = is_served ? once_.after[id] : before;
+    }
+  }
+
+  // `begun`: accesses of the run up to the end of this batch.
+  void choose(std::size_t begun) {
+    arena_.look(batch, flags_.get());
+    for (std::size_t i = 0; i < batch.size(); ++i) missing_[i] = !flags_[i];
+    list_wanted();
+    const std::size_t taken = substitute(begun);
+    take_turns(std::vector<std::uint32_t>(wanted_.begin() + static_cast<std::ptrdiff_t>(taken),
+                                          wanted_.end()));
+    to_fetch.clear();
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (missing_[i]) to_fetch.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+
+ private:
+  bool takes_part(std::uint32_t id) const {
+    return once_.places == nullptr || once_.places[id] == once_.place;
+  }
+
+  void note_turn(std::uint32_t id, std::uint32_t turn) {
+    once_.displaced[id] = std::uint64_t{once_.stamp} << 32 | turn;
+  }
+
+  // Marks `rows` as served on their own turns; those that were served before are added to `late`.
+  void mark(const std::vector<std::uint32_t>& rows, std::vector<std::uint32_t>& late) {
+    ids_.clear();
+    for (const std::uint32_t row : rows) ids_.push_back(batch[row]);
+    mark_once(once_.served, ids_, once_.stamp, flags_.get());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (flags_[i]) {
+        note_turn(ids_[i], ids_[i]);
+      } else {
+        late.push_back(rows[i]);
+      }
+    }
+  }
+
+  // The rows for which another sample is wanted: served already, then not cached.
+  void list_wanted() {
+    wanted_.clear();
+    rows_.clear();
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (!missing_[i] && takes_part(batch[i])) rows_.push_back(static_cast<std::uint32_t>(i));
+    }
+    mark(rows_, wanted_);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (missing_[i] && takes_part(batch[i])) wanted_.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+
+  // Gives the first wanted rows what stands in for them; returns how many.
+  std::size_t substitute(std::size_t begun) {
+    std::size_t done = 0;
+    while (done < wanted_.size()) {
+      if (once_.candidates.empty()) once_.candidates = once_.search(begun);
+      if (once_.candidates.empty()) break;
+      const std::size_t count = std::min(wanted_.size() - done, once_.candidates.size());
+      arena_.check(once_.candidates.first(count));
+      list_free(once_.candidates.first(count));
+      once_.candidates = once_.candidates.subspan(count);
+      for (const std::uint32_t id : ids_) {
+        served[wanted_[done]] = id;
+        missing_[wanted_[done]] = false;
+        note_turn(id, batch[wanted_[done++]]);
+      }
+    }
+    return done;
+  }
+
+  // Those of the candidates that are cached, and that no other batch serves: they are marked.
+  void list_free(Ids candidates) {
+    const auto keep = [&](const auto& which) {
+      std::size_t kept = 0;
+      for (std::size_t i = 0; i < ids_.size(); ++i) {
+        if (which(i)) ids_[kept++] = ids_[i];
+      }
+      ids_.resize(kept);
+    };
+    ids_.assign(candidates.begin(), candidates.end());
+    keep([&](std::size_t i) {
+      if (i + kAhead < ids_.size()) __builtin_prefetch(&once_.served[ids_[i + kAhead]]);
+      return once_.served[ids_[i]] < once_.stamp && takes_part(ids_[i]);
+    });
+    arena_.look(ids_, flags_.get());
+    keep([&](std::size_t i) { return flags_[i]; });
+    mark_once(once_.served, ids_, once_.stamp, flags_.get());
+    keep([&](std::size_t i) { return flags_[i]; });
+  }
+
+  // Serves the rows themselves, or whom they displaced where they were served already.
+  void take_turns(const std::vector<std::uint32_t>& rows) {
+    rows_.clear();
+    mark(rows, rows_);
+    ids_.clear();
+    for (const std::uint32_t row : rows_) ids_.push_back(batch[row]);
+    turns_.resize(ids_.size());
+    stoker::take_turns(once_.served, once_.displaced, ids_, once_.stamp, kLongestChain,
+                       turns_.data(), flags_.get());
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      if (!flags_[i]) continue;
+      served[rows_[i]] = turns_[i];
+      if (turns_[i] != batch[rows_[i]]) missing_[rows_[i]] = true;
+    }
+  }
+
+  Arena& arena_;
+  OnceEach& once_;
+  std::unique_ptr<bool[]> flags_, missing_;
+  std::vector<std::uint32_t> wanted_, rows_, ids_, turns_;
+};
+
+// Reads what is not at hand, once where it is asked for twice, and puts it, region by region.
+void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how) {
+  const std::vector<std::uint32_t>& rows = chosen.to_fetch;
+  std::vector<std::uint32_t> ids, others;
+  for (const std::uint32_t row : rows) ids.push_back(chosen.served[row]);
+  const std::unique_ptr<bool[]> flags(new bool[ids.size()]);
+  claim(ids, flags.get());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    how[rows[i]] = flags[i] ? How::kFetched : How::kHit;
+    const auto word = entries_[ids[i]].word.load(std::memory_order_relaxed);
+    if (!flags[i] && state_of(word) == State::kReady) others.push_back(ids[i]);
+  }
+  std::vector<Sample> samples;
+  std::vector<double> keys;
+  const std::uint32_t targets = once.places == nullptr ? 1 : header_->num_regions;
+  for (std::uint32_t target = 0; target < targets; ++target) {
+    ids.clear();
+    samples.clear();
+    keys.clear();
+    for (const std::uint32_t row : rows) {
+      const std::uint32_t id = chosen.served[row];
+      const bool is_here = once.places == nullptr || once.places[id] == target;
+      if (how[row] != How::kFetched || !is_here) continue;
+      ids.push_back(id);
+      samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
+      if (once.scores == nullptr) continue;
+      const bool is_asked = id == chosen.batch[row];  // of others no key is known
+      keys.push_back(is_asked ? chosen.keys[row] : -std::numeric_limits<double>::infinity());
+    }
+    if (ids.empty()) continue;
+    Placing placing{once.places == nullptr ? run.entrance : target, run.overflow};
+    if (once.scores != nullptr) placing.keys = keys.data();
+    put(ids, samples.data(), placing, flags.get());
+  }
+  look(others, flags.get());
+}
+
+// What was fetched has a copy of its own from now on; what was served makes room for packages.
+void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) {
+  for (std::size_t i = 0; i < served.size(); ++i) {
+    if (how[i] == How::kFetched) once.packaged[served[i]] = 0;
+  }
+  for (std::size_t i = 0; i < served.size(); ++i) {
+    const std::uint32_t id = served[i];
+    if (how[i] == How::kHit && once.packaged[id] == 1) how[i] = How::kPackaged;
+    if (once.places[id] == once.place) once.room -= run.length_of(id);
+  }
+}
+
+void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served,
+                             How* how) {
+  if (header_->blank == 0) throw ConfigError("only a blank arena replays: samples have no bytes");
+  if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
+  check(ids);
+  Chooser chosen(*this, once, run.at_once);
+  std::vector<double> after;
+  for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
+    const std::size_t count = std::min(run.at_once, ids.size() - begin);
+    const Ids batch = ids.subspan(begin, count);
+    std::fill_n(how + begin, count, How::kHit);
+    chosen.begin(batch, served + begin);
+    chosen.choose(begin + count);
+    fetch(chosen, run, once, how + begin);
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
+    }
+    if (once.make_room) note_packaged(run, once, {served + begin, count}, how + begin);
+    if (once.make_room && once.room <= 0) once.room = once.make_room();
+    if (once.after == nullptr) continue;
+    after.resize(count);
+    for (std::size_t i = 0; i < count; ++i) after[i] = once.after[served[begin + i]];
+    set_keys({served + begin, count}, after.data());
+  }
+}
+
+}  // namespace stoker
