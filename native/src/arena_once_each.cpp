@@ -198,7 +198,9 @@ void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) 
   for (std::size_t i = 0; i < served.size(); ++i) {
     const std::uint32_t id = served[i];
     if (how[i] == How::kHit && once.packaged[id] == 1) how[i] = How::kPackaged;
-    if (once.places[id] == once.place) once.room -= run.length_of(id);
+    // What was fetched made no room: it takes up its own, or is not there.
+    const bool was_here = how[i] != How::kFetched && once.places[id] == once.place;
+    if (was_here) once.room -= run.length_of(id);
   }
 }
 

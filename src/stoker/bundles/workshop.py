@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
 from stoker.bundles.depot import Depot
@@ -25,6 +27,7 @@ from stoker.store.tier import Ids, Mask
 log = logging.getLogger("stoker.bundles")
 
 _FRESH = 0.5  # seconds for which a look at the whole region holds
+_LOOKED_AT = 1 << 13  # of its samples at once, until enough of them may leave
 _AHEAD = 4  # packages that lie ready to be loaded
 _HEAD = 64 << 10  # bytes that most heads fit into
 
@@ -62,13 +65,16 @@ class PackageLoader:
         catalogue: Catalogue,
         flags: Flags,
         totals: Totals,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sizes, self._num_samples = source.sizes, len(source)
         self._stamp = stamp_of_files(source)
         self._arena, self._region = arena, region
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
-        self._listed, self._list_until = np.empty(0, np.uint32), 0.0
+        self._clock = clock
+        # What lies in the region, first what came first, as of an epoch and until a time.
+        self._held, self._held_in, self._held_until = np.empty(0, np.uint32), 0, 0.0
         self.lacking = 0
         """Bytes of its region that must be served before what had no room last can have it."""
 
@@ -78,11 +84,14 @@ class PackageLoader:
         These are of low importance by ``low`` (``bool[N]``), not served since ``epoch_stamp``, and
         not cached. Raises OSError when the depot fails.
         """
+        if self._held_in != epoch_stamp:
+            self._forget_gone()
+            self._held_in, self._held_until = epoch_stamp, self._clock()
         ids = self._catalogue.ids(number)
-        wanted = ids[low[ids] & ~self._is_served(ids, epoch_stamp) & ~self._arena.contains(ids)]
-        if not wanted.size:
+        wanted = low[ids] & ~self._is_served(ids, epoch_stamp) & ~self._arena.contains(ids)
+        if not wanted.any():
             return Loaded.NOT_NEEDED
-        needed = int(self._sizes[wanted].sum())
+        needed = int(self._sizes[ids[wanted]].sum())
         leaving, room = self._room(needed, low, epoch_stamp)
         self.lacking = max(0, needed - room)
         if room < needed:
@@ -93,9 +102,7 @@ class PackageLoader:
         package = self._read(number, ids)
         if package is None:
             return Loaded.LOST
-        self._arena.discard_from(self._region, leaving)
-        self._list_until = 0.0
-        self._forget_gone()
+        self._let_go(leaving)
         self._put(package, wanted)
         return Loaded.DONE
 
@@ -103,27 +110,42 @@ class PackageLoader:
         served: Mask = self._served[ids] >= epoch_stamp
         return served
 
-    def _room(self, needed: int, low: Mask, epoch_stamp: int) -> tuple[Ids, int]:
-        """Return which samples should leave for ``needed`` bytes, and the room that makes."""
-        region = self._arena.stats()["regions"][self._region]
-        free = int(region["budget"]) - int(region["bytes"])
-        if free >= needed:
-            return np.empty(0, np.uint32), free
-        held = self._list(int(region["entries"]))
-        over = held[self._is_served(held, epoch_stamp) | ~low[held]]
-        room = free + np.cumsum(self._sizes[over])
-        enough = int(np.searchsorted(room, needed)) + 1
-        return over[:enough], int(room[:enough][-1]) if len(over) else free
+    def _room(self, needed: int, low: Mask, epoch_stamp: int) -> tuple[NDArray[np.int64], int]:
+        """Return where in the list those are that should leave for ``needed`` bytes, and the room.
 
-    def _list(self, entries: int) -> Ids:
-        """Return what lies in the region, as it was a moment ago if it has as many ``entries``.
+        All that may leave, if that is too little.
+        """
+        region = self._arena.stats()["regions"][self._region]
+        room = int(region["budget"]) - int(region["bytes"])
+        leaving = [np.empty(0, np.int64)]
+        if room < needed:
+            self._list(int(region["entries"]))
+        for begin in range(0, len(self._held), _LOOKED_AT):
+            if room >= needed:
+                break
+            some = self._held[begin : begin + _LOOKED_AT]
+            over = np.flatnonzero(self._is_served(some, epoch_stamp) | ~low[some])
+            sums = room + np.cumsum(self._sizes[some[over]])
+            over = over[: int(np.searchsorted(sums, needed)) + 1]
+            leaving.append(begin + over)
+            room = int(sums[len(over) - 1]) if len(over) else room
+        return np.concatenate(leaving), room
+
+    def _list(self, entries: int) -> None:
+        """Look at what lies in the region, unless that is known and has as many ``entries``.
 
         A lookup scans all samples, and room is requested many times per second.
         """
-        now = time.monotonic()
-        if len(self._listed) != entries or now >= self._list_until:
-            self._listed, self._list_until = self._arena.list(self._region), now + _FRESH
-        return self._listed
+        now = self._clock()
+        if len(self._held) != entries or now >= self._held_until:
+            self._held, self._held_until = self._arena.list(self._region), now + _FRESH
+
+    def _let_go(self, leaving: NDArray[np.int64]) -> None:
+        """Let those leave that are at ``leaving`` in the list."""
+        ids = self._held[leaving]
+        self._arena.discard_from(self._region, ids)
+        self._flags.clear(ids[~self._arena.contains(ids)])
+        self._held = np.delete(self._held, leaving)
 
     def _read(self, number: int, ids: Ids) -> Package | None:
         name = self._catalogue.name(number)
@@ -137,21 +159,22 @@ class PackageLoader:
         self._totals.add(package_reads=1, package_bytes=len(package.samples.data))
         return package
 
-    def _put(self, package: Package, wanted: Ids) -> None:
-        left = wanted[self._arena.claim(wanted)]
+    def _put(self, package: Package, wanted: Mask) -> None:
+        index = np.flatnonzero(wanted)
+        index = index[self._arena.claim(package.ids[index])]
+        left = own = package.ids[index]
         try:
-            index = np.flatnonzero(np.isin(package.ids, left))
-            own, samples = package.ids[index], pick(package.samples, index)
             self._flags.set(own)  # before a worker can be served one of them
-            admitted = self._arena.put_many(own, tuple(samples), None, self._region)
-            left = own[~admitted]
+            samples = tuple(pick(package.samples, index))
+            admitted = self._arena.put_many(own, samples, None, self._region)
+            self._held, left = np.append(self._held, own[admitted]), own[~admitted]
             self._flags.clear(left)
         finally:
             if left.size:
                 self._arena.abandon(left)
 
     def _forget_gone(self) -> None:
-        """Take back the flags of samples that have left the cache."""
+        """Take back the flags of all samples that have left the cache."""
         flagged = self._flags.ids
         self._flags.clear(flagged[~self._arena.contains(flagged)])
 
@@ -174,7 +197,15 @@ class Workshop:
     return whether there was anything to do. :meth:`begin` may be called at any time.
     """
 
-    def __init__(self, job: Job, arena: Arena, depot: Depot, flags: Flags, totals: Totals) -> None:
+    def __init__(
+        self,
+        job: Job,
+        arena: Arena,
+        depot: Depot,
+        flags: Flags,
+        totals: Totals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._job, self._depot, self._flags = job, depot, flags
         self._num_samples = len(job.source)
         self._catalogue = catalogue = Catalogue(self._num_samples)
@@ -182,7 +213,7 @@ class Workshop:
             job.source, arena, depot, catalogue, totals, job.group, job.min_bytes
         )
         self._loader = PackageLoader(
-            job.source, arena, job.region, job.served, depot, catalogue, flags, totals
+            job.source, arena, job.region, job.served, depot, catalogue, flags, totals, clock
         )
         self._lock = threading.Lock()
         self._epoch: Epoch | None = None

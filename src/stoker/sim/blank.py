@@ -281,7 +281,8 @@ class Packages:
             seed,
             "0",
         )
-        self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
+        depot = MemoryDepot()
+        self._workshop = Workshop(job, arena, depot, flags, totals, clock=lambda: 0.0)
         self._sizes = source.sizes
         self._low_ones = self._missed = np.zeros(len(source), np.bool_)
         self._lacking = 0
@@ -298,7 +299,7 @@ class Packages:
         self._missed[ids] = True
 
     def note_served(self, ids: NDArray[np.uint32]) -> None:
-        """Note samples ``u32[n]`` that were served; if that may make room, build and load."""
+        """Note samples ``u32[n]`` that the cache served; if that may make room, build and load."""
         self._lacking -= int(self._sizes[ids[self._low_ones[ids]]].sum())
         if self._lacking <= 0:
             self.work()

@@ -255,9 +255,9 @@ class ReplayedCache(PolicyCache):
         self._num_served += len(ids)
         served = self._store.serve(ids, keys)
         if self._packages is not None:
-            missed = (served.ids != ids) | (served.outcomes == Outcome.FETCHED)
-            self._packages.note_missed(ids[missed])
-            self._packages.note_served(served.ids)
+            fetched = served.outcomes == _FETCHED
+            self._packages.note_missed(ids[(served.ids != ids) | fetched])
+            self._packages.note_served(served.ids[~fetched])  # what was read made no room
         return served
 
     @property
