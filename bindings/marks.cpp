@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -15,6 +16,7 @@ namespace {
 
 using Marks = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Displaced = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 }  // namespace
@@ -36,6 +38,19 @@ void bind_marks(nb::module_& m) {
         stoker::unmark({marks.data(), marks.size()}, {ids.data(), ids.size()}, stamp);
       },
       "marks"_a.noconvert(), "ids"_a, "stamp"_a);
+  m.def(
+      "find_marked",
+      [](const Marks& marks, const Flags& wanted, const IdArray& ids, std::uint32_t stamp) {
+        const auto found =
+            stoker::find_marked({marks.data(), marks.size()}, {wanted.data(), wanted.size()},
+                                {ids.data(), ids.size()}, stamp);
+        auto* rows = new std::int64_t[found.size()];
+        std::copy(found.begin(), found.end(), rows);
+        const nb::capsule owner(
+            rows, [](void* memory) noexcept { delete[] static_cast<std::int64_t*>(memory); });
+        return nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>(rows, {found.size()}, owner);
+      },
+      "marks"_a.noconvert(), "wanted"_a, "ids"_a, "stamp"_a);
   m.def(
       "take_turns",
       [](const Marks& marks, const Displaced& displaced, const IdArray& ids, std::uint32_t stamp,

@@ -59,9 +59,9 @@ class OnceEachArguments {
     }
     once_.packaged = data(packaged, "packaged");
     once_.room = room;
-    once_.make_room = [make_room] {
+    once_.make_room = [make_room](std::int64_t left) {
       const nanobind::gil_scoped_acquire locked;
-      return nanobind::cast<std::int64_t>(make_room());
+      return nanobind::cast<std::int64_t>(make_room(left));
     };
   }
 

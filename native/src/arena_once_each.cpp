@@ -222,7 +222,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
       if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
     }
     if (once.make_room) note_packaged(run, once, {served + begin, count}, how + begin);
-    if (once.make_room && once.room <= 0) once.room = once.make_room();
+    if (once.make_room && once.room <= 0) once.room = once.make_room(once.room);
     if (once.after == nullptr) continue;
     after.resize(count);
     for (std::size_t i = 0; i < count; ++i) after[i] = once.after[served[begin + i]];

@@ -8,11 +8,13 @@
 namespace stoker {
 namespace {
 
+constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
+
 using Mark = std::atomic_ref<std::uint32_t>;
 static_assert(Mark::is_always_lock_free, "processes share no lock here");
 
 // Before anything is marked: a batch is rejected as a whole.
-void check(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
+void check(std::span<const std::uint32_t> marks, std::span<const std::uint32_t> ids,
            std::uint32_t stamp) {
   if (stamp == 0) throw ConfigError("stamp=0 is invalid, it means no mark: count from 1");
   for (const std::uint32_t id : ids) {
@@ -43,6 +45,26 @@ void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> id
   for (std::size_t i = 0; i < ids.size(); ++i) {
     first[i] = mark(marks[ids[i]], stamp);
   }
+}
+
+std::vector<std::int64_t> find_marked(std::span<const std::uint32_t> marks,
+                                      std::span<const bool> wanted,
+                                      std::span<const std::uint32_t> ids, std::uint32_t stamp) {
+  check(marks, ids, stamp);
+  if (wanted.size() != marks.size()) throw ConfigError("give as many marks as wanted ones");
+  std::vector<std::int64_t> found;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) {
+      __builtin_prefetch(&marks[ids[i + kAhead]]);
+      __builtin_prefetch(&wanted[ids[i + kAhead]]);
+    }
+    // The memory is writable; a mark is only read here.
+    auto& mark = const_cast<std::uint32_t&>(marks[ids[i]]);
+    if (Mark(mark).load(std::memory_order_acquire) >= stamp || !wanted[ids[i]]) {
+      found.push_back(static_cast<std::int64_t>(i));
+    }
+  }
+  return found;
 }
 
 void take_turns(std::span<std::uint32_t> marks, std::span<std::uint64_t> displaced,

@@ -81,6 +81,9 @@ _Keys = npt.NDArray[np.float64]
 
 def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int: ...
 def mark_once(marks: _Ids, ids: _Ids, stamp: int) -> npt.NDArray[np.bool_]: ...
+def find_marked(
+    marks: _Ids, wanted: npt.NDArray[np.bool_], ids: _Ids, stamp: int
+) -> npt.NDArray[np.int64]: ...
 def unmark(marks: _Ids, ids: _Ids, stamp: int) -> None: ...
 def take_turns(
     marks: _Ids, displaced: npt.NDArray[np.uint64], ids: _Ids, stamp: int, longest: int
@@ -211,6 +214,27 @@ class Arena:
         overflow: str,
         at_once: int,
     ) -> npt.NDArray[np.bool_]: ...
+    def replay_once_each(
+        self,
+        ids: _Ids,
+        lengths: npt.NDArray[np.int64],
+        entrance: str,
+        overflow: str,
+        at_once: int,
+        served: _Ids,
+        displaced: npt.NDArray[np.uint64],
+        stamp: int,
+        places: npt.NDArray[np.uint8] | None,
+        place: int,
+        scores: _Keys | None,
+        seen: npt.NDArray[np.int32] | None,
+        after: _Keys | None,
+        candidates: _Ids,
+        search: Callable[[int], _Ids],
+        packaged: npt.NDArray[np.uint8] | None,
+        room: int,
+        make_room: Callable[[int], int] | None,
+    ) -> tuple[_Ids, npt.NDArray[np.int8], int, int]: ...
     def exchange(
         self,
         ids: _Ids,

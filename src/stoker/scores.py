@@ -12,6 +12,7 @@ import stoker._core as core
 from stoker.errors import CapacityError, ConfigError
 from stoker.shared import SharedArray
 
+Number = TypeVar("Number", np.uint32, np.int64)
 Row = TypeVar("Row", np.float64, np.int32, np.bool_)
 
 MAX_EPOCHS = 4096
@@ -368,14 +369,14 @@ def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-def distinct(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return u32[m], each of ``ids`` u32[n] once, ascending.
+def distinct(ids: NDArray[Number]) -> NDArray[Number]:
+    """Return integers [m], each of ``ids`` [n] once, ascending.
 
     As ``np.unique``, which hashes: of a batch that takes five times as long.
     """
     ascending = np.sort(ids)
     is_first = np.append(True, ascending[1:] != ascending[:-1])[: len(ids)]
-    found: NDArray[np.uint32] = ascending[is_first]
+    found: NDArray[Number] = ascending[is_first]
     return found
 
 

@@ -137,8 +137,8 @@ class Arena {
     // told how many accesses of the run have begun.
     std::function<Ids(std::size_t)> search;
     Ids candidates{};  // what it returned last, as far as it was not used
-    // Brings what fits where samples were served; returns the next `room`.
-    std::function<std::int64_t()> make_room;
+    // Brings what fits where samples were served; told the room left, returns the next.
+    std::function<std::int64_t(std::int64_t)> make_room;
   };
   enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
   // The same as replay(), but that samples stand in for others: served[i] is what access i got.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace stoker {
 
@@ -18,6 +19,12 @@ void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> id
 // Takes marks of this stamp back, so that the id can be marked once more; others stay.
 void unmark(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,
             std::uint32_t stamp);
+
+// Where in `ids` those are that were marked with this stamp, or that are not among the `wanted` (by
+// id).
+std::vector<std::int64_t> find_marked(std::span<const std::uint32_t> marks,
+                                      std::span<const bool> wanted,
+                                      std::span<const std::uint32_t> ids, std::uint32_t stamp);
 
 // Who is served on the turns of `ids`, which were all served already for others: the one at the
 // end of the chain of those that displaced one another, marked now, or the id itself where that one

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
 from stoker.bundles.depot import Depot
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
@@ -27,7 +28,6 @@ from stoker.store.tier import Ids, Mask
 log = logging.getLogger("stoker.bundles")
 
 _FRESH = 0.5  # seconds for which a look at the whole region holds
-_LOOKED_AT = 1 << 13  # of its samples at once, until enough of them may leave
 _AHEAD = 4  # packages that lie ready to be loaded
 _HEAD = 64 << 10  # bytes that most heads fit into
 
@@ -53,6 +53,8 @@ class PackageLoader:
     A sample leaves only for one that is coming, and only when it was served in this epoch, as
     the stamps in ``served`` (``u32[N]``) say, or is not of low importance any more. Where the
     region holds a single package, that is when all its samples were served (iCache, HPCA'23).
+    With ``is_told`` it is told by :meth:`made_room` what was served, and need not look for it; then
+    nobody else changes the region within an epoch.
     """
 
     def __init__(
@@ -65,14 +67,16 @@ class PackageLoader:
         catalogue: Catalogue,
         flags: Flags,
         totals: Totals,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_told: bool = False,
     ) -> None:
         self._sizes, self._num_samples = source.sizes, len(source)
         self._stamp = stamp_of_files(source)
         self._arena, self._region = arena, region
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
-        self._clock = clock
+        self._is_told = is_told
+        self._room_known: int | None = None
         # What lies in the region, first what came first, as of an epoch and until a time.
         self._held, self._held_in, self._held_until = np.empty(0, np.uint32), 0, 0.0
         self.lacking = 0
@@ -86,25 +90,38 @@ class PackageLoader:
         """
         if self._held_in != epoch_stamp:
             self._forget_gone()
-            self._held_in, self._held_until = epoch_stamp, self._clock()
+            self._held_in, self._held_until, self._room_known = epoch_stamp, 0.0, None
         ids = self._catalogue.ids(number)
         wanted = low[ids] & ~self._is_served(ids, epoch_stamp) & ~self._arena.contains(ids)
         if not wanted.any():
             return Loaded.NOT_NEEDED
         needed = int(self._sizes[ids[wanted]].sum())
+        if self._room_known is not None and self._room_known < needed:
+            return self._refuse(needed, self._room_known)
         leaving, room = self._room(needed, low, epoch_stamp)
-        self.lacking = max(0, needed - room)
         if room < needed:
-            stats = self._arena.stats()
-            is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
-            fits = is_lent or needed <= stats["regions"][self._region]["budget"]
-            return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
+            self._room_known = room if self._is_told else None
+            return self._refuse(needed, room)
         package = self._read(number, ids)
         if package is None:
             return Loaded.LOST
         self._let_go(leaving)
         self._put(package, wanted)
+        if self._room_known is not None:
+            self._room_known -= needed
         return Loaded.DONE
+
+    def made_room(self, num_bytes: int) -> None:
+        """Note bytes of the region that were served for the first time in the epoch."""
+        if self._room_known is not None:
+            self._room_known += num_bytes
+
+    def _refuse(self, needed: int, room: int) -> Loaded:
+        self.lacking = needed - room
+        stats = self._arena.stats()
+        is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
+        fits = is_lent or needed <= stats["regions"][self._region]["budget"]
+        return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
 
     def _is_served(self, ids: Ids, epoch_stamp: int) -> Mask:
         served: Mask = self._served[ids] >= epoch_stamp
@@ -117,28 +134,23 @@ class PackageLoader:
         """
         region = self._arena.stats()["regions"][self._region]
         room = int(region["budget"]) - int(region["bytes"])
-        leaving = [np.empty(0, np.int64)]
-        if room < needed:
-            self._list(int(region["entries"]))
-        for begin in range(0, len(self._held), _LOOKED_AT):
-            if room >= needed:
-                break
-            some = self._held[begin : begin + _LOOKED_AT]
-            over = np.flatnonzero(self._is_served(some, epoch_stamp) | ~low[some])
-            sums = room + np.cumsum(self._sizes[some[over]])
-            over = over[: int(np.searchsorted(sums, needed)) + 1]
-            leaving.append(begin + over)
-            room = int(sums[len(over) - 1]) if len(over) else room
-        return np.concatenate(leaving), room
+        if room >= needed:
+            return np.empty(0, np.int64), room
+        self._list(int(region["entries"]))
+        over = core.find_marked(self._served, low, self._held, epoch_stamp)
+        sums = room + np.cumsum(self._sizes[self._held[over]])
+        enough = int(np.searchsorted(sums, needed)) + 1
+        return over[:enough], int(sums[:enough][-1]) if len(over) else room
 
     def _list(self, entries: int) -> None:
         """Look at what lies in the region, unless that is known and has as many ``entries``.
 
         A lookup scans all samples, and room is requested many times per second.
         """
-        now = self._clock()
+        now = time.monotonic()
         if len(self._held) != entries or now >= self._held_until:
-            self._held, self._held_until = self._arena.list(self._region), now + _FRESH
+            self._held = self._arena.list(self._region)
+            self._held_until = math.inf if self._is_told else now + _FRESH
 
     def _let_go(self, leaving: NDArray[np.int64]) -> None:
         """Let those leave that are at ``leaving`` in the list."""
@@ -195,6 +207,7 @@ class Workshop:
 
     :meth:`build` belongs to one of them and :meth:`load` to the other; both do one step and
     return whether there was anything to do. :meth:`begin` may be called at any time.
+    ``is_told``: as for :class:`PackageLoader`.
     """
 
     def __init__(
@@ -204,7 +217,8 @@ class Workshop:
         depot: Depot,
         flags: Flags,
         totals: Totals,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_told: bool = False,
     ) -> None:
         self._job, self._depot, self._flags = job, depot, flags
         self._num_samples = len(job.source)
@@ -213,7 +227,8 @@ class Workshop:
             job.source, arena, depot, catalogue, totals, job.group, job.min_bytes
         )
         self._loader = PackageLoader(
-            job.source, arena, job.region, job.served, depot, catalogue, flags, totals, clock
+            *(job.source, arena, job.region, job.served, depot, catalogue, flags, totals),
+            is_told=is_told,
         )
         self._lock = threading.Lock()
         self._epoch: Epoch | None = None
@@ -228,6 +243,10 @@ class Workshop:
         After :data:`Loaded.NO_ROOM`; for the thread that loads.
         """
         return self._loader.lacking
+
+    def made_room(self, num_bytes: int) -> None:
+        """Note what was served, with ``is_told``; see :meth:`PackageLoader.made_room`."""
+        self._loader.made_room(num_bytes)
 
     def adopt(self) -> None:
         """Take over the packages that an earlier run left; useless ones are removed."""

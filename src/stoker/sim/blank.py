@@ -101,7 +101,7 @@ class AccountingArena(Arena):
         ids: Ids,
         swaps: Swaps,
         search: Callable[[int], Ids],
-        bring: Callable[[], int] | None,
+        bring: Callable[[int], int] | None,
         *,
         entrance: str,
         overflow: str,
@@ -114,8 +114,8 @@ class AccountingArena(Arena):
         :class:`~stoker.store.store.Store` does batch after batch, and keys after each of them.
 
         ``search`` returns who seems to be free, none where there are no more, and is told how many
-        accesses have begun. ``bring`` brings packages as soon as ``swaps.room`` bytes were served,
-        and returns the next room.
+        accesses have begun. ``bring`` brings packages as soon as ``swaps.room`` bytes were served:
+        it is told the room that is left, 0 or less, and returns the next one.
         """
         scores = swaps.scores
         served, outcomes, swaps.room, left = self._core.replay_once_each(
@@ -282,7 +282,7 @@ class Packages:
             "0",
         )
         depot = MemoryDepot()
-        self._workshop = Workshop(job, arena, depot, flags, totals, clock=lambda: 0.0)
+        self._workshop = Workshop(job, arena, depot, flags, totals, is_told=True)
         self._sizes = source.sizes
         self._low_ones = self._missed = np.zeros(len(source), np.bool_)
         self._lacking = 0
@@ -300,7 +300,12 @@ class Packages:
 
     def note_served(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that the cache served; if that may make room, build and load."""
-        self._lacking -= int(self._sizes[ids[self._low_ones[ids]]].sum())
+        self.made_room(int(self._sizes[ids[self._low_ones[ids]]].sum()))
+
+    def made_room(self, num_bytes: int) -> None:
+        """Note so many bytes of low importance that the cache served, likewise."""
+        self._workshop.made_room(num_bytes)
+        self._lacking -= num_bytes
         if self._lacking <= 0:
             self.work()
 
