@@ -247,7 +247,8 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
   return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
 
-// Returns what was served and how, the room that is left, and how many candidates were not used.
+// Returns what was served and how, the room and who is gone at the end, and how many candidates
+// were not used.
 nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
                            const std::string& entrance, const std::string& overflow,
                            std::size_t at_once, OnceEachArguments& once) {
@@ -269,7 +270,7 @@ nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const Offset
     arena->replay_once_each(span(ids), run, once.get(), served.get(),
                             reinterpret_cast<stoker::Arena::How*>(how.get()));
   }
-  return nb::make_tuple(served.array(), how.array(), once.get().room,
+  return nb::make_tuple(served.array(), how.array(), once.get().room, copy_of(once.get().gone),
                         once.get().candidates.size());
 }
 
@@ -481,17 +482,17 @@ void bind_arena(nb::module_& m) {
              const OnceEachArguments::Scores& scores, const OnceEachArguments::Seen& seen,
              const OnceEachArguments::Scores& after, const IdArray& candidates,
              const nb::callable& search, const OnceEachArguments::Packaged& packaged,
-             std::int64_t room, const nb::object& make_room) {
+             std::int64_t room, const IdArray& gone, const nb::object& make_room) {
             OnceEachArguments once(served, displaced, stamp, places, place, scores, seen, after);
             once.search_by(candidates, search);
-            once.pack_by(packaged, room, make_room);
+            once.pack_by(packaged, room, gone, make_room);
             return replay_once_each(self, ids, lengths, entrance, overflow, at_once, once);
           },
-          "ids"_a, "lengths"_a, "entrance"_a, "overflow"_a, "at_once"_a,
-          "served"_a.noconvert(), "displaced"_a.noconvert(), "stamp"_a,
-          "places"_a.noconvert().none(), "place"_a, "scores"_a.noconvert().none(),
-          "seen"_a.noconvert().none(), "after"_a.noconvert().none(), "candidates"_a, "search"_a,
-          "packaged"_a.noconvert().none(), "room"_a, "make_room"_a.none())
+          "ids"_a, "lengths"_a, "entrance"_a, "overflow"_a, "at_once"_a, "served"_a.noconvert(),
+          "displaced"_a.noconvert(), "stamp"_a, "places"_a.noconvert().none(), "place"_a,
+          "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "after"_a.noconvert().none(),
+          "candidates"_a, "search"_a, "packaged"_a.noconvert().none(), "room"_a, "gone"_a,
+          "make_room"_a.none())
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
       .def("get", &get, "ids"_a, "into"_a.none())

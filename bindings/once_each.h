@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
@@ -52,16 +53,21 @@ class OnceEachArguments {
     };
   }
 
-  void pack_by(const Packaged& packaged, std::int64_t room, nanobind::object make_room) {
+  void pack_by(const Packaged& packaged, std::int64_t room, const Ids& gone,
+               nanobind::object make_room) {
     if (make_room.is_none()) return;
     if (!packaged || once_.places == nullptr) {
       throw stoker::ConfigError("packages need arrays packaged and places");
     }
     once_.packaged = data(packaged, "packaged");
     once_.room = room;
-    once_.make_room = [make_room](std::int64_t left) {
+    once_.gone.assign(gone.data(), gone.data() + gone.size());
+    once_.make_room = [make_room](std::vector<std::uint32_t>& gone) {
       const nanobind::gil_scoped_acquire locked;
-      return nanobind::cast<std::int64_t>(make_room(left));
+      using Gone = nanobind::ndarray<nanobind::numpy, std::uint32_t, nanobind::ndim<1>>;
+      const Gone array(gone.data(), {gone.size()}, nanobind::handle());
+      return nanobind::cast<std::int64_t>(
+          make_room(nanobind::cast(array, nanobind::rv_policy::copy)));
     };
   }
 

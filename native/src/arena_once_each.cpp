@@ -22,9 +22,9 @@ class Arena::Chooser {
   Chooser(Arena& arena, OnceEach& once, std::size_t most)
       : arena_(arena), once_(once), flags_(new bool[most]), missing_(new bool[most]) {}
 
-  Ids batch;                      // what is asked for
-  std::uint32_t* served;          // what is served
-  std::vector<double> keys;       // of what is asked for, as the batch begins
+  Ids batch;                            // what is asked for
+  std::uint32_t* served;                // what is served
+  std::vector<double> keys;             // of what is asked for, as the batch begins
   std::vector<std::uint32_t> to_fetch;  // rows whose samples are not at hand
 
   void begin(Ids asked, std::uint32_t* chosen) {
@@ -34,6 +34,12 @@ class Arena::Chooser {
     if (once_.scores == nullptr) return;
     keys.resize(batch.size());
     for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (i + kAhead < batch.size()) {
+        const std::uint32_t coming = batch[i + kAhead];
+        __builtin_prefetch(&once_.served[coming]);
+        __builtin_prefetch(&once_.seen[coming]);
+        __builtin_prefetch(&once_.scores[coming]);
+      }
       const std::uint32_t id = batch[i];
       const bool is_served = once_.served[id] >= once_.stamp;
       const double before =
@@ -71,6 +77,7 @@ class Arena::Chooser {
     for (const std::uint32_t row : rows) ids_.push_back(batch[row]);
     mark_once(once_.served, ids_, once_.stamp, flags_.get());
     for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + kAhead < rows.size()) __builtin_prefetch(&once_.displaced[ids_[i + kAhead]], 1);
       if (flags_[i]) {
         note_turn(ids_[i], ids_[i]);
       } else {
@@ -102,6 +109,9 @@ class Arena::Chooser {
       arena_.check(once_.candidates.first(count));
       list_free(once_.candidates.first(count));
       once_.candidates = once_.candidates.subspan(count);
+      for (const std::uint32_t id : ids_) {
+        __builtin_prefetch(&once_.displaced[id], 1);
+      }
       for (const std::uint32_t id : ids_) {
         served[wanted_[done]] = id;
         missing_[wanted_[done]] = false;
@@ -199,8 +209,9 @@ void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) 
     const std::uint32_t id = served[i];
     if (how[i] == How::kHit && once.packaged[id] == 1) how[i] = How::kPackaged;
     // What was fetched made no room: it takes up its own, or is not there.
-    const bool was_here = how[i] != How::kFetched && once.places[id] == once.place;
-    if (was_here) once.room -= run.length_of(id);
+    if (how[i] == How::kFetched || once.places[id] != once.place) continue;
+    once.room -= run.length_of(id);
+    once.gone.push_back(id);
   }
 }
 
@@ -222,10 +233,16 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
       if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
     }
     if (once.make_room) note_packaged(run, once, {served + begin, count}, how + begin);
-    if (once.make_room && once.room <= 0) once.room = once.make_room(once.room);
+    if (once.make_room && once.room <= 0) {
+      once.room = once.make_room(once.gone);
+      once.gone.clear();
+    }
     if (once.after == nullptr) continue;
     after.resize(count);
-    for (std::size_t i = 0; i < count; ++i) after[i] = once.after[served[begin + i]];
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) __builtin_prefetch(&once.after[served[begin + i + kAhead]]);
+      after[i] = once.after[served[begin + i]];
+    }
     set_keys({served + begin, count}, after.data());
   }
 }

@@ -187,11 +187,60 @@ void what_cannot_be_replayed_is_refused() {
   CHECK_THROWS(ConfigError, counting.replay({ids, 1}, run, hits));
 }
 
+// The steps are compared with a store's in tests/sim/test_replay.py; here is what it says in brief.
+void others_stand_in_once() {
+  Arena arena(blank(), "");
+  arena.configure({region("main", 3, Order::kInsertion)});
+  const std::vector<std::int64_t> lengths(kIds, 1);
+  const std::uint32_t cached[] = {10, 11, 12};
+  const std::vector<stoker::Sample> samples(3, {nullptr, 1});
+  bool admitted[3];
+  arena.put(cached, samples.data(), {0}, admitted);
+  std::vector<std::uint32_t> served(kIds, 0);
+  std::vector<std::uint64_t> displaced(kIds, 0);
+  Arena::Run run;
+  run.lengths = lengths;
+  run.entrance = 0;
+  run.at_once = 2;
+  Arena::OnceEach once;
+  once.served = served;
+  once.displaced = displaced;
+  once.stamp = 1;
+  const std::vector<std::uint32_t> candidates{11, 12, 50};
+  bool given = false;
+  once.search = [&](std::size_t) -> Arena::Ids {
+    if (given) return {};
+    given = true;
+    return candidates;
+  };
+  using How = Arena::How;
+  // 11 and 12 stand in for 1 and 2; 50 is not there; then they get the turns of those: 2 and 1.
+  const std::vector<std::uint32_t> asked{1, 2, 10, 3, 12, 11};
+  std::vector<std::uint32_t> got(asked.size());
+  std::vector<How> how(asked.size());
+  arena.replay_once_each(asked, run, once, got.data(), how.data());
+  CHECK((got == std::vector<std::uint32_t>{11, 12, 10, 3, 2, 1}));
+  CHECK((how == std::vector<How>{How::kSubstituted, How::kSubstituted, How::kHit, How::kFetched,
+                                 How::kFetched, How::kFetched}));
+  CHECK(once.candidates.empty());
+  kit::check_sound(arena);
+  const std::vector<std::uint32_t> beyond{kIds};
+  given = false;
+  once.search = [&](std::size_t) -> Arena::Ids { return beyond; };
+  CHECK_THROWS(ConfigError,
+               arena.replay_once_each({asked.data(), 1}, run, once, got.data(), how.data()));
+  Arena full(kit::geometry(kIds, kCapacity), "");
+  CHECK_THROWS(ConfigError, full.replay_once_each(asked, run, once, got.data(), how.data()));
+  run.at_once = 0;
+  CHECK_THROWS(ConfigError, arena.replay_once_each(asked, run, once, got.data(), how.data()));
+}
+
 }  // namespace
 
 int main() {
   a_run_is_its_steps();
   lengths_count_and_bytes_do_not();
   what_cannot_be_replayed_is_refused();
+  others_stand_in_once();
   return check::failures();
 }

@@ -48,6 +48,18 @@ void a_stamp_is_set_once() {
   CHECK(first[0] && !first[1] && !first[2]);
 }
 
+void what_was_marked_or_is_not_wanted_is_found() {
+  const std::vector<std::uint32_t> marks{2, 1, 3, 0, 2};
+  const bool wanted[] = {true, true, true, true, false};
+  const std::vector<std::uint32_t> ids{4, 3, 2, 1, 0, 0};
+  const auto found = stoker::find_marked(marks, wanted, ids, 2);
+  CHECK((found == std::vector<std::int64_t>{0, 2, 4, 5}));
+  CHECK(stoker::find_marked(marks, wanted, {}, 2).empty());
+  const std::vector<std::uint32_t> beyond{5};
+  CHECK_THROWS(stoker::ConfigError, stoker::find_marked(marks, wanted, beyond, 2));
+  CHECK_THROWS(stoker::ConfigError, stoker::find_marked(marks, {wanted, 4}, ids, 2));
+}
+
 void a_turn_goes_to_the_end_of_the_chain() {
   constexpr std::uint64_t kNow = std::uint64_t{2} << 32;
   std::vector<std::uint32_t> marks{2, 2, 2, 2, 0, 2};
@@ -110,6 +122,7 @@ void processes_share_the_ids_out() {
 
 int main() {
   a_stamp_is_set_once();
+  what_was_marked_or_is_not_wanted_is_found();
   a_turn_goes_to_the_end_of_the_chain();
   bad_arguments_change_nothing();
   processes_share_the_ids_out();

@@ -1,6 +1,6 @@
 """The native part of Stoker; the C++ headers in native/include say what each thing promises."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -233,8 +233,9 @@ class Arena:
         search: Callable[[int], _Ids],
         packaged: npt.NDArray[np.uint8] | None,
         room: int,
-        make_room: Callable[[int], int] | None,
-    ) -> tuple[_Ids, npt.NDArray[np.int8], int, int]: ...
+        gone: _Ids,
+        make_room: Callable[[_Ids], int] | None,
+    ) -> tuple[_Ids, npt.NDArray[np.int8], int, _Ids, int]: ...
     def exchange(
         self,
         ids: _Ids,

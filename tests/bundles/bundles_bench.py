@@ -60,6 +60,7 @@ class Bench:
 
     path: Path
     low_bytes: int = 3 * MIN_BYTES
+    is_told: bool = False
     source: SlowSource = field(
         default_factory=lambda: SlowSource(MemorySource(SAMPLES), latency=0.0)
     )
@@ -91,7 +92,8 @@ class Bench:
 
     def another(self) -> Workshop:
         """Return a new workshop over the same depot and cache."""
-        return Workshop(self.job, self.arena, self.depot, self.flags, self.totals)
+        parts = self.job, self.arena, self.depot, self.flags, self.totals
+        return Workshop(*parts, is_told=self.is_told)
 
     def begin(self, low: np.ndarray, missed: np.ndarray | None = None) -> None:
         """Begin the next epoch and repack for it."""
@@ -122,7 +124,10 @@ class Bench:
         assert found.all()
         for place, number in enumerate(ids.tolist()):
             assert data[offsets[place] : offsets[place + 1]].tobytes() == SAMPLES[number]
+        is_first = self.low[ids] & (self.served.array[ids] < self.stamp)
         self.served.array[ids] = self.stamp
+        if self.is_told:
+            self.workshop.note_served(ids[is_first])
 
     def count(self, name: str) -> int:
         """Return one of the totals."""

@@ -11,9 +11,9 @@ from bundles_bench import Bench
 from support.processes import warm
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path / "packages")
+@pytest.fixture(params=[False, True], ids=["looks", "is told"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "packages", is_told=request.param)
     yield bench
     bench.close()
 

@@ -115,13 +115,33 @@ def test_substitution_serves_no_sample_twice(recipe):
         assert epoch.coverage * 1000 == pytest.approx(epoch.accesses)
 
 
+@pytest.mark.parametrize("cache", [0.05, 0.4])
+@pytest.mark.parametrize("batch", [7, 128])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quiver",
+        "icache:warm_up=2",
+        "icache:warm_up=1:split=moving",
+        "icache:warm_up=2:package_bytes=400_000",
+        "impact:evaluation=history:warm_up=1",
+    ],
+)
+def test_runs_with_substitutes_are_as_batch_after_batch(name, batch, cache, monkeypatch):
+    sizes = np.random.default_rng(4).integers(1_000, 200_000, 1500)
+    found = replay(name, 1500, 6, cache, sizes, batch_size=batch, seed=5)
+    monkeypatch.setattr(ReplayedCache, "swaps_runs", False)
+    assert replay(name, 1500, 6, cache, sizes, batch_size=batch, seed=5) == found
+    assert sum(epoch.substituted for epoch in found.per_epoch) > 0
+
+
 @pytest.mark.parametrize(
     "name", ["icache:warm_up=2", "impact:max_warm_up=2", "icache:substitute=high"]
 )
 def test_packages_lose_nothing_by_waiting_until_there_may_be_room(name, monkeypatch):
     sizes = np.random.default_rng(3).integers(1_000, 200_000, 1500)
     found = replay(name, 1500, 7, 0.3, sizes, batch_size=40)
-    monkeypatch.setattr(Packages, "note_served", lambda packages, ids: packages.work())
+    monkeypatch.setattr(Packages, "lacking", 0)  # looked for after every batch
     assert replay(name, 1500, 7, 0.3, sizes, batch_size=40) == found
     assert sum(epoch.packaged for epoch in found.per_epoch) > 0
 

@@ -123,22 +123,23 @@ class Arena {
   // What decides who stands in for samples that are not cached, where each one is served once an
   // epoch (stoker.store.substitutes.OnceEach, marks.h). Arrays are by id.
   struct OnceEach {
-    std::span<std::uint32_t> served;      // the stamp of the epoch in which it was served last
-    std::span<std::uint64_t> displaced;   // as take_turns() has it
-    std::uint32_t stamp = 0;              // of this epoch
-    const std::uint8_t* places = nullptr; // the region of each; null: all in `entrance`
-    std::uint8_t place = 0;               // of those that take part
-    std::uint8_t* packaged = nullptr;     // 1: it came with a package; with `make_room`
-    const double* scores = nullptr;       // null: the regions need no keys. What they were when
-    const std::int32_t* seen = nullptr;   // the epoch began, as far as samples were seen; and
-    const double* after = nullptr;        // what they are once a sample was served in it
+    std::span<std::uint32_t> served;       // the stamp of the epoch in which it was served last
+    std::span<std::uint64_t> displaced;    // as take_turns() has it
+    std::uint32_t stamp = 0;               // of this epoch
+    const std::uint8_t* places = nullptr;  // the region of each; null: all in `entrance`
+    std::uint8_t place = 0;                // of those that take part
+    std::uint8_t* packaged = nullptr;      // 1: it came with a package; with `make_room`
+    const double* scores = nullptr;        // null: the regions need no keys. What they were when
+    const std::int32_t* seen = nullptr;    // the epoch began, as far as samples were seen; and
+    const double* after = nullptr;         // what they are once a sample was served in it
     std::int64_t room = 0;  // bytes of those that take part, served when `make_room` is due
     // Returns samples that may stand in, valid until the next call, none where there are no more;
     // told how many accesses of the run have begun.
     std::function<Ids(std::size_t)> search;
     Ids candidates{};  // what it returned last, as far as it was not used
-    // Brings what fits where samples were served; told the room left, returns the next.
-    std::function<std::int64_t(std::int64_t)> make_room;
+    // Brings what fits where samples were; told who was served since, returns the next `room`.
+    std::function<std::int64_t(std::vector<std::uint32_t>&)> make_room;
+    std::vector<std::uint32_t> gone{};  // those that take part and that the cache has served since
   };
   enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
   // The same as replay(), but that samples stand in for others: served[i] is what access i got.

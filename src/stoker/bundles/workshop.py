@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 import stoker._core as core
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
@@ -53,8 +51,8 @@ class PackageLoader:
     A sample leaves only for one that is coming, and only when it was served in this epoch, as
     the stamps in ``served`` (``u32[N]``) say, or is not of low importance any more. Where the
     region holds a single package, that is when all its samples were served (iCache, HPCA'23).
-    With ``is_told`` it is told by :meth:`made_room` what was served, and need not look for it; then
-    nobody else changes the region within an epoch.
+    With ``is_told`` it is told by :meth:`note_served` what was served, and looks for it once in an
+    epoch, within which nobody else changes the region then.
     """
 
     def __init__(
@@ -76,9 +74,9 @@ class PackageLoader:
         self._served = served.array
         self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
         self._is_told = is_told
-        self._room_known: int | None = None
-        # What lies in the region, first what came first, as of an epoch and until a time.
-        self._held, self._held_in, self._held_until = np.empty(0, np.uint32), 0, 0.0
+        self._epoch_stamp = 0
+        self._over: Ids | None = None  # those of the region that may leave, once it was looked for
+        self._listed, self._list_until = np.empty(0, np.uint32), 0.0
         self.lacking = 0
         """Bytes of its region that must be served before what had no room last can have it."""
 
@@ -88,76 +86,66 @@ class PackageLoader:
         These are of low importance by ``low`` (``bool[N]``), not served since ``epoch_stamp``, and
         not cached. Raises OSError when the depot fails.
         """
-        if self._held_in != epoch_stamp:
+        if self._epoch_stamp != epoch_stamp:
             self._forget_gone()
-            self._held_in, self._held_until, self._room_known = epoch_stamp, 0.0, None
+            self._epoch_stamp, self._over, self._list_until = epoch_stamp, None, 0.0
         ids = self._catalogue.ids(number)
         wanted = low[ids] & ~self._is_served(ids, epoch_stamp) & ~self._arena.contains(ids)
         if not wanted.any():
             return Loaded.NOT_NEEDED
         needed = int(self._sizes[ids[wanted]].sum())
-        if self._room_known is not None and self._room_known < needed:
-            return self._refuse(needed, self._room_known)
-        leaving, room = self._room(needed, low, epoch_stamp)
-        if room < needed:
-            self._room_known = room if self._is_told else None
-            return self._refuse(needed, room)
+        stats = self._arena.stats()
+        region = stats["regions"][self._region]
+        over = self._may_leave(int(region["entries"]), low, epoch_stamp)
+        room = (
+            int(region["budget"])
+            - int(region["bytes"])
+            + np.cumsum(np.append(0, self._sizes[over]))
+        )
+        if room[-1] < needed:
+            self.lacking = needed - int(room[-1])
+            is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
+            fits = is_lent or needed <= region["budget"]
+            return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
         package = self._read(number, ids)
         if package is None:
             return Loaded.LOST
-        self._let_go(leaving)
+        leaving = int(np.searchsorted(room, needed))
+        self._let_go(over[:leaving])
+        self._over, self._list_until = over[leaving:], 0.0
         self._put(package, wanted)
-        if self._room_known is not None:
-            self._room_known -= needed
         return Loaded.DONE
 
-    def made_room(self, num_bytes: int) -> None:
-        """Note bytes of the region that were served for the first time in the epoch."""
-        if self._room_known is not None:
-            self._room_known += num_bytes
-
-    def _refuse(self, needed: int, room: int) -> Loaded:
-        self.lacking = needed - room
-        stats = self._arena.stats()
-        is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
-        fits = is_lent or needed <= stats["regions"][self._region]["budget"]
-        return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
+    def note_served(self, ids: Ids) -> None:
+        """Note samples ``u32[n]`` of low importance that the cache served, once in the epoch."""
+        if self._over is not None:
+            there = self._arena.copies(ids, self._region) > 0
+            self._over = np.append(self._over, ids[there])
 
     def _is_served(self, ids: Ids, epoch_stamp: int) -> Mask:
         served: Mask = self._served[ids] >= epoch_stamp
         return served
 
-    def _room(self, needed: int, low: Mask, epoch_stamp: int) -> tuple[NDArray[np.int64], int]:
-        """Return where in the list those are that should leave for ``needed`` bytes, and the room.
+    def _may_leave(self, entries: int, low: Mask, epoch_stamp: int) -> Ids:
+        """Return those of the region, which has so many ``entries``, that may leave."""
+        if self._over is None or not self._is_told:
+            held = self._list(entries)
+            self._over = held[core.find_marked(self._served, low, held, epoch_stamp)]
+        return self._over
 
-        All that may leave, if that is too little.
-        """
-        region = self._arena.stats()["regions"][self._region]
-        room = int(region["budget"]) - int(region["bytes"])
-        if room >= needed:
-            return np.empty(0, np.int64), room
-        self._list(int(region["entries"]))
-        over = core.find_marked(self._served, low, self._held, epoch_stamp)
-        sums = room + np.cumsum(self._sizes[self._held[over]])
-        enough = int(np.searchsorted(sums, needed)) + 1
-        return over[:enough], int(sums[:enough][-1]) if len(over) else room
-
-    def _list(self, entries: int) -> None:
-        """Look at what lies in the region, unless that is known and has as many ``entries``.
+    def _list(self, entries: int) -> Ids:
+        """Return what lies in the region, as it was a moment ago if it has as many ``entries``.
 
         A lookup scans all samples, and room is requested many times per second.
         """
         now = time.monotonic()
-        if len(self._held) != entries or now >= self._held_until:
-            self._held = self._arena.list(self._region)
-            self._held_until = math.inf if self._is_told else now + _FRESH
+        if len(self._listed) != entries or now >= self._list_until:
+            self._listed, self._list_until = self._arena.list(self._region), now + _FRESH
+        return self._listed
 
-    def _let_go(self, leaving: NDArray[np.int64]) -> None:
-        """Let those leave that are at ``leaving`` in the list."""
-        ids = self._held[leaving]
+    def _let_go(self, ids: Ids) -> None:
         self._arena.discard_from(self._region, ids)
         self._flags.clear(ids[~self._arena.contains(ids)])
-        self._held = np.delete(self._held, leaving)
 
     def _read(self, number: int, ids: Ids) -> Package | None:
         name = self._catalogue.name(number)
@@ -179,7 +167,7 @@ class PackageLoader:
             self._flags.set(own)  # before a worker can be served one of them
             samples = tuple(pick(package.samples, index))
             admitted = self._arena.put_many(own, samples, None, self._region)
-            self._held, left = np.append(self._held, own[admitted]), own[~admitted]
+            left = own[~admitted]
             self._flags.clear(left)
         finally:
             if left.size:
@@ -244,9 +232,9 @@ class Workshop:
         """
         return self._loader.lacking
 
-    def made_room(self, num_bytes: int) -> None:
-        """Note what was served, with ``is_told``; see :meth:`PackageLoader.made_room`."""
-        self._loader.made_room(num_bytes)
+    def note_served(self, ids: Ids) -> None:
+        """Note what was served, with ``is_told``; see :meth:`PackageLoader.note_served`."""
+        self._loader.note_served(ids)
 
     def adopt(self) -> None:
         """Take over the packages that an earlier run left; useless ones are removed."""

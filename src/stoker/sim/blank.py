@@ -101,7 +101,7 @@ class AccountingArena(Arena):
         ids: Ids,
         swaps: Swaps,
         search: Callable[[int], Ids],
-        bring: Callable[[int], int] | None,
+        bring: Callable[[Ids], int] | None,
         *,
         entrance: str,
         overflow: str,
@@ -114,11 +114,11 @@ class AccountingArena(Arena):
         :class:`~stoker.store.store.Store` does batch after batch, and keys after each of them.
 
         ``search`` returns who seems to be free, none where there are no more, and is told how many
-        accesses have begun. ``bring`` brings packages as soon as ``swaps.room`` bytes were served:
-        it is told the room that is left, 0 or less, and returns the next one.
+        accesses have begun. ``bring`` brings packages: it is told who was served by the cache of
+        those that take part, as soon as they have ``swaps.room`` bytes, and returns the next room.
         """
         scores = swaps.scores
-        served, outcomes, swaps.room, left = self._core.replay_once_each(
+        served, outcomes, swaps.room, swaps.gone, left = self._core.replay_once_each(
             self._ids(ids),
             self._lengths,
             entrance,
@@ -136,6 +136,7 @@ class AccountingArena(Arena):
             search,
             swaps.packaged,
             swaps.room,
+            swaps.gone,
             bring,
         )
         swaps.candidates = swaps.candidates[len(swaps.candidates) - left :]
@@ -166,6 +167,8 @@ class Swaps:
     """``u8[N]``: 1 at what came with a package."""
     room: int = 0
     """Bytes of those that take part, to be served before the next package may have room."""
+    gone: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Those that the cache has served since packages were brought last."""
 
 
 class BlankSource(BaseSource):
@@ -300,12 +303,9 @@ class Packages:
 
     def note_served(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that the cache served; if that may make room, build and load."""
-        self.made_room(int(self._sizes[ids[self._low_ones[ids]]].sum()))
-
-    def made_room(self, num_bytes: int) -> None:
-        """Note so many bytes of low importance that the cache served, likewise."""
-        self._workshop.made_room(num_bytes)
-        self._lacking -= num_bytes
+        low = ids[self._low_ones[ids]]
+        self._workshop.note_served(low)
+        self._lacking -= int(self._sizes[low].sum())
         if self._lacking <= 0:
             self.work()
 

@@ -245,11 +245,10 @@ class ReplayedCache(PolicyCache):
             self._packages.note_missed(ids[(served != ids) | (outcomes == _FETCHED)])
         return served, outcomes
 
-    def _bring_packages(self, room: int) -> int:
-        packages = self._packages
-        assert packages is not None
-        packages.made_room(packages.lacking - room)
-        return packages.lacking
+    def _bring_packages(self, served: NDArray[np.uint32]) -> int:
+        assert self._packages is not None
+        self._packages.note_served(served)
+        return self._packages.lacking
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""

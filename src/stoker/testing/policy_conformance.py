@@ -83,6 +83,15 @@ class PolicyConformance:
                 assert keys.shape == ids.shape and keys.dtype == np.float64
                 assert not np.isnan(keys).any()
 
+    def test_keys_that_are_scores_are_just_that(
+        self, policy: Policy, scores: Scores, plan: Plan
+    ) -> None:
+        """Where keys are said to be scores: the latest one, and -inf for samples not seen."""
+        keys = policy.keys(plan.ids, scores, plan, None)
+        if policy.keys_are_scores:
+            latest = np.where(scores.seen > 0, scores.values, -np.inf)
+            np.testing.assert_array_equal(keys, latest[plan.ids])
+
     def test_keys_are_pure(self, policy: Policy, scores: Scores, plan: Plan) -> None:
         """The same question has the same answer, later and in a pickled copy."""
         position = np.arange(5, 25)

@@ -91,6 +91,16 @@ class ScorerConformance:
         assert set(scores.last[ids]) == {7} and set(scores.seen[ids]) == {1}
         assert np.isfinite(scores.values).all()
 
+    def test_what_is_foretold_comes_true(self, scorer: Scorer, scores: Scores) -> None:
+        """Where losses say the scores beforehand, these are those, in whatever batch they come."""
+        for epoch in range(2):
+            for ids in np.array_split(np.arange(self.num_samples), 5):
+                seen = self.observation(ids, epoch=epoch)
+                foretold = None if seen.losses is None else scorer.foretold(seen.losses)
+                self.give(scorer, scores, seen)
+                if foretold is not None:
+                    np.testing.assert_array_equal(foretold, scores.values[ids])
+
     def test_score_belongs_to_the_sample(self, scorer: Scorer, scores: Scores) -> None:
         """The order of the samples within their batch does not matter."""
         ids = np.random.default_rng(3).permutation(self.num_samples)[: self.batch_size]
