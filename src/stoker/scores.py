@@ -366,6 +366,19 @@ def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
+def least_of_largest(values: NDArray[np.float64], count: int) -> tuple[float, int]:
+    """Return the least of the ``count`` largest of f64[n] values, and how many are above it.
+
+    Infinity where there are none to be. Changes the order of ``values``, none of which is NaN.
+    """
+    if not count:
+        return np.inf, 0
+    rest = len(values) - count
+    values.partition(rest)
+    floor = float(values[rest])
+    return floor, int(np.count_nonzero(values[rest:] > floor))
+
+
 def distinct(ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return u32[m], each of ``ids`` u32[n] once, ascending.
 

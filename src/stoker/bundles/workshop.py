@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
 from stoker.bundles.depot import Depot
@@ -279,12 +280,12 @@ class Workshop:
         served = self._job.served.array
         if self._epoch is not None:
             # Asked for and not there at first, but served later on, in place of another.
-            missed = missed & (served < self._epoch.stamp)
+            missed = _still(missed, served, self._epoch.stamp)
         flagged = self._flags.ids
         self._flags.clear(flagged[~epoch.low[flagged]])
         self._remove_useless(epoch.low, self._catalogue.numbers())
         packages = pack(
-            epoch.low & (served < epoch.stamp) & ~self._builder.unreadable,
+            _still(epoch.low, served, epoch.stamp) & ~self._builder.unreadable,
             missed,
             self._catalogue.contents(),
             self._job.source.sizes,
@@ -302,3 +303,11 @@ class Workshop:
             waiting = set(self._to_load)
         useless = [n for n in self._catalogue.useless(low, numbers) if n not in waiting]
         self._depot.remove(self._catalogue.remove(useless))
+
+
+def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
+    """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
+    still = chosen.copy()
+    ids = np.flatnonzero(chosen)
+    still[ids] = served[ids] < stamp
+    return still

@@ -12,7 +12,7 @@ import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
-from stoker.scores import Scores
+from stoker.scores import Scores, least_of_largest
 from stoker.shared import scratch
 
 TRANSIT = 0.05
@@ -207,7 +207,7 @@ class HighLow(_ByScore):
         known = selected if seen.all() else selected[seen[selected]]
         wanted = max(0, round(self.h_share * len(selected)) - (len(selected) - len(known)))
         wanted, values = min(wanted, len(known)), scores.values[: len(seen)]
-        floor, above = _floor(_taken(values, known), wanted)
+        floor, above = least_of_largest(_taken(values, known), wanted)
         places = self._low_where(seen & (values <= floor))
         if above < wanted:
             # In the order of the plan, which is random, so that ties favour no sample.
@@ -221,7 +221,7 @@ class HighLow(_ByScore):
         """Return u8[N] by rank among all samples; of equal scores at the edge all are HIGH."""
         known = np.flatnonzero(seen).astype(np.uint32)
         wanted = max(0, round(self.h_share * len(values)) - (len(values) - len(known)))
-        floor, _ = _floor(_taken(values, known), wanted)
+        floor, _ = least_of_largest(_taken(values, known), wanted)
         return self._low_where(seen & (values < floor))
 
     def _low_where(self, is_low: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -295,19 +295,6 @@ def _taken(values: NDArray[np.float64], ids: NDArray[np.uint32]) -> NDArray[np.f
         part = slice(at, at + _AT_ONCE)
         taken[part] = values.take(ids[part])
     return taken
-
-
-def _floor(values: NDArray[np.float64], count: int) -> tuple[float, int]:
-    """Return the least of the ``count`` largest values, and how many are above it.
-
-    Infinity where these are none. Changes the order of ``values``.
-    """
-    if not count:
-        return np.inf, 0
-    rest = len(values) - count
-    values.partition(rest)
-    floor = float(values[rest])
-    return floor, int(np.count_nonzero(values[rest:] > floor))
 
 
 def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.integer]) -> NDArray[np.float64]:

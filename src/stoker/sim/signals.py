@@ -14,6 +14,7 @@ from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.scores import Scores, distinct
+from stoker.shared import scratch
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -76,11 +77,12 @@ class MadeUpLosses:
     @cached_property
     def _hardness(self) -> NDArray[np.float32]:
         rng = np.random.default_rng([self._seed, 0])
-        return _log_normal(rng, np.empty(self._num_samples, np.float32), self._spread)
+        return _log_normal(rng, scratch(self._num_samples, np.float32), self._spread)
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
-        return np.empty(self._num_samples, np.float32)
+        memory: NDArray[np.float32] = scratch(self._num_samples, np.float32)
+        return memory
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
