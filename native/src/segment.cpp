@@ -115,7 +115,6 @@ void Segment::plan(const Geometry& geometry, Header& h) {
     return here;
   };
   h.slots_at = take(sizeof(Slot) * kMaxSlots);
-  h.leases_at = take(h.num_leases * sizeof(Lease));
   h.entries_at = take(sizeof(Entry) * geometry.num_ids);
   h.ranks_at = geometry.blank ? h.entries_at + offsetof(Entry, extents)
                               : take(sizeof(Rank) * geometry.num_ids);
@@ -124,6 +123,7 @@ void Segment::plan(const Geometry& geometry, Header& h) {
   h.nodes_at = take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(Node));
   h.heap_positions_at =
       take(static_cast<std::uint64_t>(h.num_chunks) * kChunkNodes * sizeof(std::uint32_t));
+  h.leases_at = take(h.num_leases * sizeof(Lease));
   h.data_at = at;
   if (geometry.on_disk) {
     h.file_data_at = kPage + pages(kFileRecord * geometry.num_ids);

@@ -91,7 +91,7 @@ void huge_geometries() {
           CHECK(header.num_blocks < stoker::kSpilled && header.num_blocks > 0);
           CHECK(std::uint64_t{header.num_blocks} * header.block_size >= capacity);
           CHECK(header.total_bytes >= header.data_at + (on_disk ? 0 : capacity));
-          CHECK(header.leases_at < header.nodes_at && header.ranks_at < header.bitmap_at);
+          CHECK(header.nodes_at < header.leases_at && header.ranks_at < header.bitmap_at);
         }
       }
     }

@@ -191,7 +191,7 @@ class Builder:
         self._open: OrderedDict[int, Package] = OrderedDict()
         # A package may take from two groups that are mixed apart from each other.
         self._most_open = 2 * mixed_packages(min_bytes)
-        self.unreadable = np.zeros(len(source), np.bool_)
+        self.unreadable: Mask = scratch(len(source), np.bool_)
         """``bool[N]``: samples that the source does not give."""
 
     def build(self, ids: Ids) -> tuple[int, NDArray[np.int64]] | None:

@@ -17,7 +17,7 @@ from stoker.bundles.depot import Depot
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
 from stoker.bundles.packager import Flags, Job, Totals
 from stoker.errors import SegmentError
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 from stoker.source.base import Source
 from stoker.source.packed import pick
 from stoker.store.arena import Arena
@@ -284,8 +284,10 @@ class Workshop:
         flagged = self._flags.ids
         self._flags.clear(flagged[~epoch.low[flagged]])
         self._remove_useless(epoch.low, self._catalogue.numbers())
+        due = _still(epoch.low, served, epoch.stamp)
+        due[self._builder.unreadable] = False
         packages = pack(
-            _still(epoch.low, served, epoch.stamp) & ~self._builder.unreadable,
+            due,
             missed,
             self._catalogue.contents(),
             self._job.source.sizes,
@@ -307,7 +309,7 @@ class Workshop:
 
 def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
     """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
-    still = chosen.copy()
+    still: Mask = scratch(len(chosen), np.bool_)
     ids = np.flatnonzero(chosen)
     still[ids] = served[ids] < stamp
     return still

@@ -25,7 +25,7 @@ from stoker.store.tier import NOWHERE, GuardedTier
 ON_THEIR_WAY = 2
 """Batches of a process between storage and the step: one is learned from, one comes next."""
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 _NONE = np.empty(0, np.uint32)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.baselines import LossHistory
-from stoker.scores import Scores, counts_up_to, least_of_largest
+from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, least_of_largest
 from stoker.shared import scratch
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 class Hybrid(Scorer):
@@ -28,7 +28,7 @@ class Hybrid(Scorer):
     forward pass before each plan; all others keep the score of their last visit.
 
     What is ranked is the score that ``of`` writes: the last loss by default, the reducible loss
-    as an option (the paper cites Mindermann et al. and leaves this open). State: 20 bytes a
+    as an option (the paper cites Mindermann et al. and leaves this open). State: 18 bytes a
     sample, until S is found. Ranks that hold equal scores find equal sets. Not thread-safe.
     """
 
@@ -46,8 +46,8 @@ class Hybrid(Scorer):
 
         ``cache_samples``: how many samples the caches of all nodes hold, each sample in one of
         them; None: as :meth:`cache_holds` tells. Raises ConfigError for a share outside of
-        0 < share <= 1, an overlap outside of 0 to 1, and a warm-up below 2 epochs, which know no
-        variance.
+        0 < share <= 1, an overlap outside of 0 to 1, a warm-up below 2 epochs, which know no
+        variance, and one of more than :data:`~stoker.scores.MAX_EPOCHS`.
         """
         if num_samples < 1:
             raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
@@ -55,8 +55,10 @@ class Hybrid(Scorer):
             raise ConfigError(f"share={share} is out of range: give 0 < share <= 1 of the cache")
         if not 0 <= overlap <= 1:
             raise ConfigError(f"overlap={overlap} is out of range: give a share of S from 0 to 1")
-        if max_warm_up < 2:
-            raise ConfigError(f"max_warm_up={max_warm_up} is out of range: give 2 epochs or more")
+        if not 2 <= max_warm_up <= MAX_EPOCHS:
+            raise ConfigError(
+                f"max_warm_up={max_warm_up} is out of range: give 2 to {MAX_EPOCHS} epochs"
+            )
         self._cache_samples = cache_samples
         self._of: Scorer = LossHistory() if of is None else of
         self._share, self._overlap, self._max_warm_up = share, overlap, max_warm_up
@@ -118,7 +120,7 @@ class Hybrid(Scorer):
 
     def _keep_moments(self, num_samples: int) -> None:
         """Begin to count the ranks of so many samples, their mean and squares around it."""
-        self._count = scratch(num_samples, np.int32)
+        self._count = scratch(num_samples, np.uint16)
         self._mean = scratch(num_samples, np.float64)
         self._squares = scratch(num_samples, np.float64)
 
@@ -197,7 +199,7 @@ class Hybrid(Scorer):
         samples = int(state.get("num_samples", len(state["count"])))
         if samples != self._num_samples:
             raise ConfigError(f"a state of {samples} samples for a Hybrid of {self._num_samples}")
-        self._count = np.array(state["count"], np.int32)
+        self._count = np.array(state["count"], np.uint16)
         self._mean = np.array(state["mean"], np.float64)
         self._squares = np.array(state["squares"], np.float64)
         self._candidates = np.array(state["candidates"], np.uint32)

@@ -19,7 +19,7 @@ TRANSIT = 0.05
 """Share of the cache for what waits for its step, where batches are not known."""
 Split = Literal["fixed", "moving"]
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 _LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.1
 _MOST_ACCESSES = 2**29 - 1
 

@@ -13,7 +13,7 @@ from stoker.sampler.uniform import Draw, EpochSampler, expected
 from stoker.scores import Scores, counts_up_to
 from stoker.shared import SharedArray, scratch
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)

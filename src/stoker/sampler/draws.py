@@ -13,7 +13,7 @@ from stoker.errors import ConfigError
 from stoker.scores import Scores
 from stoker.shared import SharedArray, scratch
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:

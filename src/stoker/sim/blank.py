@@ -19,14 +19,14 @@ from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
 from stoker.store.arena import Arena, Samples
 from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import format_bytes
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 class AccountingArena(Arena):
@@ -216,14 +216,17 @@ class Packages:
         )
         self._workshop = Workshop(job, arena, MemoryDepot(), flags, totals)
         self._sizes = source.sizes
-        self._low_ones = self._missed = np.zeros(len(source), np.bool_)
+        self._low_ones = np.zeros(0, np.bool_)  # of the epoch, once it has begun
+        self._missed: Mask = scratch(len(source), np.bool_)
         self._lacking = 0
 
     def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
         """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
-        low = self._low_ones = places == self._low
-        self._workshop.begin(Epoch(epoch, stamp, low), self._missed & low)
-        self._missed = np.zeros_like(self._missed)
+        low, missed = scratch(len(places), np.bool_), self._missed
+        np.equal(places, self._low, out=low)
+        missed &= low
+        self._low_ones, self._missed = low, scratch(len(places), np.bool_)
+        self._workshop.begin(Epoch(epoch, stamp, low), missed)
         self.work()
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:

@@ -19,7 +19,7 @@ from stoker.store.tier import NOWHERE, Ids, Into, Keys, Mask
 if TYPE_CHECKING:
     from stoker.store.arena import Arena
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 class MemoryTier:
