@@ -24,8 +24,8 @@ _LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.1
 _MOST_ACCESSES = 2**29 - 1
 
 
-class _ByScore(Policy):
-    """What all policies of this page have: keys that are scores."""
+class ByScore(Policy):
+    """What all policies of this page have: keys that are scores, each the sample's own."""
 
     follows_scores: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class _ByScore(Policy):
 
 
 @dataclass(frozen=True)
-class Score(_ByScore):
+class Score(ByScore):
     """SHADE's adaptive priority-aware prediction (APP), Algorithm 1 (Khan et al., FAST 2023).
 
     While there is room every sample enters. When the cache is full, a sample that was missed
@@ -91,7 +91,7 @@ class Score(_ByScore):
 
 
 @dataclass(frozen=True)
-class Homophily(_ByScore):
+class Homophily(ByScore):
     """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
 
     A sample enters ``importance`` while there is room, or if its score is above the smallest
@@ -138,7 +138,7 @@ class Homophily(_ByScore):
 
 
 @dataclass(frozen=True)
-class HighLow(_ByScore):
+class HighLow(ByScore):
     """The H-cache and the L-cache of iCache (Chen et al., HPCA 2023).
 
     The H-list of an epoch are the most important of its selected samples. H keeps them by score:
@@ -203,7 +203,7 @@ class HighLow(_ByScore):
         self, scores: Scores, plan: Plan, seen: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
         """Return u8[N] by rank among the samples of ``plan``."""
-        selected = _distinct(plan.ids, len(seen))
+        selected = plan.ids if plan.is_once_each else _distinct(plan.ids, len(seen))
         known = selected if seen.all() else selected[seen[selected]]
         wanted = max(0, round(self.h_share * len(selected)) - (len(selected) - len(known)))
         wanted, values = min(wanted, len(known)), scores.values[: len(seen)]
@@ -229,7 +229,7 @@ class HighLow(_ByScore):
 
 
 @dataclass(frozen=True)
-class StaticSet(_ByScore):
+class StaticSet(ByScore):
     """The cache of ImPACT: H and L as in iCache, and the set S (TC 2025).
 
     S are the samples whose rank varies most, ``scores.volatile``; they stay cached, because they
@@ -278,10 +278,6 @@ class StaticSet(_ByScore):
 
 def _distinct(ids: NDArray[np.uint32], num_samples: int) -> NDArray[np.uint32]:
     """Return the ids below ``num_samples``, each where it comes first."""
-    comes = np.zeros(num_samples, np.bool_)
-    comes[ids] = True
-    if np.count_nonzero(comes) == len(ids):
-        return ids
     first = np.empty(num_samples, np.int64)
     first[ids[::-1]] = np.arange(len(ids))[::-1]  # of several the last that is written stays
     is_first: NDArray[np.bool_] = first[ids] == np.arange(len(ids))
