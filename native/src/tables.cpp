@@ -36,7 +36,8 @@ struct Ordered {
   std::uint32_t at;
 };
 
-// Divides what lies between two numbers into up to 2^bits equal parts.
+// Divides what lies between two numbers into up to 2^bits equal parts; what lies outside, as NaN
+// does, is in the last one.
 class Buckets {
  public:
   Buckets(std::uint64_t least, std::uint64_t greatest, int bits) : least_(least) {
@@ -45,7 +46,7 @@ class Buckets {
   }
   std::size_t size() const { return count_; }
   std::size_t of(std::uint64_t bits) const {
-    return static_cast<std::size_t>((bits - least_) >> shift_);
+    return std::min(count_ - 1, static_cast<std::size_t>((bits - least_) >> shift_));
   }
 
  private:
@@ -54,7 +55,7 @@ class Buckets {
   std::size_t count_;
 };
 
-// A power of two that has about as many buckets as there are items for one.
+// log2 of as many buckets as have `each` items, in the mean.
 int bits_for(std::size_t items, std::size_t each, int most) {
   return std::clamp(static_cast<int>(std::bit_width(items / each)), 1, most);
 }

@@ -31,8 +31,8 @@ void draw_along(std::span<const std::uint32_t> order, std::span<const double> pa
                 std::span<std::uint32_t> drawn);
 
 // The same for shares of at most one, shares[id], each of which has one point at most: so there is
-// room for those that are drawn where `order` begins, and nothing else is needed. ConfigError for ids
-// out of range, and for a `count` of more than there are.
+// room for the `count` that are drawn where `order` begins, and no other memory is needed.
+// ConfigError for ids out of range, and for a `count` of more than there are.
 void draw_among(std::span<std::uint32_t> order, std::span<const double> shares, double start,
                 std::size_t count);
 

@@ -149,7 +149,8 @@ def _order(
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:
-    ends = np.cumsum(sizes[ids])
+    ends = sizes[ids]
+    np.cumsum(ends, out=ends)
     cuts: list[int] = []
     begin = before = 0
     while begin < len(ids) and ends[-1] - before >= min_bytes:
