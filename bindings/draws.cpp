@@ -1,5 +1,5 @@
-// stoker._core.shuffle, draw_along, repeat and spread: translate arrays and generators, decide
-// nothing.
+// stoker._core.shuffle, draw_along, draw_among, repeat and spread: translate arrays and
+// generators, decide nothing.
 #include "stoker/draws.h"
 
 #include <nanobind/nanobind.h>
@@ -53,6 +53,14 @@ void bind_draws(nb::module_& m) {
         stoker::draw_along(span(order), span(parts), start, span(drawn));
       },
       "order"_a, "parts"_a, "start"_a, "drawn"_a.noconvert());
+  m.def(
+      "draw_among",
+      [](const Array<std::uint32_t>& order, const Array<const double>& shares, double start,
+         std::size_t count) {
+        const GilReleased released;
+        stoker::draw_among(span(order), span(shares), start, count);
+      },
+      "order"_a.noconvert(), "shares"_a, "start"_a, "count"_a);
   m.def(
       "repeat",
       [](const Array<const std::uint32_t>& counts, const Array<std::uint32_t>& ids) {

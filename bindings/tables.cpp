@@ -1,5 +1,5 @@
-// stoker._core.count, write_scores, score_keys, count_below, next_use and first_use: translate
-// arrays, decide nothing.
+// stoker._core.count, write_scores, score_keys, count_below, count_up_to, next_use and first_use:
+// translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
@@ -53,6 +53,16 @@ void bind_tables(nb::module_& m) {
         return out;
       },
       "values"_a);
+  m.def(
+      "count_up_to",
+      [](const Array<const double>& values, const Array<std::uint32_t>& room,
+         const Array<std::uint32_t>& counts) {
+        check_lengths(room.size(), values.size());
+        check_lengths(counts.size(), values.size());
+        const GilReleased released;
+        stoker::count_up_to(span(values), span(room), span(counts));
+      },
+      "values"_a, "room"_a.noconvert(), "counts"_a.noconvert());
   m.def(
       "next_use",
       [](const Array<const std::uint32_t>& own, const Array<const std::uint32_t>& later,

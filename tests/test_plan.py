@@ -190,7 +190,7 @@ def test_without_weights_the_ids_stay_where_they_are() -> None:
 def test_which_samples_come_again(ids: list[int]) -> None:
     plan = plan_of(*ids)
     again = plan.comes_again
-    assert (again is None) == (len(set(ids)) == len(ids))
+    assert (again is None) == plan.is_once_each == (len(set(ids)) == len(ids))
     if again is not None:
         assert again.tolist() == [sample in ids[at + 1 :] for at, sample in enumerate(ids)]
     asked = np.array([0, 7, 1], np.uint32)

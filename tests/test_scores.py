@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.scores import MAX_EPOCHS, Scores, filled, largest, percentiles
+from stoker.scores import MAX_EPOCHS, Scores, filled, largest, least_of_largest, percentiles
 
 
 def test_starts_unseen() -> None:
@@ -212,6 +212,8 @@ def test_percentiles_and_the_largest_are_those_of_a_stable_sort(values, data):
     count = data.draw(st.integers(0, len(values)))
     order = np.argsort(-array, kind="stable")
     assert largest(values, count).tolist() == sorted(order[:count].tolist())
+    floor = array[order[count - 1]] if count else math.inf
+    assert least_of_largest(array.copy(), count) == (floor, int((array > floor).sum()))
 
 
 def test_percentiles_are_shares_of_smaller_or_equal_values() -> None:

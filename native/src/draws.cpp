@@ -118,6 +118,36 @@ void draw_along(std::span<const std::uint32_t> order, std::span<const double> pa
   std::fill(drawn.begin() + static_cast<std::ptrdiff_t>(k), drawn.end(), order.back());
 }
 
+void draw_among(std::span<std::uint32_t> order, std::span<const double> shares, double start,
+                std::size_t count) {
+  if (count > order.size()) {
+    throw ConfigError(std::to_string(count) + " of " + std::to_string(order.size()) +
+                      " samples: give as many as there are, or fewer");
+  }
+  for (const std::uint32_t id : order) {
+    if (id >= shares.size()) {
+      throw ConfigError("id " + std::to_string(id) + " is out of range: give ids from 0 to " +
+                        std::to_string(shares.size() - 1));
+    }
+  }
+  const auto share_of = [&](std::size_t i) {
+    if (i + kAhead < order.size()) __builtin_prefetch(&shares[order[i + kAhead]]);
+    return shares[order[i]];
+  };
+  double length = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) length += share_of(i);
+  // Rounding must neither push the last point off the line nor lose it.
+  const double scale = static_cast<double>(count) / length;
+  double end = 0;
+  std::size_t k = 0;
+  for (std::size_t i = 0; i < order.size() && k < count; ++i) {
+    end += share_of(i);
+    if (static_cast<double>(k) + start < end * scale) order[k++] = order[i];
+  }
+  // What the last point missed.
+  while (k < count) order[k++] = order.back();
+}
+
 void repeat(std::span<const std::uint32_t> counts, std::span<std::uint32_t> ids) {
   std::uint64_t sum = 0;
   for (const std::uint32_t times : counts) sum += times;

@@ -24,6 +24,75 @@ void check(SampleIds ids, std::size_t rows) {
   }
 }
 
+// The bits of a number, which is not NaN, in the order of the numbers.
+std::uint64_t ordered(double value) {
+  const auto bits = std::bit_cast<std::uint64_t>(value + 0.0);  // which leaves no -0
+  constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+struct Ordered {
+  std::uint64_t bits;
+  std::uint32_t at;
+};
+
+// Divides what lies between two numbers into up to 2^bits equal parts; what lies outside, as NaN
+// does, is in the last one.
+class Buckets {
+ public:
+  Buckets(std::uint64_t least, std::uint64_t greatest, int bits) : least_(least) {
+    shift_ = std::max(0, static_cast<int>(std::bit_width(greatest - least)) - bits);
+    count_ = static_cast<std::size_t>((greatest - least) >> shift_) + 1;
+  }
+  std::size_t size() const { return count_; }
+  std::size_t of(std::uint64_t bits) const {
+    return std::min(count_ - 1, static_cast<std::size_t>((bits - least_) >> shift_));
+  }
+
+ private:
+  std::uint64_t least_;
+  int shift_;
+  std::size_t count_;
+};
+
+// log2 of as many buckets as have `each` items, in the mean.
+int bits_for(std::size_t items, std::size_t each, int most) {
+  return std::clamp(static_cast<int>(std::bit_width(items / each)), 1, most);
+}
+
+// Sorts items by dividing them once more, into buckets of one or a few.
+class Sorter {
+ public:
+  std::vector<Ordered> items;  // given, and sorted by sort()
+
+  void sort() {
+    if (items.empty()) return;
+    std::uint64_t least = items[0].bits;
+    std::uint64_t greatest = items[0].bits;
+    for (const Ordered& item : items) {
+      least = std::min(least, item.bits);
+      greatest = std::max(greatest, item.bits);
+    }
+    if (least == greatest) return;
+    const Buckets buckets(least, greatest, bits_for(items.size(), 1, 20));
+    ends_.assign(buckets.size() + 1, 0);
+    for (const Ordered& item : items) ++ends_[buckets.of(item.bits) + 1];
+    for (std::size_t b = 1; b < ends_.size(); ++b) ends_[b] += ends_[b - 1];
+    sorted_.resize(items.size());
+    for (const Ordered& item : items) sorted_[ends_[buckets.of(item.bits)]++] = item;
+    for (std::size_t b = 0, begin = 0; b < buckets.size(); begin = ends_[b++]) {
+      if (ends_[b] - begin < 2) continue;
+      std::sort(&sorted_[begin], sorted_.data() + ends_[b],
+                [](const Ordered& one, const Ordered& other) { return one.bits < other.bits; });
+    }
+    items.swap(sorted_);
+  }
+
+ private:
+  std::vector<std::uint32_t> ends_;
+  std::vector<Ordered> sorted_;
+};
+
 }  // namespace
 
 void count(std::span<std::int32_t> counts, SampleIds ids) {
@@ -57,35 +126,62 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
 void count_below(std::span<const double> values, std::int64_t* below) {
   // A radix sort by bytes, from the lowest on, but for those that all have in common: of losses in
   // single precision three are.
-  struct Item {
-    std::uint64_t bits;  // ordered as the values are
-    std::uint32_t at;
-  };
   if (values.size() > std::numeric_limits<std::uint32_t>::max()) {
     throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
   }
   constexpr std::size_t kBytes = sizeof(std::uint64_t);
   std::vector<std::array<std::uint32_t, 256>> counts(kBytes);
-  std::vector<Item> items(values.size());
+  std::vector<Ordered> items(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto bits = std::bit_cast<std::uint64_t>(values[i] + 0.0);  // which leaves no -0
-    const std::uint64_t sign = std::uint64_t{1} << 63;
-    items[i] = {(bits & sign) != 0 ? ~bits : bits | sign, static_cast<std::uint32_t>(i)};
+    items[i] = {ordered(values[i]), static_cast<std::uint32_t>(i)};
     for (std::size_t b = 0; b < kBytes; ++b) ++counts[b][(items[i].bits >> 8 * b) & 255];
   }
-  std::vector<Item> sorted(values.size());
+  std::vector<Ordered> sorted(values.size());
   for (std::size_t b = 0; b < kBytes && !items.empty(); ++b) {
     auto& ends = counts[b];
     if (ends[(items[0].bits >> 8 * b) & 255] == items.size()) continue;
     std::uint32_t end = 0;
     for (std::uint32_t& count : ends) end += std::exchange(count, end);
-    for (const Item& item : items) sorted[ends[(item.bits >> 8 * b) & 255]++] = item;
+    for (const Ordered& item : items) sorted[ends[(item.bits >> 8 * b) & 255]++] = item;
     items.swap(sorted);
   }
   std::int64_t less = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (i > 0 && items[i].bits != items[i - 1].bits) less = static_cast<std::int64_t>(i);
     below[items[i].at] = less;
+  }
+}
+
+void count_up_to(std::span<const double> values, std::span<std::uint32_t> room,
+                 std::span<std::uint32_t> counts) {
+  if (values.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
+  }
+  if (values.empty()) return;
+  // First into parts, each of which the cache has room for while it is sorted.
+  const auto [least, greatest] = std::minmax_element(values.begin(), values.end());
+  const Buckets buckets(ordered(*least), ordered(*greatest), bits_for(values.size(), 1024, 12));
+  std::vector<std::uint32_t> ends(buckets.size() + 1);
+  for (const double value : values) ++ends[buckets.of(ordered(value)) + 1];
+  for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    room[ends[buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
+  }
+  Sorter part;
+  for (std::size_t b = 0, begin = 0; b < buckets.size(); begin = ends[b++]) {
+    part.items.clear();
+    for (std::size_t i = begin; i < ends[b]; ++i) {
+      if (i + kAhead < room.size()) __builtin_prefetch(&values[room[i + kAhead]]);
+      part.items.push_back({ordered(values[room[i]]), room[i]});
+    }
+    part.sort();
+    std::uint32_t end = ends[b];  // of those that equal the one at hand
+    for (std::size_t i = part.items.size(); i-- > 0;) {
+      if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
+        end = static_cast<std::uint32_t>(begin + i + 1);
+      }
+      counts[part.items[i].at] = end;
+    }
   }
 }
 

@@ -97,6 +97,38 @@ void points_fall_where_a_search_finds_them() {
   CHECK_THROWS(ConfigError, stoker::draw_along(order, parts, 0.5, drawn));
 }
 
+void those_drawn_among_all_are_those_along_the_line() {
+  std::mt19937 random(8);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  for (const std::size_t size : {1u, 2u, 17u, 5000u}) {
+    std::vector<double> shares(2 * size);
+    std::vector<std::uint32_t> order(size);
+    std::vector<double> parts;
+    double sum = 0;
+    for (double& share : shares) share = uniform(random);
+    for (std::size_t i = 0; i < size; ++i) {
+      order[i] = static_cast<std::uint32_t>(2 * size - 1 - 2 * i);
+      parts.push_back(shares[order[i]]);
+      sum += parts.back();
+    }
+    std::vector<std::uint32_t> drawn(static_cast<std::size_t>(sum));
+    const double start = uniform(random);
+    stoker::draw_along(order, parts, start, drawn);
+    stoker::draw_among(order, shares, start, drawn.size());
+    CHECK(std::equal(drawn.begin(), drawn.end(), order.begin()));
+    CHECK_THROWS(ConfigError, stoker::draw_among(order, shares, start, size + 1));
+    order[0] = static_cast<std::uint32_t>(shares.size());
+    CHECK_THROWS(ConfigError, stoker::draw_among(order, shares, start, 1));
+  }
+}
+
+void what_the_last_point_misses_is_the_last_one() {
+  const std::vector<double> none(3);
+  std::vector<std::uint32_t> order{2, 0, 1};
+  stoker::draw_among(order, none, 0.5, 2);
+  CHECK((order == std::vector<std::uint32_t>{1, 1, 1}));
+}
+
 void each_comes_as_often_as_counted() {
   const std::vector<std::uint32_t> counts{0, 2, 1, 0, 3};
   std::vector<std::uint32_t> ids(6);
@@ -146,6 +178,8 @@ int main() {
   a_shuffle_is_that_of_a_plain_loop<std::uint64_t>();
   a_shuffle_may_end_early();
   points_fall_where_a_search_finds_them();
+  those_drawn_among_all_are_those_along_the_line();
+  what_the_last_point_misses_is_the_last_one();
   each_comes_as_often_as_counted();
   visits_lie_at_equal_distances();
   return check::failures();

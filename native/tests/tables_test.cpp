@@ -74,10 +74,10 @@ void the_next_use_is_the_nearest() {
   }
 }
 
-void below_are_those_that_are_less() {
+void counts_are_those_of_smaller_and_of_equal_ones() {
   std::mt19937 random(11);
   std::normal_distribution<double> normal(0.0, 1.0);
-  for (const std::size_t size : {0u, 1u, 2u, 300u}) {
+  for (const std::size_t size : {0u, 1u, 2u, 31u, 300u, 3000u}) {
     for (int kind = 0; kind < 4; ++kind) {
       std::vector<double> values(size);
       for (double& value : values) {
@@ -93,6 +93,12 @@ void below_are_those_that_are_less() {
       for (std::size_t i = 0; i < size; ++i) {
         const auto less = [&](double other) { return other < values[i]; };
         CHECK(below[i] == std::count_if(values.begin(), values.end(), less));
+      }
+      std::vector<std::uint32_t> room(size), counts(size);
+      stoker::count_up_to(values, room, counts);
+      for (std::size_t i = 0; i < size; ++i) {
+        const auto at_most = [&](double other) { return other <= values[i]; };
+        CHECK(counts[i] == std::count_if(values.begin(), values.end(), at_most));
       }
     }
   }
@@ -118,7 +124,7 @@ int main() {
   every_access_counts();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();
-  below_are_those_that_are_less();
+  counts_are_those_of_smaller_and_of_equal_ones();
   the_first_use_is_the_first();
   return check::failures();
 }

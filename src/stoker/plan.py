@@ -195,11 +195,16 @@ class Plan:
         return first
 
     @cached_property
-    def comes_again(self) -> NDArray[np.bool_] | None:
-        """bool[A], whether the sample of each access comes again in this plan; None: none does."""
+    def is_once_each(self) -> bool:
+        """Whether no sample comes twice in this plan."""
         is_in = np.zeros(1 + int(self.ids.max(initial=0)), np.bool_)
         is_in[self.ids] = True
-        if int(np.count_nonzero(is_in)) == len(self):
+        return int(np.count_nonzero(is_in)) == len(self)
+
+    @cached_property
+    def comes_again(self) -> NDArray[np.bool_] | None:
+        """bool[A], whether the sample of each access comes again in this plan; None: none does."""
+        if self.is_once_each:
             return None
         return _next_use(self.ids, self.ids[:0]).array < len(self)
 

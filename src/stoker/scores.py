@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import stoker._core as core
 from stoker.errors import CapacityError, ConfigError
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 
 Number = TypeVar("Number", np.uint32, np.int64)
 Row = TypeVar("Row", np.float64, np.int32, np.bool_)
@@ -335,24 +335,22 @@ def filled(scores: Scores) -> NDArray[np.float64]:
     return values
 
 
+def counts_up_to(values: ArrayLike) -> NDArray[np.uint32]:
+    """Return u32[n]: how many of f64[n] ``values`` are at most the own one. No value is NaN."""
+    given = np.ascontiguousarray(values, dtype=np.float64)
+    counts: NDArray[np.uint32] = scratch(len(given), np.uint32)
+    core.count_up_to(given, scratch(len(given), np.uint32), counts)
+    return counts
+
+
 def percentiles(values: ArrayLike) -> NDArray[np.float64]:
     """Return f64[n] in (0, 1]: the share of f64[n] ``values`` that are at most the own one.
 
     The empirical distribution function at each value: the largest one gets 1, the smallest 1/n,
-    equal ones the same, and all of them 1 when all are equal.
+    equal ones the same, and all of them 1 when all are equal. No value is NaN.
     """
-    given = np.asarray(values, dtype=np.float64)
-    count = len(given)
-    order = np.argsort(given)
-    ascending = given[order]
-    ends = np.arange(1, count + 1, dtype=np.uint32)
-    ends[:-1][ascending[1:] == ascending[:-1]] = count  # of equal ones only the last counts
-    np.minimum.accumulate(ends[::-1], out=ends[::-1])
-    # In the same memory: there may be 100 million samples.
-    np.divide(ends, max(count, 1), out=ascending)
-    shares = np.empty(count)
-    shares[order] = ascending
-    return shares
+    counts = counts_up_to(values)
+    return counts / max(len(counts), 1)
 
 
 def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
@@ -367,6 +365,19 @@ def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
     chosen = given > floor
     chosen[np.flatnonzero(given == floor)[: count - int(np.count_nonzero(chosen))]] = True
     return np.flatnonzero(chosen)
+
+
+def least_of_largest(values: NDArray[np.float64], count: int) -> tuple[float, int]:
+    """Return the least of the ``count`` largest of f64[n] values, and how many are above it.
+
+    Infinity where there are none to be. Changes the order of ``values``, none of which is NaN.
+    """
+    if not count:
+        return np.inf, 0
+    rest = len(values) - count
+    values.partition(rest)
+    floor = float(values[rest])
+    return floor, int(np.count_nonzero(values[rest:] > floor))
 
 
 def distinct(ids: NDArray[Number]) -> NDArray[Number]:

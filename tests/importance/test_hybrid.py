@@ -77,6 +77,21 @@ def test_warm_up_ends_above_the_overlap_not_at_it(overlap: float, ready: bool) -
     assert scores.ready is ready
 
 
+def test_variances_are_let_go_of_once_the_set_is_found() -> None:
+    scores, scorer = Scores(20), Hybrid(20, cache_samples=8, max_warm_up=2)
+    for epoch in range(2):
+        assert scorer.state_dict()["mean"].size == 20
+        a_pass(scorer, scores, epoch, moving(epoch))
+    assert scorer.state_dict()["mean"].size == 0
+    again = Hybrid(20, cache_samples=8)
+    again.load_state_dict(scorer.state_dict())
+    a_pass(again, scores, 2, moving(2))
+    assert scores.ready
+    assert again.volatile.tolist() == scorer.volatile.tolist() == [3, 17]
+    with pytest.raises(ConfigError, match="state of 20 samples"):
+        Hybrid(21, cache_samples=8).load_state_dict(scorer.state_dict())
+
+
 def test_warm_up_ends_after_its_longest_time() -> None:
     rng = np.random.default_rng(0)
     scores, scorer = Scores(20), Hybrid(20, cache_samples=8, overlap=1.0, max_warm_up=4)
@@ -113,6 +128,7 @@ def test_the_cache_must_be_known() -> None:
         {"overlap": -0.1},
         {"overlap": 2.0},
         {"max_warm_up": 1},
+        {"max_warm_up": 5000},
     ],
 )
 def test_bad_arguments_are_refused(bad: dict[str, float]) -> None:

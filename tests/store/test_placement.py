@@ -211,7 +211,7 @@ def disturb(store, seed, stop):
         arena.discard_from("L", random.integers(0, MANY, 8).astype(np.uint32))
         store.places.array[random.integers(0, MANY, 4)] = random.integers(0, 2, 4)
         if turn % 20 == 0:
-            store.rearrange(regions, random.random(MANY))
+            store.rearrange(regions, random.random(MANY).take)
             arena.verify()
 
 

@@ -428,7 +428,7 @@ def test_samples_move_to_their_places(low):
     low.places.array[promoted] = HighLow.HIGH
     keys = np.zeros(N)
     keys[promoted[:10]] = 1e9
-    low.rearrange(policy.regions(), keys)
+    low.rearrange(policy.regions(), keys.take)
     assert set(promoted[:10]) <= set(low.tier.list("H"))
     assert not np.isin(promoted, low.tier.list("L")).any()  # what H refused has left
     assert len(low.tier.list("L")) >= len(before["L"]) - len(promoted)

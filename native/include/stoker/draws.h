@@ -30,6 +30,12 @@ extern template void shuffle(std::span<std::uint64_t> items, const Bits& bits, s
 void draw_along(std::span<const std::uint32_t> order, std::span<const double> parts, double start,
                 std::span<std::uint32_t> drawn);
 
+// The same for shares of at most one, shares[id], each of which has one point at most: so there is
+// room for the `count` that are drawn where `order` begins, and no other memory is needed.
+// ConfigError for ids out of range, and for a `count` of more than there are.
+void draw_among(std::span<std::uint32_t> order, std::span<const double> shares, double start,
+                std::size_t count);
+
 // Fills in each id, from the first on, as often as counts[id] says. ConfigError unless these sum up
 // to ids.size().
 void repeat(std::span<const std::uint32_t> counts, std::span<std::uint32_t> ids);

@@ -16,6 +16,7 @@ from stoker.bundles.package import Package, decode, encode, stamp_of_files
 from stoker.bundles.packager import Totals
 from stoker.errors import SegmentError, SourceUnavailable
 from stoker.scores import distinct
+from stoker.shared import scratch
 from stoker.source.base import Source, read_whole
 from stoker.source.packed import Packed, gather
 from stoker.store.arena import Arena
@@ -34,7 +35,8 @@ class Catalogue:
     """
 
     def __init__(self, num_samples: int) -> None:
-        self._home = np.full(num_samples, -1, np.int64)
+        # One more than the number of the package, 0: in none. Without packages it takes no memory.
+        self._home: NDArray[np.uint32] = scratch(num_samples, np.uint32)
         self._packages: dict[int, tuple[str, Ids]] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -44,7 +46,7 @@ class Catalogue:
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._packages[number] = name, ids
-            self._home[ids] = number
+            self._home[ids] = number + 1
             return number
 
     def remove(self, numbers: Iterable[int]) -> list[str]:
@@ -54,7 +56,7 @@ class Catalogue:
             for number in numbers:
                 if number in self._packages:
                     name, ids = self._packages.pop(number)
-                    self._home[ids[self._home[ids] == number]] = -1
+                    self._home[ids[self._home[ids] == number + 1]] = 0
                     names.append(name)
         return names
 
@@ -71,7 +73,7 @@ class Catalogue:
 
     def home(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each sample's package, -1 where it is in none."""
-        return self._home[ids]
+        return self._home[ids].astype(np.int64) - 1
 
     def numbers(self) -> list[int]:
         """Return the numbers of all packages, the oldest first."""
@@ -81,7 +83,8 @@ class Catalogue:
     def contents(self) -> list[Ids]:
         """Return, for each package, the samples that are at home there."""
         with self._lock:
-            return [ids[self._home[ids] == number] for number, (_, ids) in self._packages.items()]
+            packages = self._packages.items()
+            return [ids[self._home[ids] == number + 1] for number, (_, ids) in packages]
 
     def useless(self, low: Mask, numbers: Iterable[int]) -> list[int]:
         """Return those of ``numbers`` where no sample of ``low`` (``bool[N]``) is at home."""
@@ -90,7 +93,7 @@ class Catalogue:
             for number in numbers:
                 if number in self._packages:
                     ids = self._packages[number][1]
-                    if not (low[ids] & (self._home[ids] == number)).any():
+                    if not (low[ids] & (self._home[ids] == number + 1)).any():
                         found.append(number)
             return found
 
@@ -126,25 +129,29 @@ def pack(
     one before. Pure: the same arguments and state of ``rng`` give the same packages.
     """
     ids = np.flatnonzero(low).astype(np.uint32)
-    group = _groups(len(low), existing, mixed_packages(min_bytes), rng)[ids]
-    part = np.where(missed[ids], 0, np.where(group >= 0, 1, 2))
-    # By part, then group, then at random: one number for all three sorts in a third of the time.
-    order = np.argsort(rng.random(len(ids)) + (group + part * (len(existing) + 2.0)))
+    order = _order(ids, missed, existing, mixed_packages(min_bytes), rng)
     return _cut(ids[order], sizes, min_bytes, rng)
 
 
-def _groups(
-    num_samples: int, existing: Sequence[Ids], mixed: int, rng: np.random.Generator
+def _order(
+    ids: Ids, missed: Mask, existing: Sequence[Ids], mixed: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return ``i64[N]``: the group of packages a sample is mixed with, -1 if in no package."""
-    group = np.full(num_samples, -1, np.int64)
+    """Return ``i64[n]``, the order in which to pack ``ids``; see :func:`pack`."""
+    groups = -(-len(existing) // mixed)
+    # Those that were missed and are in no package come first; the largest is in none either.
+    kind = np.min_scalar_type(2 * groups + 1)
+    group = np.full(len(missed), groups, kind)
     for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
         group[existing[number]] = rank // mixed
-    return group
+    first = np.where(group[ids] == groups, 0, 1 + group[ids])
+    part = np.where(missed[ids], first, groups + 1 + group[ids]).astype(kind)
+    del group, first
+    return np.argsort(rng.random(len(ids)) + part)  # one number in place of two
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:
-    ends = np.cumsum(sizes[ids])
+    ends = sizes[ids]
+    np.cumsum(ends, out=ends)
     cuts: list[int] = []
     begin = before = 0
     while begin < len(ids) and ends[-1] - before >= min_bytes:
@@ -186,7 +193,7 @@ class Builder:
         self._open: OrderedDict[int, Package] = OrderedDict()
         # A package may take from two groups that are mixed apart from each other.
         self._most_open = 2 * mixed_packages(min_bytes)
-        self.unreadable = np.zeros(len(source), np.bool_)
+        self.unreadable: Mask = scratch(len(source), np.bool_)
         """``bool[N]``: samples that the source does not give."""
 
     def build(self, ids: Ids) -> tuple[int, NDArray[np.int64]] | None:

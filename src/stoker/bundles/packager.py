@@ -23,7 +23,7 @@ from stoker.errors import ConfigError
 from stoker.node.descriptors import Handle
 from stoker.node.messages import Channel
 from stoker.node.supervisor import Supervisor
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 from stoker.source.base import Source
 from stoker.source.remote.backend import Address
 from stoker.store.arena import Arena
@@ -213,7 +213,7 @@ class Flags:
     """``u8[N]`` in the memory of every rank: 1 at what a package brought. Safe in any thread."""
 
     def __init__(self, num_samples: int) -> None:
-        self._own = np.zeros(num_samples, np.uint8)
+        self._own: NDArray[np.uint8] = scratch(num_samples, np.uint8)
         self._outlets: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 

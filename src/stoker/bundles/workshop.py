@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 import stoker._core as core
 from stoker.bundles.builder import Builder, Catalogue, pack, read_package
@@ -17,7 +18,7 @@ from stoker.bundles.depot import Depot
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
 from stoker.bundles.packager import Flags, Job, Totals
 from stoker.errors import SegmentError
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 from stoker.source.base import Source
 from stoker.source.packed import pick
 from stoker.store.arena import Arena
@@ -317,12 +318,14 @@ class Workshop:
         served = self._job.served.array
         if self._epoch is not None:
             # Asked for and not there at first, but served later on, in place of another.
-            missed = missed & (served < self._epoch.stamp)
+            missed = _still(missed, served, self._epoch.stamp)
         flagged = self._flags.ids
         self._flags.clear(flagged[~epoch.low[flagged]])
         self._remove_useless(epoch.low, self._catalogue.numbers())
+        due = _still(epoch.low, served, epoch.stamp)
+        due[self._builder.unreadable] = False
         packages = pack(
-            epoch.low & (served < epoch.stamp) & ~self._builder.unreadable,
+            due,
             missed,
             self._catalogue.contents(),
             self._job.source.sizes,
@@ -340,3 +343,11 @@ class Workshop:
             waiting = set(self._to_load)
         useless = [n for n in self._catalogue.useless(low, numbers) if n not in waiting]
         self._depot.remove(self._catalogue.remove(useless))
+
+
+def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
+    """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
+    still: Mask = scratch(len(chosen), np.bool_)
+    ids = np.flatnonzero(chosen)
+    still[ids] = served[ids] < stamp
+    return still

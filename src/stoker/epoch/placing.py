@@ -25,6 +25,8 @@ from stoker.store.tier import NOWHERE, GuardedTier
 ON_THEIR_WAY = 2
 """Batches of a process between storage and the step: one is learned from, one comes next."""
 
+_AT_ONCE = 1 << 14
+
 _NONE = np.empty(0, np.uint32)
 
 
@@ -191,8 +193,11 @@ class PolicyCache(EpochCache):
         wanted = np.zeros(len(places.array), np.uint8)
         if self._policy.has_places:
             wanted = self._policy.places(scores, whole, len(wanted))
-            counts = np.bincount(wanted[whole.ids], minlength=len(self._names)).tolist()
-            self._accesses = dict(zip(self._names, counts, strict=False))
+            counts = np.zeros(256, np.int64)
+            for at in range(0, len(whole), _AT_ONCE):  # of 100 million, 8 bytes each are a lot
+                some = wanted[whole.ids[at : at + _AT_ONCE]]
+                counts += np.bincount(some, minlength=len(counts))
+            self._accesses = dict(zip(self._names, counts.tolist(), strict=False))
         if are_here is not None:
             wanted[~are_here] = NOWHERE
         places.array[:] = wanted
@@ -262,12 +267,13 @@ class Placing(PolicyCache):
         keys, pool = None, self._store.pool
         if (self._is_node_leader or pool is not None) and not self._policy.natural_keys:
             keys = self._policy.keys(self._ids, scores, plan, None)
-        if pool is not None and keys is not None and not self._is_node_leader:
-            pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
         if self._is_node_leader:
             arranges = self._member is None or self._member.arranges
             moves = arranges and self._policy.has_places
-            self._store.rearrange(self._regions, keys, wanted if arranges else None, moves=moves)
+            keys_of = None if keys is None else keys.take
+            self._store.rearrange(self._regions, keys_of, wanted if arranges else None, moves=moves)
+        if pool is not None and keys is not None:
+            pool.reorder(keys)  # each rank ranks what it stores; one renews what is there
         self._store.begin_epoch(plan.epoch, self._rank, earlier)
         if self._packager is not None and self._store.places is not None:
             stamp = self._store.stamp
@@ -304,7 +310,9 @@ class Placing(PolicyCache):
         if self._is_node_leader and not self._policy.natural_keys:
             keys = self._policy.keys_now(self._ids, scores, self._plan)
             if keys is not None:
-                self._store.rearrange(self._regions, keys, moves=False)
+                self._store.rearrange(self._regions, keys.take, moves=False)
+                if self._store.pool is not None:
+                    self._store.pool.reorder(keys)
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that were asked for and not cached."""

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.baselines import LossHistory
-from stoker.scores import Scores, largest, percentiles
+from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, least_of_largest
+from stoker.shared import scratch
+
+_AT_ONCE = 1 << 14
 
 
 class Hybrid(Scorer):
@@ -25,8 +28,8 @@ class Hybrid(Scorer):
     forward pass before each plan; all others keep the score of their last visit.
 
     What is ranked is the score that ``of`` writes: the last loss by default, the reducible loss
-    as an option (the paper cites Mindermann et al. and leaves this open). State: 20 bytes a
-    sample. Ranks that hold equal scores find equal sets. Not thread-safe.
+    as an option (the paper cites Mindermann et al. and leaves this open). State: 18 bytes a
+    sample, until S is found. Ranks that hold equal scores find equal sets. Not thread-safe.
     """
 
     def __init__(
@@ -43,8 +46,8 @@ class Hybrid(Scorer):
 
         ``cache_samples``: how many samples the caches of all nodes hold, each sample in one of
         them; None: as :meth:`cache_holds` tells. Raises ConfigError for a share outside of
-        0 < share <= 1, an overlap outside of 0 to 1, and a warm-up below 2 epochs, which know no
-        variance.
+        0 < share <= 1, an overlap outside of 0 to 1, a warm-up below 2 epochs, which know no
+        variance, and one of more than :data:`~stoker.scores.MAX_EPOCHS`.
         """
         if num_samples < 1:
             raise ConfigError(f"num_samples={num_samples} is out of range: give at least 1 sample")
@@ -52,15 +55,16 @@ class Hybrid(Scorer):
             raise ConfigError(f"share={share} is out of range: give 0 < share <= 1 of the cache")
         if not 0 <= overlap <= 1:
             raise ConfigError(f"overlap={overlap} is out of range: give a share of S from 0 to 1")
-        if max_warm_up < 2:
-            raise ConfigError(f"max_warm_up={max_warm_up} is out of range: give 2 epochs or more")
+        if not 2 <= max_warm_up <= MAX_EPOCHS:
+            raise ConfigError(
+                f"max_warm_up={max_warm_up} is out of range: give 2 to {MAX_EPOCHS} epochs"
+            )
         self._cache_samples = cache_samples
         self._of: Scorer = LossHistory() if of is None else of
         self._share, self._overlap, self._max_warm_up = share, overlap, max_warm_up
         self._epoch = -1
-        self._count = np.zeros(num_samples, np.int32)
-        self._mean = np.zeros(num_samples)
-        self._squares = np.zeros(num_samples)
+        self._num_samples = num_samples
+        self._keep_moments(num_samples)
         self._passes = 0
         self._candidates = np.empty(0, np.uint32)
         self._warm = False
@@ -77,9 +81,15 @@ class Hybrid(Scorer):
 
     @property
     def rank_variance(self) -> NDArray[np.float64]:
-        """``f64[N]``, variance of each sample's percentile rank so far; NaN before two ranks."""
-        known = self._count >= 2
-        return np.where(known, self._squares / np.where(known, self._count - 1, 1), np.nan)
+        """``f64[N]``, variance of each sample's percentile rank so far.
+
+        NaN before two ranks, and for all once S is found: it is not needed any more.
+        """
+        variance: NDArray[np.float64] = scratch(self._num_samples, np.float64)
+        variance.fill(np.nan)
+        for part in _parts(len(self._count)):
+            variance[part] = self._variance(part)
+        return variance
 
     def cache_holds(self, samples: int) -> None:
         """Note how many samples the caches hold, unless given at construction."""
@@ -95,39 +105,74 @@ class Hybrid(Scorer):
 
         Raises ConfigError for another number of samples, or if ``cache_samples`` is not known.
         """
-        if len(scores) != len(self._count):
-            raise ConfigError(f"{len(scores)} scores for a Hybrid of {len(self._count)} samples")
+        if len(scores) != self._num_samples:
+            raise ConfigError(f"{len(scores)} scores for a Hybrid of {self._num_samples} samples")
         if epoch == self._epoch:
             return
         self._epoch = epoch
         if not self._warm and scores.seen.any():
             self._add_ranks(scores)
             self._warm = self._holds_still() or self._passes >= self._max_warm_up
+            if self._warm:
+                self._keep_moments(0)
         scores.ready = self._warm
         scores.set_volatile(self.volatile)
+
+    def _keep_moments(self, num_samples: int) -> None:
+        """Begin to count the ranks of so many samples, their mean and squares around it."""
+        self._count = scratch(num_samples, np.uint16)
+        self._mean = scratch(num_samples, np.float64)
+        self._squares = scratch(num_samples, np.float64)
 
     def _add_ranks(self, scores: Scores) -> None:
         """One step of Welford's running variance for every sample seen so far."""
         is_seen = scores.seen > 0
-        seen = slice(None) if is_seen.all() else np.flatnonzero(is_seen)
-        rank = percentiles(scores.values[seen])
-        self._count[seen] += 1
-        delta = rank - self._mean[seen]
-        self._mean[seen] += delta / self._count[seen]
-        self._squares[seen] += delta * (rank - self._mean[seen])
+        seen = None if is_seen.all() else np.flatnonzero(is_seen)
+        counts = counts_up_to(scores.values if seen is None else scores.values[seen])
+        for part in _parts(len(counts)):
+            rows: slice | NDArray[np.int64] = part if seen is None else seen[part]
+            rank = counts[part] / len(counts)
+            self._count[rows] += 1
+            delta = rank - self._mean[rows]
+            self._mean[rows] += delta / self._count[rows]
+            self._squares[rows] += delta * (rank - self._mean[rows])
         self._passes += 1
+
+    def _variance(self, part: slice) -> NDArray[np.float64]:
+        """Return f64[n], the variance of the ranks of some samples; NaN before two."""
+        count = self._count[part]
+        known = count >= 2
+        return np.where(known, self._squares[part] / np.where(known, count - 1, 1), np.nan)
 
     def _holds_still(self) -> bool:
         """Choose S'_t, and return whether nearly all of it is in S'_{t-1}."""
         if self._passes < 2:
             return False
         before, size = self._candidates, self._size()
-        variance = self.rank_variance
-        known = np.flatnonzero(~np.isnan(variance))
-        top = largest(variance[known], min(size, len(known)))
-        self._candidates = known[top].astype(np.uint32)
+        self._candidates = self._most_variable(size)
         both = np.intersect1d(before, self._candidates, assume_unique=True)
         return len(before) > 0 and len(both) / size > self._overlap
+
+    def _most_variable(self, size: int) -> NDArray[np.uint32]:
+        """Return ``u32[size]``, ascending, the samples of the largest variance.
+
+        All of which it is known if these are fewer; of equal ones those that come first.
+        """
+        variance, known = self.rank_variance, 0
+        for part in _parts(len(variance)):
+            some = variance[part]
+            some = some[~np.isnan(some)]
+            variance[known : known + len(some)] = some
+            known += len(some)
+        floor, above = least_of_largest(variance[:known], min(size, known))
+        del variance
+        ties, chosen = min(size, known) - above, [np.empty(0, np.int64)]
+        for part in _parts(len(self._count)):
+            some = self._variance(part)
+            tied = np.flatnonzero(some == floor)
+            chosen.append(part.start + np.union1d(np.flatnonzero(some > floor), tied[:ties]))
+            ties -= len(tied[:ties])
+        return np.concatenate(chosen).astype(np.uint32)
 
     def _size(self) -> int:
         """|S|, at least one sample and at most all."""
@@ -135,10 +180,10 @@ class Hybrid(Scorer):
             raise ConfigError(
                 "Hybrid does not know how many samples the cache holds: give cache_samples"
             )
-        return min(max(round(self._share * self._cache_samples), 1), len(self._count))
+        return min(max(round(self._share * self._cache_samples), 1), self._num_samples)
 
     def state_dict(self) -> dict[str, NDArray[np.generic]]:
-        """Return the running variances, S' and the progress of the warm-up."""
+        """Return the running variances, empty once S is found, S', and how far the warm-up is."""
         progress = np.array([self._epoch, self._passes, self._warm], np.int64)
         return {
             "count": self._count.copy(),
@@ -146,20 +191,25 @@ class Hybrid(Scorer):
             "squares": self._squares.copy(),
             "candidates": self._candidates.copy(),
             "progress": progress,
+            "num_samples": np.array(self._num_samples),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
         """Continue from what :meth:`state_dict` returned; ConfigError for another data set."""
-        if state["count"].shape != self._count.shape:
-            raise ConfigError(
-                f"a state of {len(state['count'])} samples for a Hybrid of {len(self._count)}"
-            )
-        self._count = np.array(state["count"], np.int32)
+        samples = int(state.get("num_samples", len(state["count"])))
+        if samples != self._num_samples:
+            raise ConfigError(f"a state of {samples} samples for a Hybrid of {self._num_samples}")
+        self._count = np.array(state["count"], np.uint16)
         self._mean = np.array(state["mean"], np.float64)
         self._squares = np.array(state["squares"], np.float64)
         self._candidates = np.array(state["candidates"], np.uint32)
         epoch, passes, warm = np.asarray(state["progress"], np.int64)
         self._epoch, self._passes, self._warm = int(epoch), int(passes), bool(warm)
+
+
+def _parts(count: int) -> list[slice]:
+    """Return slices of so many samples, some at a time: there may be 100 million."""
+    return [slice(at, min(at + _AT_ONCE, count)) for at in range(0, count, _AT_ONCE)]
 
 
 class Realtime(Scorer):

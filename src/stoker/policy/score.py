@@ -12,18 +12,20 @@ import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
-from stoker.scores import Scores, largest
+from stoker.scores import Scores, least_of_largest
+from stoker.shared import scratch
 
 TRANSIT = 0.05
 """Share of the cache for what waits for its step, where batches are not known."""
 Split = Literal["fixed", "moving"]
 
+_AT_ONCE = 1 << 14
 _LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.1
 _MOST_ACCESSES = 2**29 - 1
 
 
-class _ByScore(Policy):
-    """What all policies of this page have: keys that are scores."""
+class ByScore(Policy):
+    """What all policies of this page have: keys that are scores, each the sample's own."""
 
     follows_scores: ClassVar[bool] = True
 
@@ -50,7 +52,7 @@ class _ByScore(Policy):
 
 
 @dataclass(frozen=True)
-class Score(_ByScore):
+class Score(ByScore):
     """SHADE's adaptive priority-aware prediction (APP), Algorithm 1 (Khan et al., FAST 2023).
 
     While there is room every sample enters. When the cache is full, a sample that was missed
@@ -99,7 +101,7 @@ class Score(_ByScore):
 
 
 @dataclass(frozen=True)
-class Homophily(_ByScore):
+class Homophily(ByScore):
     """The cache of SpiderCache: importance and homophily regions, exclusive (ICPP 2025).
 
     A sample enters ``importance`` while there is room, or if its score is above the smallest
@@ -146,7 +148,7 @@ class Homophily(_ByScore):
 
 
 @dataclass(frozen=True)
-class HighLow(_ByScore):
+class HighLow(ByScore):
     """The H-cache and the L-cache of iCache (Chen et al., HPCA 2023).
 
     The H-list of an epoch are the most important of its selected samples. H keeps them by score:
@@ -205,33 +207,39 @@ class HighLow(_ByScore):
             return places
         if self.split == "moving":
             return self._places_of_all(scores.values[:num_samples], seen)
-        # In the order of the plan, which is random, so that ties favour no sample.
-        selected = _distinct(plan.ids, num_samples)
-        known = selected[seen[selected]]
-        unseen = len(selected) - len(known)
-        wanted = max(0, round(self.h_share * len(selected)) - unseen)
-        values = scores.values[known]
-        top = largest(values, min(wanted, len(known)))
-        floor = values[top].min(initial=np.inf)
-        places[seen & (scores.values[:num_samples] <= floor)] = self.LOW
-        places[known] = self.LOW
-        places[known[top]] = self.HIGH
+        return self._places_of_plan(scores, plan, seen)
+
+    def _places_of_plan(
+        self, scores: Scores, plan: Plan, seen: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
+        """Return u8[N] by rank among the samples of ``plan``."""
+        selected = plan.ids if plan.is_once_each else _distinct(plan.ids, len(seen))
+        known = selected if seen.all() else selected[seen[selected]]
+        wanted = max(0, round(self.h_share * len(selected)) - (len(selected) - len(known)))
+        wanted, values = min(wanted, len(known)), scores.values[: len(seen)]
+        floor, above = least_of_largest(_taken(values, known), wanted)
+        places = self._low_where(seen & (values <= floor))
+        if above < wanted:
+            # In the order of the plan, which is random, so that ties favour no sample.
+            is_tied = seen & (values == floor)
+            places[known[is_tied[known]][: wanted - above]] = self.HIGH
         return places
 
     def _places_of_all(
         self, values: NDArray[np.float64], seen: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
         """Return u8[N] by rank among all samples; of equal scores at the edge all are HIGH."""
-        known = values[seen]
+        known = np.flatnonzero(seen).astype(np.uint32)
         wanted = max(0, round(self.h_share * len(values)) - (len(values) - len(known)))
-        floor = np.inf
-        if wanted:
-            floor = np.partition(known, len(known) - wanted)[len(known) - wanted]
-        return np.where(seen & (values < floor), self.LOW, self.HIGH).astype(np.uint8)
+        floor, _ = least_of_largest(_taken(values, known), wanted)
+        return self._low_where(seen & (values < floor))
+
+    def _low_where(self, is_low: NDArray[np.bool_]) -> NDArray[np.uint8]:
+        return np.where(is_low, np.uint8(self.LOW), np.uint8(self.HIGH))
 
 
 @dataclass(frozen=True)
-class StaticSet(_ByScore):
+class StaticSet(ByScore):
     """The cache of ImPACT: H and L as in iCache, and the set S (TC 2025).
 
     S are the samples whose rank varies most, ``scores.volatile``; they stay cached, because they
@@ -289,6 +297,15 @@ def _distinct(ids: NDArray[np.uint32], num_samples: int) -> NDArray[np.uint32]:
     first[ids[::-1]] = np.arange(len(ids))[::-1]  # of several the last that is written stays
     is_first: NDArray[np.bool_] = first[ids] == np.arange(len(ids))
     return ids[is_first]
+
+
+def _taken(values: NDArray[np.float64], ids: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return f64[n], the values of ``ids``, in memory that leaves nothing behind."""
+    taken: NDArray[np.float64] = scratch(len(ids), np.float64)
+    for at in range(0, len(ids), _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        taken[part] = values.take(ids[part])
+    return taken
 
 
 def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.sampler.draws import permutation, scores_or_median, shuffle, systematic
 from stoker.sampler.uniform import Draw, EpochSampler, expected
-from stoker.scores import Scores, percentiles
-from stoker.shared import SharedArray
+from stoker.scores import Scores, counts_up_to
+from stoker.shared import SharedArray, scratch
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,31 @@ class SelectiveSampler(EpochSampler):
         return max(1, round(self.num_samples / (1 + self.beta)))
 
     def inclusion(self, scores: Scores) -> NDArray[np.float64]:
-        """Return f64[N], the probability of each sample to be kept; the sum is :meth:`size`."""
-        kept = np.ones(self.num_samples)
-        seen = np.flatnonzero(scores.seen)
-        kept[seen] = percentiles(scores.values[seen]) ** self.beta
-        return 1 - _scaled(1 - kept, self.num_samples - self.size(scores))
+        """Return f64[N], the probability of each sample to be kept; the sum is :meth:`size`.
+
+        In parts, and in memory that leaves nothing behind: there may be 100 million samples.
+        """
+        at_most, total = _counts_of_all(scores), self.num_samples - self.size(scores)
+        known = max(1, int(np.count_nonzero(scores.seen)))
+        parts = [slice(at, at + _AT_ONCE) for at in range(0, self.num_samples, _AT_ONCE)]
+
+        def dropped(part: slice) -> NDArray[np.float64]:
+            share: NDArray[np.float64] = 1 - (at_most[part] / known) ** self.beta
+            return share
+
+        memory: NDArray[np.float64] = scratch(self.num_samples, np.float64)
+        filled = 0
+        for part in parts:
+            some = dropped(part)
+            some = some[some > 0]
+            memory[filled : filled + len(some)] = some
+            filled += len(some)
+        factor = _factor(memory[:filled], total, self.num_samples)
+        if factor is None:
+            return 1 - _scaled(np.concatenate([dropped(part) for part in parts]), total)
+        for part in parts:
+            memory[part] = 1 - factor * dropped(part)
+        return memory
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the samples that are kept, each once, in random order."""
@@ -265,9 +285,36 @@ def capped(p: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         certain |= over
 
 
+def _counts_of_all(scores: Scores) -> NDArray[np.uint32]:
+    """Return u32[N], how many seen samples score at most as each; unseen: as the highest one."""
+    is_seen = scores.seen > 0
+    if is_seen.all():
+        return counts_up_to(scores.values)
+    counts: NDArray[np.uint32] = scratch(len(scores), np.uint32)
+    counts.fill(max(1, np.count_nonzero(is_seen)))
+    counts[is_seen] = counts_up_to(scores.values[is_seen])
+    return counts
+
+
+def _most(num_samples: int) -> float:
+    """Return the largest probability of being dropped, which is below one."""
+    return 1 - 1 / (num_samples + 1)
+
+
+def _factor(positive: NDArray[np.float64], total: int, num_samples: int) -> float | None:
+    """Return what probabilities above 0 are scaled by to sum to ``total``; None: not one for all.
+
+    That is where some would have to be as large as one.
+    """
+    if total >= _most(num_samples) * len(positive):
+        return None
+    factor = float(total / positive.sum())
+    return factor if factor * positive.max() <= _most(num_samples) else None
+
+
 def _scaled(dropped: NDArray[np.float64], total: int) -> NDArray[np.float64]:
     """Return the probabilities scaled to sum to ``total``, zeros last, none as large as one."""
-    most = 1 - 1 / (len(dropped) + 1)
+    most = _most(len(dropped))
     scaled, free = np.zeros_like(dropped), dropped > 0
     if total >= most * free.sum():
         scaled[free] = most

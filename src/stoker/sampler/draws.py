@@ -13,7 +13,7 @@ from stoker.errors import ConfigError
 from stoker.scores import Scores
 from stoker.shared import SharedArray, scratch
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
@@ -57,13 +57,29 @@ def systematic(
     Systematic sampling in random order: the probabilities laid end to end in a line, one random
     start, then a step of one (Madow, Annals of Mathematical Statistics 1949).
     """
-    certain = np.flatnonzero(inclusion >= 1).astype(np.uint32)
-    order = np.flatnonzero((inclusion > 0) & (inclusion < 1)).astype(np.uint32)
-    shuffle(order, rng)
-    drawn = _along(order, inclusion[order], size - len(certain), rng)
-    drawn = np.concatenate([certain, drawn])
+    certain = inclusion >= 1
+    ids = _places(certain, (inclusion > 0) & ~certain)
+    begin = int(np.count_nonzero(certain))
+    rest = ids[begin:]
+    shuffle(rest, rng)
+    left = max(0, min(size - begin, len(rest)))
+    if left:
+        core.draw_among(rest, inclusion, rng.random(), left)
+    drawn = ids[: begin + left]
     shuffle(drawn, rng)
     return drawn
+
+
+def _places(*chosen: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Return u32[n], the indices of what is chosen of each bool[N], one behind the other."""
+    places: NDArray[np.uint32] = scratch(sum(map(np.count_nonzero, chosen)), np.uint32)
+    filled = 0
+    for each in chosen:
+        for at in range(0, len(each), _AT_ONCE):
+            found = np.flatnonzero(each[at : at + _AT_ONCE])
+            places[filled : filled + len(found)] = found + at
+            filled += len(found)
+    return places
 
 
 def _along(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,14 @@ from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
 from stoker.scores import Scores
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, scratch
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
 from stoker.store.arena import Arena, Samples
 from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import format_bytes
+
+_AT_ONCE = 1 << 14
 
 
 class AccountingArena(Arena):
@@ -196,10 +199,13 @@ class BlankSource(BaseSource):
         """Whether samples are as long as they are said to be: none of these is."""
         return False
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the lengths."""
-        return hashlib.blake2b(np.ascontiguousarray(self._sizes).data, digest_size=16).hexdigest()
+        digest = hashlib.blake2b(digest_size=16)
+        for at in range(0, len(self), _AT_ONCE):
+            digest.update(np.ascontiguousarray(self._sizes[at : at + _AT_ONCE]).data)
+        return digest.hexdigest()
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:
         """Return nothing for each of ``ids``."""
@@ -287,14 +293,17 @@ class Packages:
         depot = MemoryDepot()
         self._workshop = Workshop(job, arena, depot, flags, totals, is_told=True)
         self._sizes = source.sizes
-        self._low_ones = self._missed = np.zeros(len(source), np.bool_)
+        self._low_ones = np.zeros(0, np.bool_)  # of the epoch, once it has begun
+        self._missed: Mask = scratch(len(source), np.bool_)
         self._lacking = 0
 
     def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
         """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
-        low = self._low_ones = places == self._low
-        self._workshop.begin(Epoch(epoch, stamp, low), self._missed & low)
-        self._missed = np.zeros_like(self._missed)
+        low, missed = scratch(len(places), np.bool_), self._missed
+        np.equal(places, self._low, out=low)
+        missed &= low
+        self._low_ones, self._missed = low, scratch(len(places), np.bool_)
+        self._workshop.begin(Epoch(epoch, stamp, low), missed)
         self.work()
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:

@@ -21,6 +21,7 @@ from stoker.importance.base import as_scorer
 from stoker.plan import Plan
 from stoker.policy.base import Policy
 from stoker.policy.next_use import NextUse
+from stoker.policy.score import ByScore
 from stoker.recipes import Recipe, as_recipe
 from stoker.sampler.base import Sampler, as_sampler
 from stoker.sampler.super_epochs import Room
@@ -448,15 +449,19 @@ class Job:
         keys, are_known = None if policy.natural_keys else np.empty(len(ids)), False
         after = np.empty(len(ids)) if self.cache.follows_scores else None
         losses = self._losses(ids, plan.epoch)
-        if isinstance(policy, NextUse):  # whose keys do not depend on scores
+        # Where no sample comes twice, its own score does not change before its access, nor after.
+        alone = isinstance(policy, ByScore) and plan.is_once_each
+        if isinstance(policy, NextUse) or alone:  # the keys of one do not depend on scores
             keys, are_known = policy.keys(ids, self._scores, plan, positions), True
         for start in range(0, len(ids), batch):
             part = slice(start, start + batch)
             if keys is not None and not are_known:
                 keys[part] = policy.keys(ids[part], self._scores, plan, positions[part])
             observer.score(ids[part], plan.epoch, {"losses": losses[part]})
-            if after is not None:
+            if after is not None and not alone:
                 after[part] = policy.keys(ids[part], self._scores, plan, None)
+        if after is not None and alone:
+            after = policy.keys(ids, self._scores, plan, None)
         observer.add_losses(losses)
         right.add(losses)
         return keys, after

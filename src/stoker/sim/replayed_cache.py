@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -125,9 +126,12 @@ class ReplayedCache(PolicyCache):
             self.policy.begin_plan(plan, len(plan))
         store, wanted = self._store, self._divide(scores, plan, epochs)
         self._place(scores, plan)
-        keys = None if self.policy.natural_keys else self._set_keys(scores, plan)
-        if self._arranges:
-            store.rearrange(self._regions, keys, wanted)
+        store.rearrange(
+            self._regions,
+            None if self.policy.natural_keys else partial(self._keys, scores, plan),
+            wanted if self._arranges else None,
+            moves=self._arranges,
+        )
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
@@ -300,21 +304,10 @@ class ReplayedCache(PolicyCache):
 
     # --- inside ---
 
-    def _set_keys(self, scores: Scores, plan: Plan) -> NDArray[np.float64] | None:
-        """Give what is cached its keys for ``plan``.
-
-        Return them, ``f64[N]`` with 0 for the others, where samples move by them.
-        """
-        if self._arena is None:
-            return None
-        held = np.flatnonzero(self._arena.contains(self._ids())).astype(np.uint32)
-        own = self.policy.keys(held, scores, plan, None)
-        assert own is not None
-        self._arena.set_keys(held, own)
-        if self._store.places is None:
-            return None
-        keys = np.zeros(len(self.sizes))
-        keys[held] = own
+    def _keys(self, scores: Scores, plan: Plan, ids: NDArray[np.uint32]) -> NDArray[np.float64]:
+        """Return the keys ``f64[n]`` that samples have as ``plan`` begins."""
+        keys = self.policy.keys(ids, scores, plan, None)
+        assert keys is not None
         return keys
 
     def _time(self) -> float:

@@ -14,10 +14,12 @@ from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.scores import Scores, distinct
+from stoker.shared import scratch
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
 
+_AT_ONCE = 1 << 14
 _POINTS = 513  # of each distribution
 _MOST = 20_000  # samples by which persistence is measured
 _LEAST = 30  # samples that two epochs must have in common
@@ -74,23 +76,25 @@ class MadeUpLosses:
         self._epoch = -1
 
     @cached_property
-    def _hardness(self) -> NDArray[np.float32]:
-        rng = np.random.default_rng([self._seed, 0])
-        return _log_normal(rng, np.empty(self._num_samples, np.float32), self._spread)
-
-    @cached_property
     def _now(self) -> NDArray[np.float32]:
-        return np.empty(self._num_samples, np.float32)
+        memory: NDArray[np.float32] = scratch(self._num_samples, np.float32)
+        return memory
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
         if epoch != self._epoch:
-            rng = np.random.default_rng([self._seed, 1, epoch])
-            now = _log_normal(rng, self._now, self._noise)
-            now *= self._hardness
-            now *= np.float32(2.3 * (epoch + 1) ** -0.6)
+            self._draw(epoch)
             self._epoch = epoch
         return self._now.take(ids).astype(np.float64)
+
+    def _draw(self, epoch: int) -> None:
+        # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
+        of_samples = np.random.default_rng([self._seed, 0])
+        of_visits = np.random.default_rng([self._seed, 1, epoch])
+        for at in range(0, self._num_samples, _AT_ONCE):
+            now = _log_normal(of_visits, self._now[at : at + _AT_ONCE], self._noise)
+            now *= _log_normal(of_samples, np.empty(len(now), np.float32), self._spread)
+            now *= np.float32(2.3 * (epoch + 1) ** -0.6)
 
 
 @dataclass(frozen=True, eq=False)

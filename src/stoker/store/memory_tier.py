@@ -19,6 +19,8 @@ from stoker.store.tier import NOWHERE, Ids, Into, Keys, Mask
 if TYPE_CHECKING:
     from stoker.store.arena import Arena
 
+_AT_ONCE = 1 << 14
+
 
 class MemoryTier:
     """Keeps samples in an :class:`~stoker.store.arena.Arena` under the keys of a policy.
@@ -211,14 +213,14 @@ def rearrange(
     arena: Arena,
     regions: Sequence[Region],
     places: NDArray[np.uint8],
-    keys: NDArray[np.float64],
+    keys_of: Callable[[Ids], NDArray[np.float64]],
 ) -> None:
     """Move each cached sample to the region of its place, if that admits it.
 
-    ``places`` (``u8[N]``) are indices into ``regions``, ``keys`` (``f64[N]``) those of the policy:
-    of several samples for one region the largest key comes first. A rejected sample stays, to be
-    evicted later; but where nothing is evicted (``while_room``) it is dropped, since it would
-    occupy its space for ever.
+    ``places`` (``u8[N]``) are indices into ``regions``, ``keys_of`` returns the policy's keys
+    ``f64[n]`` of samples ``u32[n]``: of several samples for one region the largest key comes
+    first. A rejected sample stays, to be evicted later; but where nothing is evicted
+    (``while_room``) it is dropped, since it would occupy its space for ever.
     """
     # Those first that need to be emptied before others can enter them.
     for number in sorted(range(len(regions)), key=lambda n: regions[n].admission != "while_room"):
@@ -227,18 +229,32 @@ def rearrange(
             continue
         held = arena.list(region.name)
         strays = held[places[held] != number]
-        strays = strays[np.lexsort((turns_of(strays), keys[strays]))[::-1]]
+        keys = keys_of(strays)
+        order = np.lexsort((turns_of(strays), keys))[::-1]
+        strays, keys = strays[order], keys[order]
         for place in np.unique(places[strays]).tolist():
             if place >= len(regions) or not regions[place].holds_bytes:
                 continue
-            wanted = strays[places[strays] == place]
-            moved = arena.move(wanted, regions[place].name, keys[wanted])
+            is_wanted = places[strays] == place
+            wanted = strays[is_wanted]
+            moved = arena.move(wanted, regions[place].name, keys[is_wanted])
             if region.admission == "while_room":
                 arena.discard_from(region.name, wanted[~moved])
 
 
+def held_in(arena: Arena) -> Ids:
+    """Return the samples that are cached, ``u32[n]``, ascending."""
+    held = [np.empty(0, np.uint32)]
+    for at in range(0, arena.num_ids, _AT_ONCE):
+        ids = np.arange(at, min(at + _AT_ONCE, arena.num_ids), dtype=np.uint32)
+        held.append(ids[arena.contains(ids)])
+    return np.concatenate(held)
+
+
 def drop_strays(arena: Arena, regions: Sequence[Region], places: NDArray[np.uint8]) -> None:
     """Let go of cached samples whose place (``u8[N]``) is nowhere, and that no process leases."""
+    if not (places == NOWHERE).any():
+        return
     there = arena.stats()["regions"]  # it may be another job's
     for region in regions:
         if region.holds_bytes and region.name in there:

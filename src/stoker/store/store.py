@@ -19,7 +19,7 @@ from stoker.source.base import Source, as_source, check_ids
 from stoker.store.claims import Claims, Served, Turns
 from stoker.store.counters import Counters
 from stoker.store.flight import Completer, Upstream, await_others
-from stoker.store.memory_tier import MemoryTier, drop_strays, rearrange
+from stoker.store.memory_tier import MemoryTier, drop_strays, held_in, rearrange
 from stoker.store.registry import open_arrays
 from stoker.store.substitutes import ByImportant, ByNeighbour, OnceEach, StandIns, Substitutes
 from stoker.store.tier import GuardedTier, Ids, Into, Keys, Mask, NullTier, Pool, RegionTier
@@ -240,38 +240,36 @@ class Store:
     def rearrange(
         self,
         regions: Sequence[Region],
-        keys: NDArray[np.float64] | None,
+        keys_of: Callable[[Ids], NDArray[np.float64]] | None,
         shares: Mapping[str, float] | None = None,
         *,
         moves: bool = True,
     ) -> None:
         """Rearrange the cache: give samples their keys, divide its bytes, move samples.
 
-        ``regions`` are the policy's, ``keys`` (``f64[N]``) the new ones of all samples, None where
-        the cache orders them itself; ``shares`` say how regions divide their bytes, None: as
-        before. Unless ``moves`` is false, samples move to the regions of their places. Those that
-        belong nowhere leave. Keys come first, so that a region that shrinks loses its least
-        samples, and moves last, so that one that grows has room for them. One process of those
-        that share the cache is enough.
+        ``regions`` are the policy's; ``keys_of`` returns the new keys ``f64[n]`` of samples
+        ``u32[n]``, None where the cache orders them itself; ``shares`` say how regions divide
+        their bytes, None: as before. Unless ``moves`` is false, samples move to the regions of
+        their places. Those that belong nowhere leave. Keys come first, so that a region that
+        shrinks loses its least samples, and moves last, so that one that grows has room for them.
+        One process of those that share the cache is enough.
         """
         arenas = self.tier.arenas
         try:
             if self.places is not None:
                 for arena in arenas:
                     drop_strays(arena, regions, self.places.array)
-            if keys is not None:
+            if keys_of is not None:
                 for arena in arenas:
-                    ids = np.flatnonzero(arena.contains(np.arange(len(keys), dtype=np.uint32)))
-                    arena.set_keys(ids.astype(np.uint32), keys[ids])
+                    held = held_in(arena)
+                    arena.set_keys(held, keys_of(held))
             if shares is not None:
                 self.tier.resize(shares)
-            if moves and keys is not None and self.places is not None:
+            if moves and keys_of is not None and self.places is not None:
                 for arena in arenas:
-                    rearrange(arena, regions, self.places.array, keys)
+                    rearrange(arena, regions, self.places.array, keys_of)
         except (StokerError, OSError) as error:
             self._tier.complain(error)
-        if self.pool is not None and keys is not None:
-            self.pool.reorder(keys)
 
     def expect_prefetch(self) -> tuple[SharedArray, SharedArray]:
         """Return ``u8[N]`` and ``f64[3]`` for who prefetches.
