@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <map>
+#include <utility>
 
+#ifdef STOKER_HAS_JPEGINT
+#define JPEG_INTERNALS  // jpeglib.h includes jpegint.h then
+#endif
 // clang-format off
 #include <jpeglib.h>  // needs cstdio, which it does not include
 // clang-format on
 
 #include "stoker/error.h"
+#include "stoker/huffman.h"
 
 #define STOKER_TEXT(value) STOKER_TEXT_OF(value)
 #define STOKER_TEXT_OF(value) #value
@@ -59,6 +65,9 @@ class PartDecoder {
     if (columns < library_.output_width) jpeg_crop_scanline(&library_, &first, &columns);
     left = first;
     pixels = library_.output_width;
+#ifdef STOKER_HAS_JPEGINT
+    if (library_.restart_interval == 0) read_codes_ourselves(part.shrink, first);
+#endif
     const JDIMENSION above = part.down.first;
     return jpeg_skip_scanlines(&library_, above) == above;
   }
@@ -82,6 +91,50 @@ class PartDecoder {
     std::longjmp(static_cast<PartDecoder*>(library->client_data)->back_, 1);
   }
 
+#ifdef STOKER_HAS_JPEGINT
+  // Has the library take coefficients from `scan_`, which is faster than its own functions. `left`
+  // is the first column that rows have.
+  void read_codes_ourselves(std::uint32_t shrink, JDIMENSION left) {
+    const bool is_grey = library_.num_components == 1;
+    const int across = is_grey ? 1 : library_.max_h_samp_factor;
+    const JDIMENSION width = DCTSIZE / shrink * static_cast<JDIMENSION>(across);
+    first_ = left / width;
+    last_ = (left + library_.output_width - 1) / width;
+    scan_.open({library_.src->next_input_byte, library_.src->bytes_in_buffer});
+    for (int i = 0; i < library_.blocks_in_MCU; ++i) {
+      const int colour = library_.MCU_membership[i];
+      const jpeg_component_info& info = *library_.cur_comp_info[colour];
+      // Colours of fewer pixels are shrunk less.
+      const bool is_finest = info.h_samp_factor == library_.max_h_samp_factor &&
+                             info.v_samp_factor == library_.max_v_samp_factor;
+      scan_.add({table(true, info.dc_tbl_no), table(false, info.ac_tbl_no),
+                 static_cast<std::size_t>(colour), is_finest && shrink == DCTSIZE});
+    }
+    library_.entropy->decode_mcu = [](j_decompress_ptr library, JBLOCKROW* blocks) -> boolean {
+      static_cast<PartDecoder*>(library->client_data)->read_mcu(blocks);
+      return TRUE;
+    };
+  }
+
+  const HuffmanTable* table(bool is_dc, int number) {
+    const auto [place, is_new] = tables_.try_emplace({is_dc, number});
+    if (is_new) {
+      const JHUFF_TBL& codes =
+          *(is_dc ? library_.dc_huff_tbl_ptrs : library_.ac_huff_tbl_ptrs)[number];
+      place->second.fill(codes.bits, codes.huffval, is_dc);
+    }
+    return &place->second;
+  }
+
+  void read_mcu(JBLOCKROW* blocks) {
+    const bool is_seen = first_ <= mcu_ && mcu_ <= last_;
+    mcu_ = mcu_ + 1 < library_.MCUs_per_row ? mcu_ + 1 : 0;
+    if (!scan_.read(is_seen ? blocks : nullptr)) give_up(reinterpret_cast<j_common_ptr>(&library_));
+    library_.src->next_input_byte = scan_.rest().data();
+    library_.src->bytes_in_buffer = scan_.rest().size();
+  }
+#endif
+
   bool is_plain() {
     const bool has_known_colours = library_.jpeg_color_space == JCS_GRAYSCALE ||
                                    library_.jpeg_color_space == JCS_YCbCr ||
@@ -99,6 +152,13 @@ class PartDecoder {
   jpeg_decompress_struct library_{};
   jpeg_error_mgr errors_{};
   std::jmp_buf back_;
+#ifdef STOKER_HAS_JPEGINT
+  ScanReader scan_;
+  std::map<std::pair<bool, int>, HuffmanTable> tables_;
+  JDIMENSION mcu_ = 0;  // the next one's column
+  JDIMENSION first_ = 0;
+  JDIMENSION last_ = 0;
+#endif
 };
 
 bool ends_as_it_should(std::span<const std::uint8_t> file) {

@@ -21,9 +21,10 @@ struct JpegPart {
 
 /// Writes the part and returns true; false if this is no file for it, and some of `out` may be
 /// written then. It takes baseline JPEG, grey or of three colours in one scan, that ends as it
-/// should and in which libjpeg finds nothing wrong, not even what it only warns of. Bytes that no
-/// row of the part needs are not looked at. Memory is that of a few rows. ConfigError for a part
-/// outside of the image, or that cannot be resized. Safe in any thread.
+/// should and in which libjpeg finds nothing wrong, not even what it only warns of, and no code
+/// that is none. Bytes that no row of the part needs are not looked at. Memory is that of a few
+/// rows. ConfigError for a part outside of the image, or that cannot be resized. Safe in any
+/// thread.
 bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Square& out);
 
 /// The library's version, such as "2.1.5".
