@@ -43,14 +43,14 @@ class PartDecoder {
   PartDecoder& operator=(const PartDecoder&) = delete;
 
   /// Whether the header is sound, and of a kind and size as expected.
-  bool open(std::span<const std::uint8_t> file, const JpegPart& part) {
+  bool open(std::span<const std::uint8_t> file, const JpegPart& part, J_COLOR_SPACE colours) {
     if (setjmp(back_) != 0) return false;
     jpeg_create_decompress(&library_);
     jpeg_mem_src(&library_, file.data(), static_cast<unsigned long>(file.size()));
     jpeg_read_header(&library_, TRUE);
     library_.scale_num = 1;
     library_.scale_denom = part.shrink;
-    library_.out_color_space = JCS_EXT_RGBX;
+    library_.out_color_space = colours;
     return library_.image_width == part.width && library_.image_height == part.height && is_plain();
   }
 
@@ -72,7 +72,7 @@ class PartDecoder {
     return jpeg_skip_scanlines(&library_, above) == above;
   }
 
-  /// Writes the next row, four bytes a pixel.
+  /// Writes the next row.
   bool read(std::uint8_t* row) {
     if (setjmp(back_) != 0) return false;
     JSAMPROW rows[] = {row};
@@ -191,7 +191,8 @@ bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Sq
   PartDecoder decoder;
   std::uint32_t left = 0;
   std::uint32_t pixels = 0;
-  if (!ends_as_it_should(file) || !decoder.open(file, part) || !decoder.start(part, left, pixels)) {
+  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_EXT_RGBX) ||
+      !decoder.start(part, left, pixels)) {
     return false;
   }
   Resampler resampler(moved(part.across, left), moved(part.down, part.down.first), pixels,
@@ -199,6 +200,27 @@ bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Sq
   while (!resampler.done()) {
     if (!decoder.read(resampler.row())) return false;
     resampler.push();
+  }
+  return decoder.finish();
+}
+
+bool decode_jpeg(std::span<const std::uint8_t> file, std::uint32_t width, std::uint32_t height,
+                 std::uint32_t shrink, std::uint8_t* pixels) {
+  const auto whole = [&](std::uint32_t side) {
+    const std::uint32_t shrunk = shrink == 0 ? 0 : side / shrink + (side % shrink != 0);
+    return Span{0, double(shrunk), 0, shrunk};
+  };
+  const JpegPart part = {width, height, shrink, whole(width), whole(height), false};
+  check(part);
+  PartDecoder decoder;
+  std::uint32_t left = 0;
+  std::uint32_t columns = 0;
+  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_RGB) ||
+      !decoder.start(part, left, columns)) {
+    return false;
+  }
+  for (std::size_t y = 0; y < part.down.last; ++y) {
+    if (!decoder.read(pixels + 3 * y * columns)) return false;
   }
   return decoder.finish();
 }

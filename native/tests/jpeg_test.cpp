@@ -124,6 +124,8 @@ void a_part_is_that_of_the_whole() {
     for (const std::uint32_t shrink : {1u, 2u, 4u, 8u}) {
       const std::uint32_t width = shrunk(kWidth, shrink), height = shrunk(kHeight, shrink);
       const Bytes whole = decoded(file, shrink);
+      Bytes pixels(whole.size());
+      CHECK(stoker::decode_jpeg(file, kWidth, kHeight, shrink, pixels.data()) && pixels == whole);
       for (int round = 0; round < 30; ++round) {
         const auto most = std::min(width, height);
         const auto size = static_cast<std::uint32_t>(1 + random() % most);
@@ -148,14 +150,19 @@ void other_kinds_are_left_to_others() {
   stoker::JpegPart other = part;
   other.height += 1;  // not what the header says
   CHECK(!cut(file_of({}), other).taken);
+  Bytes pixels(std::size_t{3} * kWidth * (kHeight + 1));
+  CHECK(!stoker::decode_jpeg(file_of({}), kWidth, kHeight + 1, 1, pixels.data()));
+  CHECK(!stoker::decode_jpeg(file_of({false, 2, 2, true}), kWidth, kHeight, 1, pixels.data()));
 }
 
 void damage_is_noticed() {
   const Bytes file = file_of({});
   const stoker::JpegPart part = part_of(1, 10, 10, kWidth - 10, kHeight - 10);
+  Bytes pixels(std::size_t{3} * kWidth * kHeight);
   for (std::size_t size = 0; size < file.size(); ++size) {
     Bytes cut_short(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
     CHECK(!cut(cut_short, part).taken);
+    CHECK(!stoker::decode_jpeg(cut_short, kWidth, kHeight, 1, pixels.data()));
     if (size < 2) continue;
     cut_short[size - 2] = 0xff;  // ends as if it were whole
     cut_short[size - 1] = 0xd9;
@@ -187,6 +194,10 @@ void nonsense_is_refused() {
   const Bytes file = file_of({});
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(3, 0, 0, 10, 10)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(0, 0, 0, 10, 10)));
+  Bytes none;
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, kWidth, kHeight, 3, none.data()));
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, kWidth, kHeight, 0, none.data()));
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, 0, kHeight, 1, none.data()));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(1, 0, 0, kWidth + 1, 10)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(2, 0, 0, 10, kHeight)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(1, 4, 4, 0, 10)));

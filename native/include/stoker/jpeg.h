@@ -1,4 +1,5 @@
-// From a JPEG file to a resized part of its image, of which only that part is decoded.
+// From a JPEG file to a resized part of its image, of which only that part is decoded, or to all of
+// it.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,11 @@ struct JpegPart {
 /// rows. ConfigError for a part outside of the image, or that cannot be resized. Safe in any
 /// thread.
 bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Square& out);
+
+/// Writes all of an image of that size at a `shrink`-th of its sides, which are rounded up, as red,
+/// green and blue; as cut_jpeg else.
+bool decode_jpeg(std::span<const std::uint8_t> file, std::uint32_t width, std::uint32_t height,
+                 std::uint32_t shrink, std::uint8_t* pixels);
 
 /// The library's version, such as "2.1.5".
 const char* jpeg_version();
