@@ -23,6 +23,7 @@ namespace {
 
 using Pixels = nb::ndarray<const std::uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
 using Out = nb::ndarray<std::uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
+using Whole = nb::ndarray<std::uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 using Sides = std::tuple<std::uint32_t, std::uint32_t>;
 using Seen = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 using Box = std::tuple<double, double, double, double>;
@@ -88,6 +89,19 @@ std::vector<bool> cut_jpegs(const nb::list& values) {
   return taken;
 }
 
+bool decode_jpeg(nb::handle data, const Sides& sides, std::uint32_t shrink, const Whole& out) {
+  const View view(data);
+  const auto [width, height] = sides;
+  const auto fits = [&](std::size_t of_out, std::uint32_t side) {
+    return shrink > 0 && of_out == (std::uint64_t{side} + shrink - 1) / shrink;
+  };
+  if (!fits(out.shape(0), height) || !fits(out.shape(1), width)) {
+    throw nb::value_error("out has not the size of the image");
+  }
+  const GilReleased released;
+  return stoker::decode_jpeg(view.bytes(), width, height, shrink, out.data());
+}
+
 void resize(const Pixels& pixels, const Box& box, bool mirrored, const Out& out) {
   const auto [x, y, across, down] = box;
   const auto width = static_cast<std::uint32_t>(pixels.shape(1));
@@ -115,6 +129,10 @@ NB_MODULE(_images, m) {
         "whose sides are (width, height) goes into out u8[size, size, 3]. box and seen (left, top, "
         "right, bottom), the pixels that the filter looks at, are those of the image at one "
         "shrink-th of its size.");
+  m.def(
+      "decode_jpeg", &decode_jpeg, "data"_a, "sides"_a, "shrink"_a, "out"_a.noconvert(),
+      "Decode a JPEG whose sides are (width, height), at a shrink-th of them rounded up, into out "
+      "u8[height, width, 3]; return whether it did, as others are left to another decoder.");
   m.def("resize", &resize, "pixels"_a.noconvert(), "box"_a, "mirrored"_a, "out"_a.noconvert(),
         "Resize box (left, top, width, height) of pixels u8[height, width, 3] into out "
         "u8[size, size, 3].");

@@ -17,4 +17,5 @@ cmake -S . -B build -DCMAKE_BUILD_TYPE=Release -DENABLE_SHARED=OFF -DWITH_TURBOJ
   -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR:PATH=lib
 cmake --build build --parallel
 cmake --install build
+install -m 644 src/jpegint.h /usr/local/include/ # for its Huffman decoder, which ours replaces
 rm -rf "$folder"

@@ -1,4 +1,4 @@
-// A JPEG file from a data set: the part of a resized image that a training cuts out.
+// A JPEG file from a data set: the part of a resized image that a training cuts out, and all of it.
 //
 // The first six bytes choose the part, the rest is the file, or bytes that look like one. What is
 // not taken must be left alone; nothing may be read or written outside of file and result.
@@ -48,5 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const stoker::Square square{out.data(), side, side, 1, std::ptrdiff_t{side} * side};
   stoker::cut_jpeg({file, size - kChoices},
                    {width, height, shrink, across, down, (data[1] & 32) != 0}, square);
+  std::vector<std::uint8_t> whole(std::size_t{3} * ((width + shrink - 1) / shrink) *
+                                  ((height + shrink - 1) / shrink));
+  stoker::decode_jpeg({file, size - kChoices}, width, height, shrink, whole.data());
   return 0;
 }

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <map>
+#include <utility>
 
+#ifdef STOKER_HAS_JPEGINT
+#define JPEG_INTERNALS  // jpeglib.h includes jpegint.h then
+#endif
 // clang-format off
 #include <jpeglib.h>  // needs cstdio, which it does not include
 // clang-format on
 
 #include "stoker/error.h"
+#include "stoker/huffman.h"
 
 #define STOKER_TEXT(value) STOKER_TEXT_OF(value)
 #define STOKER_TEXT_OF(value) #value
@@ -37,14 +43,14 @@ class PartDecoder {
   PartDecoder& operator=(const PartDecoder&) = delete;
 
   /// Whether the header is sound, and of a kind and size as expected.
-  bool open(std::span<const std::uint8_t> file, const JpegPart& part) {
+  bool open(std::span<const std::uint8_t> file, const JpegPart& part, J_COLOR_SPACE colours) {
     if (setjmp(back_) != 0) return false;
     jpeg_create_decompress(&library_);
     jpeg_mem_src(&library_, file.data(), static_cast<unsigned long>(file.size()));
     jpeg_read_header(&library_, TRUE);
     library_.scale_num = 1;
     library_.scale_denom = part.shrink;
-    library_.out_color_space = JCS_EXT_RGBX;
+    library_.out_color_space = colours;
     return library_.image_width == part.width && library_.image_height == part.height && is_plain();
   }
 
@@ -59,11 +65,14 @@ class PartDecoder {
     if (columns < library_.output_width) jpeg_crop_scanline(&library_, &first, &columns);
     left = first;
     pixels = library_.output_width;
+#ifdef STOKER_HAS_JPEGINT
+    if (library_.restart_interval == 0) read_codes_ourselves(part.shrink, first);
+#endif
     const JDIMENSION above = part.down.first;
     return jpeg_skip_scanlines(&library_, above) == above;
   }
 
-  /// Writes the next row, four bytes a pixel.
+  /// Writes the next row.
   bool read(std::uint8_t* row) {
     if (setjmp(back_) != 0) return false;
     JSAMPROW rows[] = {row};
@@ -82,6 +91,50 @@ class PartDecoder {
     std::longjmp(static_cast<PartDecoder*>(library->client_data)->back_, 1);
   }
 
+#ifdef STOKER_HAS_JPEGINT
+  // Has the library take coefficients from `scan_`, which is faster than its own functions. `left`
+  // is the first column that rows have.
+  void read_codes_ourselves(std::uint32_t shrink, JDIMENSION left) {
+    const bool is_grey = library_.num_components == 1;
+    const int across = is_grey ? 1 : library_.max_h_samp_factor;
+    const JDIMENSION width = DCTSIZE / shrink * static_cast<JDIMENSION>(across);
+    first_ = left / width;
+    last_ = (left + library_.output_width - 1) / width;
+    scan_.open({library_.src->next_input_byte, library_.src->bytes_in_buffer});
+    for (int i = 0; i < library_.blocks_in_MCU; ++i) {
+      const int colour = library_.MCU_membership[i];
+      const jpeg_component_info& info = *library_.cur_comp_info[colour];
+      // Colours of fewer pixels are shrunk less.
+      const bool is_finest = info.h_samp_factor == library_.max_h_samp_factor &&
+                             info.v_samp_factor == library_.max_v_samp_factor;
+      scan_.add({table(true, info.dc_tbl_no), table(false, info.ac_tbl_no),
+                 static_cast<std::size_t>(colour), is_finest && shrink == DCTSIZE});
+    }
+    library_.entropy->decode_mcu = [](j_decompress_ptr library, JBLOCKROW* blocks) -> boolean {
+      static_cast<PartDecoder*>(library->client_data)->read_mcu(blocks);
+      return TRUE;
+    };
+  }
+
+  const HuffmanTable* table(bool is_dc, int number) {
+    const auto [place, is_new] = tables_.try_emplace({is_dc, number});
+    if (is_new) {
+      const JHUFF_TBL& codes =
+          *(is_dc ? library_.dc_huff_tbl_ptrs : library_.ac_huff_tbl_ptrs)[number];
+      place->second.fill(codes.bits, codes.huffval, is_dc);
+    }
+    return &place->second;
+  }
+
+  void read_mcu(JBLOCKROW* blocks) {
+    const bool is_seen = first_ <= mcu_ && mcu_ <= last_;
+    mcu_ = mcu_ + 1 < library_.MCUs_per_row ? mcu_ + 1 : 0;
+    if (!scan_.read(is_seen ? blocks : nullptr)) give_up(reinterpret_cast<j_common_ptr>(&library_));
+    library_.src->next_input_byte = scan_.rest().data();
+    library_.src->bytes_in_buffer = scan_.rest().size();
+  }
+#endif
+
   bool is_plain() {
     const bool has_known_colours = library_.jpeg_color_space == JCS_GRAYSCALE ||
                                    library_.jpeg_color_space == JCS_YCbCr ||
@@ -99,6 +152,13 @@ class PartDecoder {
   jpeg_decompress_struct library_{};
   jpeg_error_mgr errors_{};
   std::jmp_buf back_;
+#ifdef STOKER_HAS_JPEGINT
+  ScanReader scan_;
+  std::map<std::pair<bool, int>, HuffmanTable> tables_;
+  JDIMENSION mcu_ = 0;  // the next one's column
+  JDIMENSION first_ = 0;
+  JDIMENSION last_ = 0;
+#endif
 };
 
 bool ends_as_it_should(std::span<const std::uint8_t> file) {
@@ -131,7 +191,8 @@ bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Sq
   PartDecoder decoder;
   std::uint32_t left = 0;
   std::uint32_t pixels = 0;
-  if (!ends_as_it_should(file) || !decoder.open(file, part) || !decoder.start(part, left, pixels)) {
+  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_EXT_RGBX) ||
+      !decoder.start(part, left, pixels)) {
     return false;
   }
   Resampler resampler(moved(part.across, left), moved(part.down, part.down.first), pixels,
@@ -139,6 +200,27 @@ bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Sq
   while (!resampler.done()) {
     if (!decoder.read(resampler.row())) return false;
     resampler.push();
+  }
+  return decoder.finish();
+}
+
+bool decode_jpeg(std::span<const std::uint8_t> file, std::uint32_t width, std::uint32_t height,
+                 std::uint32_t shrink, std::uint8_t* pixels) {
+  const auto whole = [&](std::uint32_t side) {
+    const std::uint32_t shrunk = shrink == 0 ? 0 : side / shrink + (side % shrink != 0);
+    return Span{0, double(shrunk), 0, shrunk};
+  };
+  const JpegPart part = {width, height, shrink, whole(width), whole(height), false};
+  check(part);
+  PartDecoder decoder;
+  std::uint32_t left = 0;
+  std::uint32_t columns = 0;
+  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_RGB) ||
+      !decoder.start(part, left, columns)) {
+    return false;
+  }
+  for (std::size_t y = 0; y < part.down.last; ++y) {
+    if (!decoder.read(pixels + 3 * y * columns)) return false;
   }
   return decoder.finish();
 }

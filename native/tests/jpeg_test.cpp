@@ -25,9 +25,12 @@ struct Kind {
   int down = 2;
   bool progressive = false;
   unsigned restart_rows = 0;
+  int quality = 92;
+  unsigned noise = 16;
+  bool optimized = false;  // has Huffman tables of its own
 };
 
-// A smooth image with some noise, as a file.
+// A smooth image with noise, as a file.
 Bytes file_of(const Kind& kind) {
   jpeg_compress_struct library;
   jpeg_error_mgr errors;
@@ -41,17 +44,18 @@ Bytes file_of(const Kind& kind) {
   library.input_components = kind.grey ? 1 : 3;
   library.in_color_space = kind.grey ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_set_defaults(&library);
-  jpeg_set_quality(&library, 92, TRUE);
+  jpeg_set_quality(&library, kind.quality, TRUE);
   library.comp_info[0].h_samp_factor = kind.grey ? 1 : kind.across;
   library.comp_info[0].v_samp_factor = kind.grey ? 1 : kind.down;
   library.restart_in_rows = static_cast<int>(kind.restart_rows);
+  library.optimize_coding = kind.optimized ? TRUE : FALSE;
   if (kind.progressive) jpeg_simple_progression(&library);
   jpeg_start_compress(&library, TRUE);
   std::mt19937 random(1);
   Bytes row(std::size_t{3} * kWidth);
   for (std::uint32_t y = 0; y < kHeight; ++y) {
     for (std::uint32_t i = 0; i < row.size(); ++i) {
-      row[i] = static_cast<std::uint8_t>(((i % 3 + 1) * y + i / 3 + random() % 16) % 256);
+      row[i] = static_cast<std::uint8_t>(((i % 3 + 1) * y + i / 3 + random() % kind.noise) % 256);
     }
     JSAMPROW rows[] = {row.data()};
     jpeg_write_scanlines(&library, rows, 1);
@@ -111,12 +115,17 @@ Bytes decoded(const Bytes& file, std::uint32_t shrink) {
 
 void a_part_is_that_of_the_whole() {
   std::mt19937 random(2);
-  for (const Kind& kind : {Kind{}, Kind{false, 2, 1}, Kind{false, 1, 1}, Kind{false, 1, 2},
-                           Kind{true}, Kind{false, 2, 2, false, 1}}) {
+  for (const Kind& kind :
+       {Kind{}, Kind{false, 2, 1}, Kind{false, 1, 1}, Kind{false, 1, 2}, Kind{true},
+        Kind{false, 2, 2, false, 1}, Kind{.quality = 100}, Kind{.quality = 100, .noise = 256},
+        Kind{.quality = 20}, Kind{.noise = 1, .optimized = true},
+        Kind{.quality = 100, .noise = 256, .optimized = true}}) {
     const Bytes file = file_of(kind);
     for (const std::uint32_t shrink : {1u, 2u, 4u, 8u}) {
       const std::uint32_t width = shrunk(kWidth, shrink), height = shrunk(kHeight, shrink);
       const Bytes whole = decoded(file, shrink);
+      Bytes pixels(whole.size());
+      CHECK(stoker::decode_jpeg(file, kWidth, kHeight, shrink, pixels.data()) && pixels == whole);
       for (int round = 0; round < 30; ++round) {
         const auto most = std::min(width, height);
         const auto size = static_cast<std::uint32_t>(1 + random() % most);
@@ -141,14 +150,19 @@ void other_kinds_are_left_to_others() {
   stoker::JpegPart other = part;
   other.height += 1;  // not what the header says
   CHECK(!cut(file_of({}), other).taken);
+  Bytes pixels(std::size_t{3} * kWidth * (kHeight + 1));
+  CHECK(!stoker::decode_jpeg(file_of({}), kWidth, kHeight + 1, 1, pixels.data()));
+  CHECK(!stoker::decode_jpeg(file_of({false, 2, 2, true}), kWidth, kHeight, 1, pixels.data()));
 }
 
 void damage_is_noticed() {
   const Bytes file = file_of({});
   const stoker::JpegPart part = part_of(1, 10, 10, kWidth - 10, kHeight - 10);
+  Bytes pixels(std::size_t{3} * kWidth * kHeight);
   for (std::size_t size = 0; size < file.size(); ++size) {
     Bytes cut_short(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
     CHECK(!cut(cut_short, part).taken);
+    CHECK(!stoker::decode_jpeg(cut_short, kWidth, kHeight, 1, pixels.data()));
     if (size < 2) continue;
     cut_short[size - 2] = 0xff;  // ends as if it were whole
     cut_short[size - 1] = 0xd9;
@@ -180,6 +194,10 @@ void nonsense_is_refused() {
   const Bytes file = file_of({});
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(3, 0, 0, 10, 10)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(0, 0, 0, 10, 10)));
+  Bytes none;
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, kWidth, kHeight, 3, none.data()));
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, kWidth, kHeight, 0, none.data()));
+  CHECK_THROWS(stoker::ConfigError, stoker::decode_jpeg(file, 0, kHeight, 1, none.data()));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(1, 0, 0, kWidth + 1, 10)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(2, 0, 0, 10, kHeight)));
   CHECK_THROWS(stoker::ConfigError, cut(file, part_of(1, 4, 4, 0, 10)));

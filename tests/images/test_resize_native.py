@@ -155,6 +155,21 @@ def test_what_the_module_itself_refuses() -> None:
             library.cut_jpegs([wrong_job])
 
 
+def test_what_decoding_a_whole_image_refuses() -> None:
+    library, raw, (width, height) = native(), as_jpeg(photograph(0)), photograph(0).size
+    out = np.empty((height, width, 3), np.uint8)
+    for shrink, pixels in ((1, out[1:]), (1, out[:0]), (2, out), (0, out)):
+        with pytest.raises(ValueError, match="size of the image"):
+            library.decode_jpeg(raw, (width, height), shrink, pixels)
+    third = np.empty((-(-height // 3), -(-width // 3), 3), np.uint8)
+    with pytest.raises(ConfigError, match="1, 2, 4 or 8"):
+        library.decode_jpeg(raw, (width, height), 3, third)
+    with pytest.raises(TypeError):
+        library.decode_jpeg(raw, (width, height), 1, out[:, ::-1])
+    assert not library.decode_jpeg(raw[:-9], (width, height), 1, out)
+    assert not library.decode_jpeg(raw, (width, height - 1), 1, out[1:])
+
+
 def test_any_strides_are_written() -> None:
     raw, transform = as_jpeg(photograph(1)), Train(16, layout="hwc")
     expected = transform(raw, np.random.default_rng(2))

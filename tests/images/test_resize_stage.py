@@ -80,6 +80,18 @@ def test_the_subsampling_of_colours_stays(subsampling: int, progressive: bool) -
     assert min(opened(FORM(data)).size) == 288
 
 
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("short_side", [288, 150, 99, 30])
+def test_no_byte_depends_on_which_decoder_there_is(
+    subsampling: int, short_side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, grey = Resized(short_side), as_jpeg(photograph(1).convert("L"))
+    files = [as_jpeg(photograph(number), subsampling=subsampling) for number in range(3)] + [grey]
+    usual = [form(data) for data in files]
+    monkeypatch.setattr("stoker.images.resize.native", lambda: None)
+    assert [form(data) for data in files] == usual
+
+
 def test_grey_stays_grey() -> None:
     data = as_jpeg(photograph().convert("L"))
     small = FORM(data)

@@ -288,9 +288,23 @@ class Resized:
 
     def _pixels(self, image: EncodedImage) -> NDArray[np.uint8]:
         short = min(image.width, image.height)
-        whole, _ = image.decoded(shrink_for(short, self.short_side))
+        shrink = shrink_for(short, self.short_side)
+        whole = _decoded_by_own(image, shrink)
+        if whole is None:
+            whole, _ = image.decoded(shrink)
         width, height = (side * self.short_side // short for side in (image.width, image.height))
         return resize_to(whole, width, height)
+
+
+def _decoded_by_own(image: EncodedImage, shrink: int) -> NDArray[np.uint8] | None:
+    """Return what :meth:`EncodedImage.decoded` does, sooner; None where that must do it."""
+    library = native()
+    if library is None or image.jpeg is None:
+        return None
+    width, height = image.sides(shrink)
+    pixels = np.empty((height, width, 3), np.uint8)
+    sides = image.width, image.height
+    return pixels if library.decode_jpeg(image.jpeg, sides, shrink, pixels) else None
 
 
 def _is_jpeg(data: memoryview) -> bool:
