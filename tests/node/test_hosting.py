@@ -495,7 +495,7 @@ def test_one_that_ends_before_its_job_has_been_passed_on_held_up_all_forks(place
         processes = []
 
         def start() -> None:
-            processes.append(supervisor._start("helps", os.environ, given, None))
+            processes.append(supervisor.Forerunner("helps").become(given))
 
         threading.Thread(target=start, daemon=True).start()
         until(lambda: processes)

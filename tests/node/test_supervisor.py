@@ -22,7 +22,7 @@ from stoker.node.locks import try_lock_file
 from stoker.node.messages import Channel
 from stoker.node.runtime_dir import prepare_runtime_dir
 from stoker.node.supervised import pid_namespace
-from stoker.node.supervisor import Silence, Supervisor, kill_holder
+from stoker.node.supervisor import Forerunner, Silence, Supervisor, kill_holder
 
 
 def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -140,6 +140,60 @@ def test_a_full_disk_does_not_keep_a_process_from_starting(
         assert await_true(lambda: heard)
         supervisor.close()
     assert "did not start" not in caplog.text
+
+
+NOTES_ITS_START = """
+import os, pathlib
+with pathlib.Path(__file__).with_suffix(".started").open("a") as file:
+    file.write("once ")
+"""
+
+
+@pytest.fixture
+def attending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the module ``attends``, which is made of this, notes each start of it."""
+    monkeypatch.setenv("STOKER_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "attends.py").write_text(NOTES_ITS_START + STOPS_AT_FIRST)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "attends.started"
+
+
+def test_a_forerunner_becomes_the_process(tmp_path: Path, attending: Path) -> None:
+    def supervised(forerunner: Forerunner) -> Supervisor:
+        heard: list[dict[str, object]] = []
+        supervisor = Supervisor(
+            "help",
+            "attends",
+            "key",
+            lambda: str(tmp_path),
+            lambda channel: None,
+            heard.append,
+            forerunner=forerunner,
+        )
+        assert await_true(lambda: heard)
+        return supervisor
+
+    first = supervised(Forerunner("attends"))
+    assert attending.read_text() == "once ", "nothing else was started"
+    (process,) = processes_of("attends", tmp_path)
+    second = supervised(Forerunner("attends"))
+    assert processes_of("attends", tmp_path) == [process], "one that is not needed has ended"
+    first.close()
+    second.close()
+
+
+def test_a_forerunner_that_gets_no_job_is_ended_by_who_started_it(
+    tmp_path: Path, attending: Path
+) -> None:
+    forerunner = Forerunner("attends")
+    assert await_true(attending.exists)
+    worker = multiprocessing.get_context("fork").Process(target=forerunner.close)
+    worker.start()
+    worker.join()
+    assert len(processes_of("attends", tmp_path)) == 1
+    forerunner.close()
+    forerunner.close()
+    assert not processes_of("attends", tmp_path)
 
 
 def test_only_who_holds_the_lock_is_ended(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from stoker.prefetch.process import Pauses
@@ -25,3 +28,13 @@ def test_a_window_that_moves_seldom_costs_no_processor() -> None:
     assert after(0.0, 2.0, until=2.1) == pytest.approx(0.02)
     assert after(0.0, 0.001, until=5.0) == pytest.approx(0.02)
     assert after(until=1.0) == pytest.approx(0.02)
+
+
+def test_it_starts_with_little() -> None:
+    """A first epoch goes on without it meanwhile."""
+    program = "import sys, stoker.prefetch.process; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = said.stdout.split()
+    assert "stoker.prefetch.process" in loaded, said.stderr
+    unused = {"asyncio", "obstore", "ssl", "stoker.recipes", "torch"}
+    assert not unused.intersection(loaded)

@@ -33,6 +33,7 @@ def prefetching(marks: Marks, *ends: int) -> Iterator[None]:
         while not stop.wait(0.1):
             marks.attend()
 
+    marks.attend()
     thread = threading.Thread(target=live)
     thread.start()
     try:
@@ -66,6 +67,19 @@ def test_a_worker_waits_for_prefetch_as_long_as_it_would_read_alone() -> None:
     begin = time.monotonic()
     own.start(0, 0, 7, alone=0.1)
     assert 0.1 <= time.monotonic() - begin < walk._PATIENCE
+
+
+def test_a_worker_that_can_read_does_not_wait_for_prefetch_to_start() -> None:
+    own = Progress(10)
+    marks = Marks(own.begin(0).array)
+    assert marks.is_attended, "it is expected to start"
+    begin = time.monotonic()
+    own.start(0, 0, 7, alone=60.0)
+    assert time.monotonic() - begin < walk._PATIENCE
+    own.begin(2)
+    marks.attend()
+    own.begin(4)
+    assert not marks.has_come
 
 
 def test_it_waits_only_while_prefetch_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:

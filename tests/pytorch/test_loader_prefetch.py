@@ -16,6 +16,8 @@ from support.waiting import await_true, until
 from torch import distributed
 
 from stoker import Cache
+from stoker.epoch.setup import CacheSetup
+from stoker.errors import CapacityError
 from stoker.prefetch.walk import Progress
 from stoker.pytorch import Loader, SampleDataset
 from stoker.shared import SharedArray
@@ -99,6 +101,27 @@ class WatchedSource(SlowSource):
         finally:
             with self._mutex:
                 self._under_way -= len(ids)
+
+
+def test_the_prefetch_process_comes_up_while_the_cache_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meanwhile: list[bool] = []
+
+    def opened(setup: CacheSetup, *arguments: Any, **options: Any) -> Any:
+        meanwhile.append(await_true(prefetchers, 20))
+        if len(meanwhile) == 1:
+            raise CapacityError("not now")
+        return open_cache(setup, *arguments, **options)
+
+    open_cache = CacheSetup.open
+    monkeypatch.setattr(CacheSetup, "open", opened)
+    with Loader(slow_dataset(), batch_size=16) as loader:
+        with pytest.raises(CapacityError, match="not now"):
+            iter(loader)
+        assert not prefetchers(), "it has ended"
+        assert sum(len(batch) for batch in loader) == NUM
+    assert meanwhile == [True, True]
 
 
 def test_without_workers_many_samples_are_read_at_once() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.epoch.planner import Cursor
 from stoker.epoch.rank_share import RankShare
+from stoker.node.supervisor import Forerunner
 from stoker.plan import Plan
 from stoker.policy.base import Region
 from stoker.prefetch import Prefetcher
@@ -92,7 +93,7 @@ class ReadAhead:
 
     ``store`` must be such that :func:`can_prefetch`. ``leaves_out`` says which of samples
     ``u32[n]`` are not to be read ahead, ``fetchers`` what :class:`~stoker.epoch.settings.Cache`
-    does. Used by the training thread only.
+    does. A ``forerunner`` may be the prefetch process. Used by the training thread only.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class ReadAhead:
         window: int,
         leaves_out: Callable[[NDArray[np.uint32]], NDArray[np.bool_]],
         fetchers: int | str = "auto",
+        forerunner: Forerunner | None = None,
     ) -> None:
         tier = store.tier
         assert isinstance(tier, MemoryTier | StackedTier)
@@ -127,7 +129,9 @@ class ReadAhead:
             "" if store.substitution is None else store.substitution.region,
             store.fetch_share,
             tier.entrance if isinstance(tier, MemoryTier) else "",
+            forerunner,
         )
+        self._forerunner = forerunner
         self._prefetcher: Prefetcher | None = None  # not before there is something to read
 
     def begin(self, at: Cursor, more: bool, *, hold: bool = False) -> None:
@@ -175,6 +179,8 @@ class ReadAhead:
         """Prefetch no more. May be called again."""
         if self._prefetcher is not None:
             self._prefetcher.close()
+        elif self._forerunner is not None:
+            self._forerunner.close()
 
     def _publish(self, at: Cursor, marks: SharedArray) -> None:
         coming = self._share.upcoming(at)
@@ -202,6 +208,11 @@ class DirectReading:
         """Samples requested so."""
         self._source, self._clock = source, clock
         self._looked = 0.0
+
+    def is_likely(self) -> bool:
+        """Whether some samples, spread over all, lie in memory now."""
+        some = np.linspace(0, len(self._source) - 1, _LOOKED_AT).astype(np.uint32)
+        return self._share(some) >= _ENOUGH
 
     def begin(self, ids: NDArray[np.uint32]) -> bool:
         """Decide for an epoch of samples ``u32[n]``; return :attr:`is_on`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -39,10 +40,12 @@ from stoker.epoch.trace_file import check_continues
 from stoker.epoch.tracing import Tracer, rank_path, trace_path
 from stoker.importance.base import as_scorer
 from stoker.jobs.member import token_of
-from stoker.prefetch.prefetcher import most_fetchers
+from stoker.node.supervisor import Forerunner
+from stoker.prefetch.prefetcher import forerunner, most_fetchers
 from stoker.recipes.base import uniform
 from stoker.sampler.batching import Batching
 from stoker.scores import Scores
+from stoker.source.held import MemorySource
 from stoker.types import parse_bytes
 
 log = logging.getLogger("stoker")
@@ -143,30 +146,33 @@ class Session:
         self._expect_batches(workers, ranks_here)
         planner = self.controller.planner
         token = token_of(ranks.world_size, setup.key, setup.recipe.name, self._epochs.seed)
-        cached = setup.open(
-            ranks,
-            self._network.agree,
-            window,
-            has_homes=planner.locality is not None,
-            accesses=planner.most_places if self._epochs.is_planned else 0,
-            token=token,
-        )
-        try:
+        with contextlib.ExitStack() as undo:
+            coming_up = self._forerunner(ranks, window)
+            if coming_up is not None:
+                undo.callback(coming_up.close)
+            cached = setup.open(
+                ranks,
+                self._network.agree,
+                window,
+                has_homes=planner.locality is not None,
+                accesses=planner.most_places if self._epochs.is_planned else 0,
+                token=token,
+            )
+            undo.callback(cached.close)
             self._placing = self._make_placing(cached, ranks, nodes)
             if window and can_prefetch(cached.store):
-                skip = self._placing.may_be_served_by_others
-                share = window // ranks_here
                 self._ahead = ReadAhead(
                     setup.key,
                     cached.store,
                     self.controller.share,
-                    share,
-                    skip,
+                    window // ranks_here,
+                    self._placing.may_be_served_by_others,
                     setup.cache.fetchers,
+                    coming_up,
                 )
-        except BaseException:
-            cached.close()
-            raise
+            elif coming_up is not None:
+                coming_up.close()
+            undo.pop_all()
         self.cached = cached
         count = 1 if planner.locality is None else planner.locality.nodes.count
         self.controller.observer.scorer.cache_holds(setup.cache_samples(count))
@@ -295,6 +301,18 @@ class Session:
         if isinstance(fetchers, str):
             fetchers = most_fetchers(setup.stage.source, setup.cache.pool is not None)
         return window_bytes(asked, setup.capacity, batch_bytes, workers, ranks_here, fetchers)
+
+    def _forerunner(self, ranks: Ranks, window: int) -> Forerunner | None:
+        """Return the prefetch process, to come up while the cache is opened, if one is needed.
+
+        One rank of a node has it started.
+        """
+        source = self.setup.stage.source
+        if not window or not is_first_on_node(ranks) or isinstance(source, MemorySource):
+            return None
+        if self._may_stand_aside() and DirectReading(source).is_likely():
+            return None
+        return forerunner()
 
     def _expect_batches(self, workers: int, ranks_here: int) -> None:
         """Tell the policy how many batches are on their way between storage and the step."""

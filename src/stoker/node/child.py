@@ -20,11 +20,13 @@ from typing import IO, Any, NamedTuple
 from stoker.node import descriptors
 from stoker.node.descriptors import Descriptor
 
-# sys alone is built in: nothing is looked for before the path is right.
+# gc and sys are built in: nothing is looked for before the path is right. What modules are made of
+# stays, so that to look for garbage among it would be a tenth of the start.
 _BOOT = (
-    "import sys; n = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + n]; "
-    "sys.argv[:] = sys.argv[2 + n :]; "
-    "from importlib import import_module; import_module(sys.argv[0]).main()"
+    "import gc, sys; n = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + n]; "
+    "sys.argv[:] = sys.argv[2 + n :]; gc.disable(); "
+    "from importlib import import_module; module = import_module(sys.argv[0]); "
+    "gc.freeze(); gc.enable(); module.main()"
 )
 # A folder or a Python of others' may lie where nothing answers. Then this process waits there: one
 # that has not run a program yet would have a copy of all our descriptors meanwhile, also of locks.

@@ -57,6 +57,11 @@ def host_path() -> Path:
     return runtime_dir() / "host.sock"
 
 
+def has_service() -> bool:
+    """Whether a service of this user may start processes for jobs here."""
+    return host_path().exists()
+
+
 def _build() -> str:
     return f"{BUILD['version']} {BUILD['commit']}"
 

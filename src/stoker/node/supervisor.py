@@ -35,6 +35,7 @@ _PATIENCE = 30.0  # but so many if it is starting, or gets on: the machine may b
 _MOST_STARTS = 5  # within so many seconds; then there is a pause as long
 _SOON = 30.0
 _RETRY = 0.02  # seconds between two attempts to connect
+_GLANCE = 0.002  # seconds between two looks at whether a process has come up
 
 
 def start_unless_alive(
@@ -46,14 +47,15 @@ def start_unless_alive(
     base: Mapping[str, str] = os.environ,
     log_file: Path | None = None,
     asks_service: bool = False,
+    forerunner: Forerunner | None = None,
 ) -> subprocess.Popen[bytes] | None:
     """Start the process that listens at ``path``; None if one lives, or has just ended.
 
     It holds the lock on the file at ``lock_path`` as long as it lives, and gets ``job()``;
     :func:`~stoker.node.supervised.go_to_background` is its other half. ``base`` is its environment,
     and what it prints goes to ``log_file`` if given. With ``asks_service`` the user's service
-    starts it if it can: then None is returned as well. Raises :class:`OSError`, and what ``job``
-    and pickling do.
+    starts it if it can: then None is returned as well. A ``forerunner`` becomes it, if one is
+    given. Raises :class:`OSError`, and what ``job`` and pickling do.
     """
     lock = try_lock_file(lock_path)
     if lock is None:
@@ -66,10 +68,12 @@ def start_unless_alive(
             listener = Channel.listen(path)
             try:
                 what = Given(given, path, listener.fileno(), lock.fileno())
+                if forerunner is not None:
+                    return forerunner.become(what)
                 if asks_service and _start_by_service(module, base, what):
                     return None
                 with _opened(log_file) as output:
-                    return _start(module, base, what, output)
+                    return Forerunner(module, base, output).become(what)
             finally:
                 descriptors.drop(listener)
     finally:
@@ -107,23 +111,57 @@ def _start_by_service(module: str, base: Mapping[str, str], what: Given) -> bool
     return True
 
 
-def _start(
-    module: str, base: Mapping[str, str], what: Given, output: IO[bytes] | None
-) -> subprocess.Popen[bytes]:
-    with contextlib.ExitStack() as until_given:
+class Forerunner:
+    """A process that comes up while what it is to do is still being made.
+
+    It calls ``main()`` of ``module``, and waits there for what
+    :func:`~stoker.node.supervised.go_to_background` returns. ``base`` is its environment, and what
+    it prints goes to ``output`` if given. To be closed, unless it becomes the process of a job; in
+    a forked child that does nothing. One thread at a time. Raises :class:`OSError`.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        base: Mapping[str, str] = os.environ,
+        output: IO[bytes] | None = None,
+    ) -> None:
+        self._generation = descriptors.generation()
+        self._is_used = False
         with descriptors.no_fork:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            channel = Channel(descriptors.keep(ours))
-            until_given.callback(channel.close)
+            self._channel = Channel(descriptors.keep(ours))
             with theirs:  # closed before it is given anything, or we would not see that it ended
                 number = theirs.fileno()
                 around = Surroundings.own(base)
-                process = child.start(
-                    module, number, fds=[number], surroundings=around, output=output, detached=True
-                )
-        with contextlib.suppress(OSError):  # it ended at once, or ends without what it needs
-            hand_over(channel, what)
-    return process
+                try:
+                    self._process = child.start(
+                        module,
+                        number,
+                        fds=[number],
+                        surroundings=around,
+                        output=output,
+                        detached=True,
+                    )
+                except BaseException:
+                    self._channel.close()
+                    raise
+
+    def become(self, what: Given) -> subprocess.Popen[bytes]:
+        """Give it a job, with all that it needs for it, and return it; once."""
+        self._is_used = True
+        # It may have ended by now, or end without what it needs.
+        with contextlib.closing(self._channel), contextlib.suppress(OSError):
+            hand_over(self._channel, what)
+        return self._process
+
+    def close(self) -> None:
+        """End it if it has no job. May be called again."""
+        if not self._is_used and self._generation == descriptors.generation():
+            self._is_used = True
+            self._channel.close()
+            self._process.kill()
+            self._process.wait()
 
 
 def _opened(log_file: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
@@ -192,7 +230,8 @@ class Supervisor:
     A process that dies or hangs is replaced, with one warning. When it cannot be started at all
     (something of the job cannot be pickled, a class of it lives in ``__main__``), that is logged.
     Whatever happens, nothing is raised: training continues without it. In a forked child it does
-    nothing.
+    nothing. A ``forerunner`` of ``module`` becomes the process if there is none yet, and is ended
+    otherwise.
     """
 
     def __init__(
@@ -204,8 +243,10 @@ class Supervisor:
         introduce: Callable[[Channel], None],
         heard: Callable[[dict[str, Any]], None] = lambda message: None,
         lost: Callable[[], None] = lambda: None,
+        forerunner: Forerunner | None = None,
     ) -> None:
         self._what, self._module = what, module
+        self._forerunner = forerunner
         # What one version of Stoker started obeys no other.
         own = hashlib.sha256(f"{BUILD['version']} {BUILD['commit']} {key}".encode())
         self._name = f"{own.hexdigest()[:24]}.{what}"
@@ -251,6 +292,7 @@ class Supervisor:
             # Nothing of this may reach the training loop: it reads without us.
             log.warning("%s is not available, workers read: %r", self._what, error)
         finally:
+            self._end_forerunner()
             with self.mutex:
                 self._drop()
                 self._lost()
@@ -306,6 +348,7 @@ class Supervisor:
                     self._drop()
                     self._channel = channel
                     self._introduce(channel)
+                self._end_forerunner()
                 return True
             if time.monotonic() >= self._deadline:
                 log.warning("the %s process does not answer: workers read for themselves", what)
@@ -344,10 +387,13 @@ class Supervisor:
                 self._lock,
                 self._job,
                 asks_service=not self._starts,
+                forerunner=self._forerunner,
             )
         except (pickle.PicklingError, TypeError, AttributeError, StokerError) as error:
             log.info("there is no %s of samples, workers read them: %s", self._what, error)
             return None
+        finally:
+            self._end_forerunner()
         self._deadline += time.monotonic() - begin  # what the service takes is not held against it
         # Nothing of it is open here any more: workers may be forked while it comes up.
         return process is not None and self._await_up(process)
@@ -359,11 +405,12 @@ class Supervisor:
 
     def _await_up(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the process has put itself into the background; False if it did not."""
-        try:
-            failed = process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + _PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(_GLANCE)  # wait(timeout) would look every 50 ms in the end
+        if process.returncode is None:
             process.kill()
-            failed = process.wait()
+        failed = process.wait()
         if failed:
             log.info("the %s process did not start: it exited with %d", self._what, failed)
         return not failed
@@ -372,6 +419,12 @@ class Supervisor:
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < _SOON]
         return len(self._starts) >= _MOST_STARTS
+
+    def _end_forerunner(self) -> None:
+        """End it, unless it has become the process: another one lives."""
+        forerunner, self._forerunner = self._forerunner, None
+        if forerunner is not None:
+            forerunner.close()
 
     def _drop(self) -> None:
         if self._channel is not None:

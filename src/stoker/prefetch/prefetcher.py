@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import StokerError
 from stoker.node.bandwidth import FetchShare
+from stoker.node.hosting import has_service
 from stoker.node.messages import Channel
-from stoker.node.supervisor import Supervisor
+from stoker.node.supervisor import Forerunner, Supervisor
 from stoker.prefetch.walk import Marks
 from stoker.shared import SharedArray
 from stoker.source.base import Source
@@ -21,6 +24,7 @@ from stoker.store.stacked import StackedTier
 from stoker.store.substitutes import StandIns
 from stoker.store.tier import Pool
 
+log = logging.getLogger("stoker.prefetch")
 _MOST_FETCHERS = 8
 
 
@@ -47,6 +51,18 @@ def most_fetchers(source: Source, has_pool: bool) -> int:
     return max(1, min(_MOST_FETCHERS, len(os.sched_getaffinity(0)) // 2))
 
 
+def forerunner() -> Forerunner | None:
+    """Return a prefetch process on its way, for a Prefetcher; None where it is not ours to start.
+
+    Or where it cannot be started.
+    """
+    try:
+        return None if has_service() else Forerunner("stoker.prefetch.process")
+    except (OSError, StokerError) as error:
+        log.info("the prefetch process starts later: %s", error)
+        return None
+
+
 class _Published(NamedTuple):
     """One epoch, as it is told to the process, and told again to one that replaces it."""
 
@@ -68,7 +84,7 @@ class Prefetcher:
     still to come; ``read`` (``f64[3]``) counts these as a :class:`~stoker.store.flight.Meter`
     does. What a key sample in ``region`` stands for, as ``stand_ins`` has it, is not read as long
     as it does. Reads wait for ``fetch_share``, as those of the rank's workers do; samples go to the
-    region ``entrance``, if one is named. What
+    region ``entrance``, if one is named. A ``forerunner`` may have begun to come up already. What
     becomes of a process that dies, hangs, or cannot be started says
     :class:`~stoker.node.supervisor.Supervisor`.
 
@@ -86,6 +102,7 @@ class Prefetcher:
         region: str = "",
         fetch_share: FetchShare | None = None,
         entrance: str = "",
+        forerunner: Forerunner | None = None,
     ) -> None:
         self._window_bytes = window_bytes
         self._shared = [fresh, read, *(stand_ins or ())]
@@ -94,7 +111,13 @@ class Prefetcher:
         self._fetch_share = fetch_share or FetchShare(0)
         self._segments: list[_Published] = []
         self._supervisor = Supervisor(
-            "prefetch", "stoker.prefetch.process", key, job, self._introduce, lost=self._lost
+            "prefetch",
+            "stoker.prefetch.process",
+            key,
+            job,
+            self._introduce,
+            lost=self._lost,
+            forerunner=forerunner,
         )
 
     def publish(

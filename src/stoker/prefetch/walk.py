@@ -25,7 +25,7 @@ STARTED, SERVED = 1, 2
 """What a worker says of an access: it sees to it itself now; it needs the cached copy no more."""
 
 _AT_ONCE = 1024  # marks that are looked at
-_HEAD = 4  # i64
+_HEAD = 5  # i64
 _LIFE = 1.0  # seconds for which a sign of life counts
 _STARTING = 5.0  # seconds that the prefetch process may take to start
 _PATIENCE = 3.0  # seconds without any progress of it
@@ -329,16 +329,23 @@ class Marks:
         """Whether the prefetch process was alive a moment ago, or is expected to start."""
         return int(self._head[2]) > time.monotonic_ns()
 
+    @property
+    def has_come(self) -> bool:
+        """Whether the prefetch process has seen these marks."""
+        return bool(self._head[4])
+
     def begin(self, expect: float) -> None:
         """Reset the memory for use; the prefetch process starts within ``expect`` seconds."""
         self._head[0] += 1  # first, so that no process takes the marks below for an older epoch's
         self.served[:] = 0
         self._head[[1, 3]] = 0
         self.attend(expect)
+        self._head[4] = False
 
     def attend(self, seconds: float = _LIFE) -> None:
         """Mark the prefetch process as alive for so many seconds."""
         self._head[2] = time.monotonic_ns() + int(seconds * 1e9)
+        self._head[4] = True
 
     def hand_out(self, end: int, is_full: bool = False) -> None:
         """Mark all accesses before ``end`` as claimed, or not to be claimed."""
@@ -356,7 +363,8 @@ class Progress:
     A worker leaves the reading to a prefetch process that gets on, and only waits: for as long as
     it would read alone, or without an end if its ``source`` would have to start something before
     it can read (``is_ready``). So does each with ``waits``: that process reads blocks, and a worker
-    sample by sample.
+    sample by sample. Only these wait for it to start: where a batch takes a worker longer than
+    that, it has started during the first one.
     """
 
     def __init__(self, length: int, source: Source | None = None, *, waits: bool = False) -> None:
@@ -392,7 +400,7 @@ class Progress:
         marks = self._marks(epoch)
         if self._waits or (self._source is not None and not self._source.is_ready):
             alone = math.inf
-        if alone:
+        if alone and (alone == math.inf or marks.has_come):
             _await(marks, first, first + count, alone)
         marks.served[first : first + count] = STARTED
 

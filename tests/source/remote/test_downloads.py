@@ -240,6 +240,15 @@ def test_without_a_libcurl_to_share_there_are_none(monkeypatch: pytest.MonkeyPat
         over("http://127.0.0.1:1")
 
 
+def test_for_plain_http_no_certificates_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(module, "_authorities", lambda: looked.append("once") or "")
+    over("http://127.0.0.1:1", is_encrypted=False).close()
+    assert not looked
+    over("https://127.0.0.1:1").close()
+    assert looked == ["once"]
+
+
 def test_headers_are_sent(bad_server: BadServer) -> None:
     heads: list[str] = []
     bad_server.plan = lambda key, turn, head: heads.append(head)
@@ -323,6 +332,7 @@ def test_a_web_server_gives_what_its_client_gives(web: tuple[str, Path]) -> None
     ("root", "options", "is_direct"),
     [
         ("https://host", {}, True),
+        ("http://host", {"allow_http": True}, True),
         ("https://host", {"timeout": "90 s", "default_headers": {"a": "b"}}, True),
         ("https://host", {"client_options": {"proxy_url": "http://proxy"}}, False),
         ("https://host", {"timeout": "1 fortnight"}, False),
@@ -341,4 +351,6 @@ def test_only_what_any_client_gets_is_read_directly(
     pytest.importorskip("obstore")
     backend = object.__new__(ObstoreBackend)
     backend._root, backend._options = root, pickle.dumps(options)
-    assert (backend.direct() is not None) == is_direct
+    direct = backend.direct()
+    assert (direct is not None) == is_direct
+    assert direct is None or direct.is_encrypted == (root != "http://host")

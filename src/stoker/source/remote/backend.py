@@ -83,6 +83,8 @@ class Direct:
     """How long nothing may come."""
     total_seconds: float = 300.0
     """How long a request may take."""
+    is_encrypted: bool = True
+    """Whether addresses may be such that certificates have to be checked."""
 
 
 class Fault(Exception):

@@ -66,7 +66,7 @@ class Downloads:
             self._core = Core(
                 module.__file__,
                 [f"{name}: {text}" for name, text in direct.headers.items()],
-                _authorities(),
+                _authorities() if direct.is_encrypted else "",
                 int(1e3 * direct.connect_seconds),
                 int(1e3 * direct.total_seconds),
                 int(1e3 * direct.stalled_seconds),

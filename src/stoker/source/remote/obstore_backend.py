@@ -242,6 +242,7 @@ def _direct(
         cast(float, seconds["connect_timeout"]),
         cast(float, seconds["read_timeout"]),
         cast(float, seconds["timeout"]),
+        is_encrypted=scheme != "http",
     )
 
 
