@@ -211,6 +211,17 @@ class Arena:
         overflow: str,
         at_once: int,
     ) -> npt.NDArray[np.bool_]: ...
+    def replay_batch(
+        self,
+        ids: _Ids,
+        lengths: npt.NDArray[np.int64],
+        keys: _Keys | None,
+        regions: npt.NDArray[np.uint8] | None,
+        entrance: str,
+        overflow: str,
+        stand_ins: npt.NDArray[np.uint64],
+        key_region: str,
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]: ...
     def exchange(
         self,
         ids: _Ids,

@@ -119,6 +119,17 @@ class Arena {
   };
   // hits[i]: whether the access needed no put; of several misses of a sample in a batch the first.
   void replay(Ids ids, const Run& run, bool* hits);
+  // Who is served for samples that are missed.
+  struct StandIns {
+    // By id: the number of a key sample's copy, times 2^32, plus the key sample. That serves while
+    // this copy of it is in the region; 0: none does.
+    std::span<const std::uint64_t> serves;
+    std::uint32_t region;
+  };
+  // The same for one batch, where stand-ins are got in place of samples that are missed, and those
+  // are not put. Keys are those of samples that are put. served[i]: which sample the access got.
+  void replay_batch(Ids batch, const Run& run, const StandIns& stand_ins, std::uint32_t* served,
+                    bool* hits);
   void discard(Ids ids);
   // Only those in this region that no process leases.
   void discard_from(std::uint32_t region, Ids ids);
@@ -249,7 +260,11 @@ class Arena {
   void set_key(std::uint32_t region, std::uint32_t id, double key);
 
   // replaying (arena_replay.cpp)
+  void check_replay(Ids ids) const;
   void look(Ids batch, bool* found);
+  std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
+  std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
+                                      bool* found);
   void put_missed(Ids batch, std::size_t begin, const Run& run,
                   const std::vector<std::uint32_t>& missed, bool* found);
 

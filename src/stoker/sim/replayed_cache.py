@@ -40,6 +40,7 @@ _GROUP = 32  # samples that are read ahead at once
 _AT_ONCE = 4  # groups under way: with more of them, storage that is short gives no more
 
 _FETCHED, _HIT = np.int8(Outcome.FETCHED), np.int8(Outcome.HIT)
+_SUBSTITUTED = np.int8(Outcome.SUBSTITUTED)
 
 Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
@@ -151,6 +152,15 @@ class ReplayedCache(PolicyCache):
         return not (places.array == self._names.index(rules.region)).any()
 
     @property
+    def serves_stand_ins(self) -> bool:
+        """Whether batches may be served by :meth:`serve_stood_in`: key samples are what stands in.
+
+        A policy whose keys change with what is served, and not with scores, needs :meth:`serve`.
+        """
+        has_rules = self._store.stand_ins is not None and self.follows_scores
+        return has_rules and self._arena is not None and not self.window
+
+    @property
     def store(self) -> Store:
         """What serves batches."""
         return self._store
@@ -182,6 +192,28 @@ class ReplayedCache(PolicyCache):
         if self._packages is not None:
             self._packages.note_missed(ids[~hits])
         return np.where(hits, _HIT, _FETCHED)
+
+    def serve_stood_in(
+        self, ids: NDArray[np.uint32], keys: Keys
+    ) -> tuple[NDArray[np.uint32], Outcomes]:
+        """Serve a batch in one call, as :meth:`serve` does; return what was served, and how.
+
+        Where :attr:`serves_stand_ins`.
+        """
+        store = self._store
+        assert self._arena is not None
+        assert store.stand_ins is not None and store.substitution is not None
+        served, hits = self._arena.replay_batch(
+            ids,
+            keys,
+            store.stand_ins.serves.array,
+            store.substitution.region,
+            regions=None if store.places is None else store.places.array[ids],
+            entrance=self._names[0],
+            overflow=self.policy.overflow,
+        )
+        self._num_served += len(ids)
+        return served, np.where(hits, np.where(served == ids, _HIT, _SUBSTITUTED), _FETCHED)
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
