@@ -78,13 +78,14 @@ std::uint32_t Arena::stand_in_for(std::uint32_t id, const StandIns& by) const {
 std::vector<std::uint32_t> Arena::stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
                                            bool* found) {
   std::vector<std::uint32_t> unfound, missed, keys;
+  std::copy(batch.begin(), batch.end(), served);
   for (std::size_t i = 0; i < batch.size(); ++i) {
-    served[i] = batch[i];
-    if (found[i]) continue;
-    __builtin_prefetch(&by.serves[batch[i]]);
-    unfound.push_back(static_cast<std::uint32_t>(i));
+    if (!found[i]) unfound.push_back(static_cast<std::uint32_t>(i));
   }
   for (std::size_t m = 0; m < unfound.size(); ++m) {
+    if (m + 2 * kAhead < unfound.size()) {
+      __builtin_prefetch(&by.serves[batch[unfound[m + 2 * kAhead]]]);
+    }
     if (m + kAhead < unfound.size()) {
       const auto later = static_cast<std::uint32_t>(by.serves[batch[unfound[m + kAhead]]]);
       if (later < header_->num_ids) __builtin_prefetch(&entries_[later]);

@@ -384,6 +384,7 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
         const bool is_same = rank.key.load(std::memory_order_relaxed) == keys[at];
         return is_same ? 0 : rank.region.load(std::memory_order_relaxed);
       };
+      if (i + 4 * kAhead < ids.size()) __builtin_prefetch(&ranks_[ids[i + 4 * kAhead]], 1);
       if (const auto later = tag(i + 2 * kAhead))
         heap(later - 1).expect_position(ids[i + 2 * kAhead]);
       if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);

@@ -251,6 +251,7 @@ class MadeUpGraph(Scorer):
         self._members = rng.permutation(num_samples).astype(np.uint32)
         self._group = np.empty(num_samples, np.uint32)
         count = self._ends - starts
+        self._degree = count - 1
         self._group[self._members] = np.repeat(np.arange(len(starts)), count)
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
@@ -259,9 +260,9 @@ class MadeUpGraph(Scorer):
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of a batch, and have its neighbours at hand."""
         ids = distinct(observation.ids)
-        group = self._group[ids]
-        scores.update(ids, self._score[group], observation.step)
-        degree = self._ends[group] - self._starts[group] - 1
+        group = self._group.take(ids)
+        scores.update(ids, self._score.take(group), observation.step)
+        degree = self._degree.take(group)
         self.neighbours = Neighbours(observation.step, ids, degree, partial(self._others, ids))
 
     def _others(self, ids: NDArray[np.uint32], index: int) -> NDArray[np.uint32]:
