@@ -134,6 +134,11 @@ class Rooms:
     def settle(self, whole: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]: ...
     def reserved(self) -> npt.NDArray[np.bool_]: ...
 
+class Puts:
+    """What was missed of a batch, and is being put; see :meth:`Arena.replay_batch`."""
+
+    def hits(self) -> npt.NDArray[np.bool_]: ...
+
 class Arena:
     """One cache segment, mapped; native/include/stoker/arena.h says what each method promises."""
 
@@ -221,7 +226,7 @@ class Arena:
         overflow: str,
         stand_ins: npt.NDArray[np.uint64],
         key_region: str,
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]: ...
+    ) -> tuple[npt.NDArray[np.uint32], Puts]: ...
     def exchange(
         self,
         ids: _Ids,

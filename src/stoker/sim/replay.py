@@ -139,9 +139,17 @@ class Step(NamedTuple):
 class _Shown(NamedTuple):
     """A batch that was served, and the losses that training saw."""
 
-    ids: NDArray[np.uint32]
-    outcomes: Outcomes
+    asked: NDArray[np.uint32]
+    served: NDArray[np.uint32]
+    hits: NDArray[np.bool_]
     losses: NDArray[np.float64]
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """How its samples were served."""
+        how = np.where(self.hits, np.int8(Outcome.HIT), np.int8(Outcome.FETCHED))
+        how[self.served != self.asked] = Outcome.SUBSTITUTED
+        return how
 
 
 class _Trace:
@@ -449,19 +457,20 @@ class Job:
         positions = np.arange(start, min(start + self._batch_size, end))
         ids = plan.ids[start : start + len(positions)]
         keys = cache.policy.keys(ids, self._scores, plan, positions)
-        served, outcomes = cache.serve_stood_in(ids, keys)
+        served, puts = cache.begin_batch(ids, keys)
         losses = self._losses(served, plan.epoch)
         observer.score(served, plan.epoch, {"losses": losses})
+        hits = puts.hits()
         cache.follow(served, observer.scorer.neighbours, self._scores)
-        return _Shown(served, outcomes, losses)
+        return _Shown(ids, served, hits, losses)
 
     def _count_shown(self, shown: list[_Shown], tally: Tally, right: _Right) -> None:
         for batch in shown:
             self._controller.observer.add_losses(batch.losses)
             right.add(batch.losses)
+            tally.add(batch.served, outcomes := batch.outcomes)
             if self._clock is not None:
-                self._clock.add(batch.ids, batch.outcomes)
-        tally.add(*(np.concatenate(part) for part in list(zip(*shown, strict=True))[:2]))
+                self._clock.add(batch.served, outcomes)
 
     def _end(
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0

@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._core import Puts
 from stoker.epoch.batch import BatchSpec
 from stoker.epoch.placing import (
     ON_THEIR_WAY,
@@ -40,7 +41,6 @@ _GROUP = 32  # samples that are read ahead at once
 _AT_ONCE = 4  # groups under way: with more of them, storage that is short gives no more
 
 _FETCHED, _HIT = np.int8(Outcome.FETCHED), np.int8(Outcome.HIT)
-_SUBSTITUTED = np.int8(Outcome.SUBSTITUTED)
 
 Outcomes = NDArray[np.int8]
 """How samples were served, ``i8[n]``, :class:`~stoker.types.Outcome`."""
@@ -153,7 +153,7 @@ class ReplayedCache(PolicyCache):
 
     @property
     def serves_stand_ins(self) -> bool:
-        """Whether batches may be served by :meth:`serve_stood_in`: key samples are what stands in.
+        """Whether batches may be served by :meth:`begin_batch`: key samples are what stands in.
 
         A policy whose keys change with what is served, and not with scores, needs :meth:`serve`.
         """
@@ -193,17 +193,17 @@ class ReplayedCache(PolicyCache):
             self._packages.note_missed(ids[~hits])
         return np.where(hits, _HIT, _FETCHED)
 
-    def serve_stood_in(
-        self, ids: NDArray[np.uint32], keys: Keys
-    ) -> tuple[NDArray[np.uint32], Outcomes]:
-        """Serve a batch in one call, as :meth:`serve` does; return what was served, and how.
+    def begin_batch(self, ids: NDArray[np.uint32], keys: Keys) -> tuple[NDArray[np.uint32], Puts]:
+        """Serve a batch ``u32[n]`` as :meth:`serve` does; return what is served, and the puts.
 
-        Where :attr:`serves_stand_ins`.
+        Where :attr:`serves_stand_ins`. What was missed is put while the batch is scored:
+        :meth:`follow` comes after the ``hits()`` of the puts, ``bool[n]``.
         """
         store = self._store
         assert self._arena is not None
         assert store.stand_ins is not None and store.substitution is not None
-        served, hits = self._arena.replay_batch(
+        self._num_served += len(ids)
+        return self._arena.replay_batch(
             ids,
             keys,
             store.stand_ins.serves.array,
@@ -212,8 +212,6 @@ class ReplayedCache(PolicyCache):
             entrance=self._names[0],
             overflow=self.policy.overflow,
         )
-        self._num_served += len(ids)
-        return served, np.where(hits, np.where(served == ids, _HIT, _SUBSTITUTED), _FETCHED)
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""
