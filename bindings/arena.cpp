@@ -5,12 +5,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -258,64 +256,20 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
   return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
 
-// What is missed of a batch, and is being put in a thread.
-class Puts {
- public:
-  Puts(std::shared_ptr<stoker::Arena> arena, IdArray ids, OffsetArray lengths,
-       std::optional<KeyArray> keys, std::optional<RegionArray> regions,
-       const stoker::Arena::Run& run, const stoker::Arena::StandIns& stand_ins,
-       std::uint32_t* served)
-      : arena_(std::move(arena)),
-        ids_(std::move(ids)),
-        lengths_(std::move(lengths)),
-        keys_(std::move(keys)),
-        regions_(std::move(regions)),
-        run_(run),
-        hits_(ids_.size()) {
-    const GilReleased released;
-    missed_ = arena_->replay_gets(span(ids_), stand_ins, served, hits_.get());
-    // Without a thread, where the system has none to give, it is done when it is waited for.
-    const auto how = missed_.size() < kWorthAThread ? std::launch::deferred
-                                                    : std::launch::async | std::launch::deferred;
-    puts_ = std::async(
-        how, [this] { arena_->replay_puts(span(ids_), run_, missed_, hits_.get()); });
-  }
-  // Of the whole batch, once it is over; to be called once.
-  Array1<bool> hits() {
-    if (!puts_.valid()) throw stoker::ConfigError("the hits of a batch are asked for once");
-    {
-      const GilReleased released;
-      puts_.get();
-    }
-    return hits_.array();
-  }
-
- private:
-  static constexpr std::size_t kWorthAThread = 256;  // samples to put
-
-  std::shared_ptr<stoker::Arena> arena_;
-  IdArray ids_;
-  OffsetArray lengths_;
-  std::optional<KeyArray> keys_;
-  std::optional<RegionArray> regions_;
-  stoker::Arena::Run run_;
-  Buffer<bool> hits_;
-  std::vector<std::uint32_t> missed_;
-  std::future<void> puts_;  // the last member: its end is waited for before the others go
-};
-
 nb::tuple replay_batch(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
                        const std::optional<KeyArray>& keys,
                        const std::optional<RegionArray>& regions, const std::string& entrance,
                        const std::string& overflow, const StandInArray& stand_ins,
                        const std::string& key_region) {
-  auto arena = self.open();
+  const auto arena = self.open();
   const auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
-  const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()}, arena->region(key_region)};
+  const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()},
+                                   arena->region(key_region)};
   Buffer<std::uint32_t> served(ids.size());
-  auto puts = std::make_unique<Puts>(std::move(arena), ids, lengths, keys, regions, run, by,
-                                     served.get());
-  return nb::make_tuple(served.array(), std::move(puts));
+  const auto hits = flags(ids, [&](bool* found) {
+    arena->replay_batch(span(ids), run, by, served.get(), found);
+  });
+  return nb::make_tuple(served.array(), hits);
 }
 
 // The data is None where it lies in `into`.
@@ -445,8 +399,6 @@ void bind_arena(nb::module_& m) {
             return reserved.array();
           },
           "Return bool[n], True where a sample has a room.");
-  nb::class_<Puts>(m, "Puts", "What was missed of a batch, and is being put.")
-      .def("hits", &Puts::hits, "Wait; return bool[n], which accesses of the batch hit.");
   nb::class_<PyArena>(m, "Arena", "One mapped cache segment; stoker.Arena is its Python interface.")
       .def_static(
           "create",

@@ -104,20 +104,15 @@ std::vector<std::uint32_t> Arena::stand_in(Ids batch, const StandIns& by, std::u
   return missed;
 }
 
-std::vector<std::uint32_t> Arena::replay_gets(Ids batch, const StandIns& stand_ins,
-                                              std::uint32_t* served, bool* hits) {
+void Arena::replay_batch(Ids batch, const Run& run, const StandIns& stand_ins,
+                         std::uint32_t* served, bool* hits) {
   check_replay(batch);
   if (stand_ins.serves.size() != header_->num_ids) {
     throw ConfigError(std::to_string(stand_ins.serves.size()) + " stand-ins for " +
                       std::to_string(header_->num_ids) + " samples: give one for each");
   }
   look(batch, hits);
-  return stand_in(batch, stand_ins, served, hits);
-}
-
-void Arena::replay_puts(Ids batch, const Run& run, const std::vector<std::uint32_t>& missed,
-                        bool* hits) {
-  put_missed(batch, 0, run, missed, hits);
+  put_missed(batch, 0, run, stand_in(batch, stand_ins, served, hits), hits);
 }
 
 void Arena::check_replay(Ids ids) const {

@@ -126,12 +126,10 @@ class Arena {
     std::span<const std::uint64_t> serves;
     std::uint32_t region;
   };
-  // The same for one batch in two steps, where stand-ins are got in place of samples that are
-  // missed, and those are not put. The first returns the places in the batch that are left for the
-  // second; served[i]: which sample the access gets. Keys are those of samples that are put.
-  std::vector<std::uint32_t> replay_gets(Ids batch, const StandIns& stand_ins,
-                                         std::uint32_t* served, bool* hits);
-  void replay_puts(Ids batch, const Run& run, const std::vector<std::uint32_t>& missed, bool* hits);
+  // The same for one batch, where stand-ins are got in place of samples that are missed, and those
+  // are not put. Keys are those of samples that are put. served[i]: which sample the access got.
+  void replay_batch(Ids batch, const Run& run, const StandIns& stand_ins, std::uint32_t* served,
+                    bool* hits);
   void discard(Ids ids);
   // Only those in this region that no process leases.
   void discard_from(std::uint32_t region, Ids ids);

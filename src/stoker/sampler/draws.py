@@ -39,6 +39,30 @@ def shuffle(items: NDArray[Any], rng: np.random.Generator, since: int = 0) -> No
         core.shuffle(items, rng.bit_generator.capsule, since)
 
 
+def multinomial(
+    size: int, p: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.uint32]:
+    """Return u32[N], how often each of N comes in ``size`` draws of probabilities ``p`` (f64[N]).
+
+    What ``rng.multinomial(size, p)`` returns, with the same draws, but faster and in half the
+    memory. ``p`` must sum to 1, up to rounding, and ``size`` be below 2^32.
+    """
+    counts, before = scratch(len(p), np.uint32), rng.bit_generator.state
+    with rng.bit_generator.lock:
+        if core.multinomial(size, p, rng.bit_generator.capsule, counts):
+            return counts
+    rng.bit_generator.state = before
+    return rng.multinomial(size, p).astype(np.uint32)
+
+
+def repeated_in_random_order(counts: NDArray[np.uint32], rng: np.random.Generator) -> SharedArray:
+    """Return u32[sum], each index as often as ``counts`` (u32[N]) says, in memory for a plan."""
+    ids = SharedArray.create(int(counts.sum(dtype=np.int64)), np.uint32, name="plan.ids")
+    core.repeat(counts, ids.array)
+    shuffle(ids.array, rng)
+    return ids
+
+
 def permutation(count: int, rng: np.random.Generator) -> SharedArray:
     """Return u32[count], 0 to count - 1 in random order, in memory that a plan can take over."""
     order = SharedArray.create(count, np.uint32, name="plan.ids")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._core import Arena as Core
-from stoker._core import Puts, segment_bytes
+from stoker._core import segment_bytes
 from stoker.bundles import Packaging
 from stoker.bundles.depot import Pieces
 from stoker.bundles.packager import FIELDS, Flags, Job, Totals
@@ -104,17 +104,14 @@ class AccountingArena(Arena):
         regions: NDArray[np.uint8] | None = None,
         entrance: str = "main",
         overflow: str = "",
-    ) -> tuple[Ids, Puts]:
-        """Make a batch of accesses ``u32[n]``; return what each gets, ``u32[n]``, and the puts.
+    ) -> tuple[Ids, Mask]:
+        """Make a batch of accesses ``u32[n]``; return what each got, ``u32[n]``, and which hit.
 
         As :meth:`replay`, but that key samples in ``key_region`` are got in place of those missed
         that they stand for: ``stand_ins`` is the table ``serves`` of
         :class:`~stoker.store.substitutes.StandIns`, and this the same as what
         :class:`~stoker.store.substitutes.ByNeighbour` chooses by it. ``keys`` (``f64[n]``) are
         those of samples that are put; nothing else gets a new one.
-
-        What is missed is put in a thread. Its ``hits()`` waits for that and returns ``bool[n]``,
-        which accesses hit; until then the arena is not used.
         """
         return self._core.replay_batch(
             self._ids(ids), self._lengths, keys, regions, entrance, overflow, stand_ins, key_region

@@ -457,10 +457,9 @@ class Job:
         positions = np.arange(start, min(start + self._batch_size, end))
         ids = plan.ids[start : start + len(positions)]
         keys = cache.policy.keys(ids, self._scores, plan, positions)
-        served, puts = cache.begin_batch(ids, keys)
+        served, hits = cache.serve_batch(ids, keys)
         losses = self._losses(served, plan.epoch)
         observer.score(served, plan.epoch, {"losses": losses})
-        hits = puts.hits()
         cache.follow(served, observer.scorer.neighbours, self._scores)
         return _Shown(ids, served, hits, losses)
 

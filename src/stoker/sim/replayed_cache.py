@@ -9,7 +9,6 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._core import Puts
 from stoker.epoch.batch import BatchSpec
 from stoker.epoch.placing import (
     ON_THEIR_WAY,
@@ -153,7 +152,7 @@ class ReplayedCache(PolicyCache):
 
     @property
     def serves_stand_ins(self) -> bool:
-        """Whether batches may be served by :meth:`begin_batch`: key samples are what stands in.
+        """Whether batches may be served by :meth:`serve_batch`: key samples are what stands in.
 
         A policy whose keys change with what is served, and not with scores, needs :meth:`serve`.
         """
@@ -193,11 +192,12 @@ class ReplayedCache(PolicyCache):
             self._packages.note_missed(ids[~hits])
         return np.where(hits, _HIT, _FETCHED)
 
-    def begin_batch(self, ids: NDArray[np.uint32], keys: Keys) -> tuple[NDArray[np.uint32], Puts]:
-        """Serve a batch ``u32[n]`` as :meth:`serve` does; return what is served, and the puts.
+    def serve_batch(
+        self, ids: NDArray[np.uint32], keys: Keys
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Serve a batch ``u32[n]`` in one call; return what was served, and whether it was cached.
 
-        Where :attr:`serves_stand_ins`. What was missed is put while the batch is scored:
-        :meth:`follow` comes after the ``hits()`` of the puts, ``bool[n]``.
+        As :meth:`serve`, where :attr:`serves_stand_ins`.
         """
         store = self._store
         assert self._arena is not None

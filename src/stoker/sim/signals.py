@@ -14,6 +14,7 @@ from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.scores import Scores, distinct
+from stoker.shared import scratch
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -76,11 +77,11 @@ class MadeUpLosses:
     @cached_property
     def _hardness(self) -> NDArray[np.float32]:
         rng = np.random.default_rng([self._seed, 0])
-        return _log_normal(rng, np.empty(self._num_samples, np.float32), self._spread)
+        return _log_normal(rng, scratch(self._num_samples, np.float32), self._spread)
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
-        return np.empty(self._num_samples, np.float32)
+        return scratch(self._num_samples, np.float32)
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
@@ -243,16 +244,21 @@ class MadeUpGraph(Scorer):
                 f"neighbor_max={neighbor_max}, and a share from 0 to 0.5"
             )
         rng = np.random.default_rng([seed, 0x62A])
-        sizes = np.minimum(rng.geometric(1 / (degree + 1), num_samples), neighbor_max + 1)
-        starts = np.cumsum(sizes) - sizes
+        sizes = rng.geometric(1 / (degree + 1), num_samples)
+        np.minimum(sizes, neighbor_max + 1, out=sizes)
+        starts = np.cumsum(sizes)
+        starts -= sizes
+        del sizes
         starts = starts[starts < num_samples]
         self._ends = np.append(starts[1:], num_samples)
         self._starts = starts
-        self._members = rng.permutation(num_samples).astype(np.uint32)
-        self._group = np.empty(num_samples, np.uint32)
+        self._members = scratch(num_samples, np.uint32)
+        self._members[:] = rng.permutation(num_samples)
+        self._group = scratch(num_samples, np.uint32)
         count = self._ends - starts
         self._degree = count - 1
-        self._group[self._members] = np.repeat(np.arange(len(starts)), count)
+        groups = np.arange(len(starts), dtype=np.uint32)
+        self._group[self._members] = np.repeat(groups, count)
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
         self._score = np.log(1 / same + others / neighbor_max + 1)
