@@ -36,6 +36,7 @@ from stoker.types import Outcome
 _PACKAGES = 500  # of all bytes together, at most: each takes as long as thousands of samples,
 # so that large data sets have coarser ones
 _LARGEST_PACKAGE = 1 << 28
+_PART = 1 << 16  # samples looked up at once
 _GROUP = 32  # samples that are read ahead at once
 _AT_ONCE = 4  # groups under way: with more of them, storage that is short gives no more
 
@@ -270,7 +271,7 @@ class ReplayedCache(PolicyCache):
         """
         if self._arena is None:
             return None
-        held = np.flatnonzero(self._arena.contains(self._ids())).astype(np.uint32)
+        held = self._held(self._arena)
         own = self.policy.keys(held, scores, plan, None)
         assert own is not None
         self._arena.set_keys(held, own)
@@ -279,6 +280,14 @@ class ReplayedCache(PolicyCache):
         keys = np.zeros(len(self.sizes))
         keys[held] = own
         return keys
+
+    def _held(self, arena: AccountingArena) -> NDArray[np.uint32]:
+        """Return the samples that are cached, ascending; looked up in parts, which take less."""
+        begins = range(0, len(self.sizes), _PART)
+        parts = (
+            np.arange(at, min(at + _PART, len(self.sizes)), dtype=np.uint32) for at in begins
+        )
+        return np.concatenate([part[arena.contains(part)] for part in parts])
 
     def _time(self) -> float:
         """Return the seconds that searches for substitutes are spaced by.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import stoker._core as core
 from stoker.epoch.report import table
 from stoker.sampler.draws import coverage, ess
+from stoker.shared import scratch
 from stoker.sim.clock import EpochTime
 from stoker.types import Outcome
 
@@ -145,7 +146,7 @@ class Tally:
         self._one_size = int(sizes[0]) if is_one else None
         self._outcomes = np.zeros(len(Outcome), np.int64)
         self._hit_bytes = self._served_bytes = 0
-        self._counts = np.zeros(len(sizes), np.int32)
+        self._counts = scratch(len(sizes), np.int32)
 
     def add(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8]) -> None:
         """Count samples ``u32[n]`` that were served so."""

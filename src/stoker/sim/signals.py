@@ -9,16 +9,19 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
+from stoker.sampler.draws import permutation
 from stoker.scores import Scores, distinct
 from stoker.shared import scratch
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
 
+_AT_ONCE = 1 << 16
 _POINTS = 513  # of each distribution
 _MOST = 20_000  # samples by which persistence is measured
 _LEAST = 30  # samples that two epochs must have in common
@@ -244,21 +247,21 @@ class MadeUpGraph(Scorer):
                 f"neighbor_max={neighbor_max}, and a share from 0 to 0.5"
             )
         rng = np.random.default_rng([seed, 0x62A])
-        sizes = rng.geometric(1 / (degree + 1), num_samples)
-        np.minimum(sizes, neighbor_max + 1, out=sizes)
-        starts = np.cumsum(sizes)
-        starts -= sizes
-        del sizes
-        starts = starts[starts < num_samples]
+        ends = rng.geometric(1 / (degree + 1), num_samples)
+        np.minimum(ends, neighbor_max + 1, out=ends)
+        np.cumsum(ends, out=ends)
+        starts = np.append(0, ends[: np.searchsorted(ends, num_samples)])
+        del ends  # most of them are beyond the last sample
         self._ends = np.append(starts[1:], num_samples)
         self._starts = starts
-        self._members = scratch(num_samples, np.uint32)
-        self._members[:] = rng.permutation(num_samples)
-        self._group = scratch(num_samples, np.uint32)
+        self._members = permutation(num_samples, rng).array
         count = self._ends - starts
         self._degree = count - 1
-        groups = np.arange(len(starts), dtype=np.uint32)
-        self._group[self._members] = np.repeat(groups, count)
+        each = scratch(num_samples, np.uint32)
+        core.repeat(count.astype(np.uint32), each)
+        self._group = scratch(num_samples, np.uint32)
+        for at in range(0, num_samples, _AT_ONCE):  # of indices NumPy makes 8 bytes each
+            self._group[self._members[at : at + _AT_ONCE]] = each[at : at + _AT_ONCE]
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
         self._score = np.log(1 / same + others / neighbor_max + 1)
