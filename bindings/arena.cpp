@@ -263,12 +263,10 @@ nb::tuple replay_batch(const PyArena& self, const IdArray& ids, const OffsetArra
                        const std::string& key_region) {
   const auto arena = self.open();
   const auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
-  const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()},
-                                   arena->region(key_region)};
+  const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()}, arena->region(key_region)};
   Buffer<std::uint32_t> served(ids.size());
-  const auto hits = flags(ids, [&](bool* found) {
-    arena->replay_batch(span(ids), run, by, served.get(), found);
-  });
+  const auto hits = flags(
+      ids, [&](bool* found) { arena->replay_batch(span(ids), run, by, served.get(), found); });
   return nb::make_tuple(served.array(), hits);
 }
 
@@ -471,9 +469,8 @@ void bind_arena(nb::module_& m) {
       .def("reserve", &reserve, "ids"_a, "sizes"_a, "keys"_a.none(), "region"_a, "overflow"_a)
       .def("replay", &replay, "ids"_a, "lengths"_a, "keys"_a.none(), "after"_a.none(),
            "regions"_a.none(), "entrance"_a, "overflow"_a, "at_once"_a)
-      .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(),
-           "regions"_a.none(), "entrance"_a, "overflow"_a, "stand_ins"_a.noconvert(),
-           "key_region"_a)
+      .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(), "regions"_a.none(),
+           "entrance"_a, "overflow"_a, "stand_ins"_a.noconvert(), "key_region"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
       .def("get", &get, "ids"_a, "into"_a.none())

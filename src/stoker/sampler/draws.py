@@ -39,9 +39,7 @@ def shuffle(items: NDArray[Any], rng: np.random.Generator, since: int = 0) -> No
         core.shuffle(items, rng.bit_generator.capsule, since)
 
 
-def multinomial(
-    size: int, p: NDArray[np.float64], rng: np.random.Generator
-) -> NDArray[np.uint32]:
+def multinomial(size: int, p: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint32]:
     """Return u32[N], how often each of N comes in ``size`` draws of probabilities ``p`` (f64[N]).
 
     What ``rng.multinomial(size, p)`` returns, with the same draws, but faster and in half the

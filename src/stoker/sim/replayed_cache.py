@@ -284,9 +284,7 @@ class ReplayedCache(PolicyCache):
     def _held(self, arena: AccountingArena) -> NDArray[np.uint32]:
         """Return the samples that are cached, ascending; looked up in parts, which take less."""
         begins = range(0, len(self.sizes), _PART)
-        parts = (
-            np.arange(at, min(at + _PART, len(self.sizes)), dtype=np.uint32) for at in begins
-        )
+        parts = (np.arange(at, min(at + _PART, len(self.sizes)), dtype=np.uint32) for at in begins)
         return np.concatenate([part[arena.contains(part)] for part in parts])
 
     def _time(self) -> float:
